@@ -31,6 +31,8 @@ from builder.errors import BuildError
 from builder.kernels.spaces.dot_loops import DOT_MARK
 from builder.target.dot import Dot
 
+_FACTORS: Final = ("uint8", "int8", "int16")
+
 
 def write_dot_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
     """Write the marked loops of all functions of `mod`, whose buffers are flat and whose tiles are complete.
@@ -42,16 +44,30 @@ def write_dot_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
     dot
         The instruction of the processor that will run them. It need not be the one that they were scheduled
         for.
+
+    Raises
+    ------
+    BuildError
+        If a marked loop has another form than described above: a fault of the design space.
     """
+    errors: list[BuildError] = []
 
     def loop(stmt: tirx.For) -> tirx.Stmt:
-        return _DotLoop.of(stmt).write(dot) if DOT_MARK in stmt.annotations else stmt
+        if DOT_MARK not in stmt.annotations:
+            return stmt
+        try:
+            return _DotLoop.of(stmt).write(dot)
+        except BuildError as error:  # TVM, which calls this, would make a RuntimeError of it
+            errors.append(error)
+            return stmt
 
     changed = {
         var: func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, loop)))
         for var, func in mod.functions.items()
         if isinstance(func, tirx.PrimFunc)
     }
+    if errors:
+        raise errors[0]
     return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
 
 
@@ -161,7 +177,11 @@ def _factors(store: tirx.BufferStore) -> tuple[TensorLoad, TensorLoad] | None:
     if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
         return None
     loads = [factor.value if isinstance(factor, tirx.Cast) else factor for factor in (value.b.a, value.b.b)]
-    if not all(isinstance(load, TensorLoad) for load in loads):
+    if not all(isinstance(load, TensorLoad) for load in (value.a, *loads)):
+        return None
+    if str(store.buffer.dtype) != "int32" or not value.a.source.same_as(store.buffer):
+        return None
+    if any(str(load.source.dtype) not in _FACTORS for load in loads):
         return None
     return loads[0], loads[1]
 

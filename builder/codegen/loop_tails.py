@@ -62,6 +62,17 @@ class _Bound:
             return False
         return all(any(f == g and structural_equal(t, u) for u, g in other.terms) for t, f in self.terms)
 
+    def reduced(self, known: _Known) -> _Bound:
+        """Return the same condition, with terms of a known value in the offset."""
+        terms, offset = [], self.offset
+        for term, factor in self.terms:
+            interval = known.interval(term)
+            if interval is not None and interval[0] == interval[1]:
+                offset += factor * interval[0]
+            else:
+                terms.append((term, factor))
+        return _Bound(tuple(terms), offset)
+
     @property
     def variables(self) -> set[tirx.Var]:
         """The loop variables in its terms."""
@@ -120,7 +131,8 @@ class _Known:
             return True
         if total is not None and total[0] >= 0:
             return False
-        return next((holds for fact, holds in self.facts if fact.same_as(bound)), None)
+        wanted = bound.reduced(self)
+        return next((holds for fact, holds in self.facts if fact.reduced(self).same_as(wanted)), None)
 
     def interval(self, expr: tirx.Expr) -> Interval | None:
         """Return the interval of an integer expression, None if nothing is known about a part of it."""
@@ -345,7 +357,8 @@ def _body(loop: tirx.For, known: _Known, copies: int) -> tirx.Stmt | None:
     assert interval is not None
     whole = _body(loop, known.with_term(cut.term, (interval[0], cut.whole - 1)), copies // 2)
     last = _like(loop, _at(loop.body, cut.term, cut.whole))
-    rest = _body(last, known, copies // 2)
+    # The conditions in `last` have the value of the term, facts that are known already have the term.
+    rest = _body(last, known.with_term(cut.term, (cut.whole, cut.whole)), copies // 2)
     if whole is None or rest is None:
         return whole or rest
     return tirx.IfThenElse(cut.term < tirx.const(cut.whole, str(cut.term.ty.dtype)), whole, rest)

@@ -32,7 +32,7 @@ _UNARY: Final = {
     f"relax.{n}"
     for n in (
         "nn.relu", "nn.leakyrelu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.softplus", "tanh", "sigmoid",
-        "erf", "exp", "abs", "negative", "sqrt", "square", "clip",
+        "erf", "exp", "abs", "negative", "sqrt", "square", "clip", "astype",
     )
 }  # fmt: skip
 # Operators of one tensor; the others are its scale and zero point.
@@ -106,9 +106,12 @@ def _emit(table: _FourDimensional, var: relax.Var, call: Call) -> bool:
 
 
 def _one_dimension(table: _FourDimensional, call: Call) -> relax.Expr | None:
-    """Return a one-dimensional convolution as a two-dimensional one, None unless it is NCW float32."""
-    attrs = call.attrs
-    if attrs.data_layout != "NCW" or attrs.kernel_layout != "OIW" or str(call.ty.dtype) != "float32":
+    """Return a one-dimensional convolution as a two-dimensional one.
+
+    None unless it is NCW, and of float32 or of bytes with int32 sums.
+    """
+    attrs, dtype = call.attrs, str(call.ty.dtype)
+    if attrs.data_layout != "NCW" or attrs.kernel_layout != "OIW" or dtype not in ("float32", "int32"):
         return None
     padding = [int(p) for p in attrs.padding]
     left, right = padding if len(padding) > 1 else padding * 2
@@ -119,6 +122,7 @@ def _one_dimension(table: _FourDimensional, call: Call) -> relax.Expr | None:
         padding=(0, left, 0, right),
         dilation=(1, int(attrs.dilation[0])),
         groups=int(attrs.groups),
+        out_dtype=None if dtype == "float32" else dtype,
     )
 
 

@@ -103,6 +103,8 @@ class _Sum:
         For each channel; `bias` has integers.
     low, high
         Bounds of an activation.
+    largest
+        The greatest magnitude of the sums if they are int32; 0 if they are float32.
     """
 
     emit: Callable[[], relax.Expr]
@@ -112,6 +114,7 @@ class _Sum:
     offset: Floats | None = None
     low: float = -np.inf
     high: float = np.inf
+    largest: float = 0.0
 
     def divided(self, scale: float) -> _Sum:
         """Return the layer in units of `scale`."""
@@ -310,7 +313,8 @@ class _Integers:
         """Emit the quantisation of `x`; a layer before it is computed in units of the scale."""
         bb, scale = table.bb, float(goal.scale)
         zero = relax.const(goal.zero.astype(dtype))
-        if isinstance(x, relax.Var) and x in table.sums and self._users[x] == 1:
+        # ONNX wants positive scales, but does not check it: bounds divided by others are no bounds.
+        if isinstance(x, relax.Var) and x in table.sums and self._users[x] == 1 and scale > 0:
             layer = table.sums[x].divided(scale)
             lowest = np.iinfo(dtype).min - goal.zero
             if layer.low <= lowest:
@@ -348,7 +352,9 @@ class _Integers:
         dense = int(attrs.groups) == 1 and shape_of(call.args[0])[1] >= _FEWEST_CHANNELS
         if dense and is_byte and depth * 255 * 128 <= _INT32:
             bias = -self._preferred_zero(x) * weights.reshape(len(weights), -1).sum(1)
-            table.sums[var] = _Sum(lambda: self._bytes(table, call, x, weights), shape, scale, bias)
+            table.sums[var] = _Sum(
+                lambda: self._bytes(table, call, x, weights), shape, scale, bias, largest=depth * 255 * 128
+            )
             return True
         if largest < _EXACT:
             table.sums[var] = _Sum(lambda: _floats(table, call, x, weights), shape, scale, zeros)
@@ -403,7 +409,8 @@ class _Integers:
                 relax.op.matmul(data, relax.const(weights.astype("int8")), out_dtype="int32")
             )
 
-        table.sums[var] = _Sum(emit, shape, scale, -self._preferred_zero(x) * weights.sum(0))
+        bias = -self._preferred_zero(x) * weights.sum(0)
+        table.sums[var] = _Sum(emit, shape, scale, bias, largest=weights.shape[0] * 255 * 128)
         return True
 
     def _matmul_of_bytes(self, table: _Forms, var: relax.Var, call: Call) -> bool:
@@ -462,11 +469,11 @@ class _Integers:
             return False
         bounded = layer.low > -np.inf or layer.high < np.inf
         if name == "relax.nn.relu":
-            table.sums[var] = replace(layer, low=max(layer.low, 0.0))
+            table.sums[var] = _bounded(layer, 0.0, np.inf)
             return True
         if name == "relax.clip":
             low, high = (float(a.value) for a in others)
-            table.sums[var] = replace(layer, low=max(layer.low, low), high=max(min(layer.high, high), low))
+            table.sums[var] = _bounded(layer, low, high)
             return True
         added = table.constant(others[0])
         if added is None or bounded:
@@ -478,6 +485,15 @@ class _Integers:
         return True
 
 
+def _bounded(layer: _Sum, low: float, high: float) -> _Sum:
+    """Return a layer with another activation, `max(min(x, high), low)`, after its own."""
+    return replace(
+        layer,
+        low=max(min(layer.low, high), low),
+        high=max(min(layer.high, high), low),
+    )
+
+
 def _with_bias(layer: _Sum, added: Floats) -> _Sum:
     """Add a constant to a layer: to its sums, if it is a multiple of the scale there."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -486,7 +502,7 @@ def _with_bias(layer: _Sum, added: Floats) -> _Sum:
     if (
         np.isfinite(steps).all()
         and np.abs(steps - np.rint(steps)).max() <= _BIAS_ERROR
-        and np.abs(total).max() < _INT32
+        and np.abs(total).max() + layer.largest < _INT32
     ):
         return replace(layer, bias=total)
     return replace(layer, offset=added if layer.offset is None else layer.offset + added)

@@ -14,6 +14,7 @@ from builder.kernels.rewriter import (
     Values,
     constant_of,
     definition,
+    emit_weights,
     legalise_as_tvm,
     op_name,
     rewrite_main,
@@ -155,3 +156,24 @@ def test_tvms_own_legalisation_calls_a_kernel(operator: Callable[[relax.Expr], r
     (call,) = calls(mod)
     assert op_name(call) == "relax.call_tir"
     assert isinstance(mod[call.args[0]], tirx.PrimFunc)
+
+
+@pytest.mark.parametrize(
+    ("weights", "dtype"),
+    [([-128.0, 127.0, 0.0], "int8"), ([128.0], "float32"), ([0.5], "float32"), ([np.nan, np.inf], "float32")],
+)
+def test_weights_that_are_small_integers_are_kept_as_bytes(weights: list[float], dtype: str) -> None:
+    kept: list[np.ndarray] = []
+
+    def build(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        value = emit_weights(bb, np.array(weights, "f4"))
+        assert str(value.ty.dtype) == "float32"
+        source = bb.lookup_binding(value).args[0] if isinstance(value, relax.Var) else value
+        numbers = constant_of(source)
+        assert numbers is not None
+        kept.append(numbers)
+        return bb.emit(op.nn.relu(x))
+
+    module(build)
+    assert str(kept[0].dtype) == dtype
+    assert np.array_equal(kept[0].astype("f4"), np.array(weights, "f4"), equal_nan=True)

@@ -1,0 +1,106 @@
+"""Convolution of small integers, against exact integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from builder.codegen.dot_products import write_dot_products
+from builder.codegen.lowering import to_loops
+from builder.kernels.decisions import heuristic
+from builder.kernels.spaces import integer_convolution
+from builder.target.device_target import DeviceTarget
+from tests.builder.kernels.integer_machines import (
+    DEVICES,
+    RandomChooser,
+    any_bytes,
+    device,
+    lower_for,
+    numbers,
+    run_here,
+)
+from tests.builder.kernels.machines import conv2d
+
+Shape = tuple[int, ...]
+
+
+def convolve(
+    x: np.ndarray, w: np.ndarray, zero: int, target: DeviceTarget, choose: Any = heuristic, **how: Any
+) -> None:
+    """Convolve as numbers with scales of 1, and compare with the sums of integers."""
+    kind = str(x.dtype)
+
+    def build(v: relax.Expr) -> relax.Expr:
+        return relax.op.nn.conv2d(numbers(v, zero, kind), numbers(relax.const(w), 0, "int8"), **how)
+
+    result = run_here(build, {"x": x}, target, choose)
+    assert integer_convolution.KIND in result.schedules
+    wanted = conv2d(x.astype("i8") - zero, w, **how)
+    assert np.array_equal(result.outputs[0].astype("i8"), wanted.astype("i8"))
+
+
+# Input, weights, dtype, zero point, geometry. Zero points are at both ends of the type and inside.
+CASES: list[tuple[Shape, Shape, str, int, dict[str, Any]]] = [
+    ((1, 8, 5, 5), (1, 8, 1, 1), "uint8", 255, {}),
+    ((1, 32, 7, 7), (40, 32, 1, 1), "int8", -128, {"strides": (2, 1)}),
+    ((2, 19, 9, 11), (21, 19, 3, 3), "uint8", 0, {"padding": (1, 0, 2, 1)}),
+    ((1, 9, 13, 8), (17, 9, 3, 2), "int8", 127, {"padding": (0, 1, 1, 2), "strides": (2, 2)}),
+    ((3, 12, 8, 7), (33, 12, 2, 3), "uint8", 131, {"padding": (2, 1, 0, 3), "dilation": (2, 1)}),
+    ((1, 40, 6, 10), (7, 40, 1, 5), "int8", 3, {"padding": (0, 2, 0, 2), "dilation": (1, 2)}),
+    ((1, 16, 1, 1), (16, 16, 1, 1), "uint8", 128, {}),
+    ((1, 13, 10, 4), (3, 13, 5, 3), "int8", -1, {"padding": (4, 2, 4, 2), "strides": (3, 2)}),
+    ((1, 10, 4, 17), (20, 10, 4, 1), "uint8", 77, {"padding": (3, 0, 3, 0), "strides": (1, 3)}),
+    ((2, 24, 5, 6), (24, 24, 3, 3), "uint8", 255, {"padding": (1, 1, 1, 1)}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "case"), list(zip(DEVICES, CASES, strict=True)))
+def test_sums_are_exact(name: str, case: tuple[Shape, Shape, str, int, dict[str, Any]]) -> None:
+    shape, weights, kind, zero, how = case
+    random = np.random.default_rng(3)
+    convolve(any_bytes(random, shape, kind), any_bytes(random, weights, "int8"), zero, device(name), **how)
+
+
+def test_a_point_with_several_incomplete_tiles() -> None:
+    """Rows and blocks of outputs that no tile divides, and an operand held in registers."""
+    chosen = {"oc": 3, "ow": 2, "oh": 2, "iq": 1}
+    w = relax.const(np.ones((36, 9, 4, 1), "int8"))
+    kernels = lower_for(
+        lambda v: relax.op.nn.conv2d(numbers(v, 127, "int8"), numbers(w, 0, "int8")),
+        {"x": np.zeros((1, 9, 6, 3), "int8")},
+        device("rpi4"),
+        lambda name, _, default: chosen.get(name, default),
+    ).kernels
+    write_dot_products(to_loops(kernels), device("rpi4").dot)  # refuses conditions around a sum
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "seed"), [("cascadelake", 2), ("rpi-armv7", 4)])
+def test_every_point_of_the_space_is_valid(name: str, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    x, w = any_bytes(random, (1, 20, 7, 9), "uint8"), any_bytes(random, (44, 20, 2, 2), "int8")
+    chooser = RandomChooser(seed)
+    convolve(x, w, 9, device(name), chooser, padding=(1, 0, 0, 1))
+    assert set(chooser.made) >= {"oc", "ow", "oh", "iq"}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("channels", [8, 9, 15, 16, 17, 24, 33, 40])
+def test_a_block_has_whole_groups_and_little_padding(name: str, channels: int) -> None:
+    target = device(name)
+    block = integer_convolution.block_of(channels, target)
+    assert block % target.dot.group == 0
+    assert block >= target.dot.lanes
+    assert -(-channels // block) * block - channels < target.dot.block
+
+
+def test_weights_are_packed_for_groups_and_tiles() -> None:
+    w = np.arange(24 * 8, dtype="i4").reshape(24, 8, 1, 1)
+    packed = integer_convolution.pack_weights(w, in_block=8, out_block=8, together=2, group=4)
+    assert packed.shape == (2, 1, 1, 1, 2, 2, 8, 4)
+    assert packed[0, 0, 0, 0, 1, 1, 3].tolist() == w[8 + 3, 4:, 0, 0].tolist()
+    assert not packed[1, ..., 1, :, :].any(), "the last tile is filled with zeros"
