@@ -19,6 +19,7 @@
     ├── CandidateError            the candidate or the request is wrong
     └── BoardError                the board went away, hung or sent an invalid answer
     FrontEndError             TVM's front end refused a model; explained as a ModelError
+    RefusalError              an operator of TensorFlow Lite cannot be written as ONNX; explained likewise
     StaleEntryError           a shipped record no longer fits; the heuristic decides
     UnsuitedError             a design space does not serve a kernel, the fallback orders its loops
 
@@ -171,3 +172,7 @@ class StaleEntryError(ValueError):
 
 class UnsuitedError(ValueError):
     """A design space does not serve this kernel, by intention."""
+
+
+class RefusalError(Exception):
+    """An operator of TensorFlow Lite cannot be written as ONNX; the message says only why."""

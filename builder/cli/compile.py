@@ -184,17 +184,21 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
         The labels in the model file, if the user gives none and the postprocess has a use for them.
     """
     from builder.compiling import declarations
-    from builder.compiling.labels import read_labels, read_named_labels, usable_labels
-    from builder.compiling.outline import read_outline
-    from builder.compiling.recognition import contradicts, recognise
     from builder.errors import ModelError
-    from builder.running.shown_input import show_input
 
     if (args.show_input is None) != (args.picture is None):
         raise ModelError("expected both --show-input and --picture, or neither")
     declarations.check_names(args.preprocess, args.postprocess)
+
+    from builder.compiling.labels import read_labels, read_named_labels, usable_labels
+
     if args.labels:
         read_labels(args.labels)
+    # From here on, the model's file is read.
+    from builder.compiling.outline import read_outline
+    from builder.compiling.recognition import contradicts, recognise
+    from builder.running.shown_input import show_input
+
     outline = read_outline(args.model)
     proposal = recognise(outline.inputs, outline.outputs) if outline is not None else None
     if args.labels and not args.postprocess:

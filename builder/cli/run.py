@@ -52,7 +52,30 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--device", default="cpu", choices=["cpu"], help="device to run on (default: %(default)s)"
     )
-    _add_inputs(parser)
+    parser.add_argument(
+        "-i",
+        "--inputs",
+        metavar="FILE",
+        nargs="+",
+        action="append",
+        help="an .npz file with the inputs, or a JPEG or PNG picture; or several pictures, folders of them, "
+        "or patterns such as 'photos/*.jpg'",
+    )
+    _add_fill_mode(parser)
+    parser.add_argument(
+        "--draw",
+        metavar="OUT.jpg|DIR",
+        help="draw the answer on the picture: boxes, labels, key points, masks; a folder for several inputs",
+    )
+    parser.add_argument(
+        "--show-input", metavar="OUT.png", help="write what the preprocess makes of the picture"
+    )
+    parser.add_argument(
+        "--accuracy",
+        metavar="CSV",
+        help="of a classifier: top-1 and top-5 on pictures with known classes, rows of file and label; "
+        "files are relative to the table",
+    )
     parser.add_argument(
         "-o", "--outputs", "--output", metavar="NPZ", help="write output_0, output_1, ... to this .npz file"
     )
@@ -92,7 +115,10 @@ def add_parsers(subparsers: SubParsers) -> None:
         epilog=PROFILE_EXAMPLES,
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
-    _add_inputs(parser)
+    parser.add_argument(
+        "-i", "--inputs", metavar="FILE", help="an .npz file with the inputs, or a JPEG or PNG picture"
+    )
+    _add_fill_mode(parser)
     parser.add_argument(
         "--calls", action="store_true", help="one row per call, instead of one per kernel and shapes"
     )
@@ -107,10 +133,7 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.set_defaults(handler=_profile)
 
 
-def _add_inputs(parser: Parser) -> None:
-    parser.add_argument(
-        "-i", "--inputs", metavar="FILE", help="an .npz file with the inputs, or a JPEG or PNG picture"
-    )
+def _add_fill_mode(parser: Parser) -> None:
     parser.add_argument(
         "--fill-mode",
         choices=["zeros", "ones", "random"],

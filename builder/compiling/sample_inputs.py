@@ -57,6 +57,7 @@ def make_inputs(
     rng = np.random.default_rng(seed)
     bounds = _table_sizes(model)
     compared = _compared(model)
+    quantised = _quantised(model)
     arrays: dict[str, npt.NDArray[np.generic]] = {}
     for spec in inputs:
         dtype = np.dtype(spec.dtype)
@@ -67,6 +68,9 @@ def make_inputs(
                 arrays[spec.name] = _features(spec, compared[spec.name], rng).astype(dtype)
             else:
                 arrays[spec.name] = rng.standard_normal(spec.shape).astype(dtype)
+        elif spec.name in quantised:
+            info = np.iinfo(spec.dtype)
+            arrays[spec.name] = rng.integers(int(info.min), int(info.max) + 1, spec.shape).astype(dtype)
         elif spec.name in bounds:
             arrays[spec.name] = rng.integers(0, max(1, bounds[spec.name]), spec.shape).astype(dtype)
         else:
@@ -97,6 +101,23 @@ def _features(
         drawn = samples[..., place]
         samples[..., place] = rng.choice(values, drawn.shape) + spread * drawn
     return samples
+
+
+def _quantised(model: onnx.ModelProto) -> set[str]:
+    """Return the inputs of one byte or two that are dequantised, or multiplied as integers."""
+    small = (onnx.TensorProto.UINT8, onnx.TensorProto.INT8, onnx.TensorProto.UINT16, onnx.TensorProto.INT16)
+    origin = {
+        value.name: value.name for value in model.graph.input if value.type.tensor_type.elem_type in small
+    }
+    found: set[str] = set()
+    for node in model.graph.node:
+        if not node.input or node.input[0] not in origin:
+            continue
+        if node.op_type in _TRANSPARENT and node.op_type != "Cast":
+            origin[node.output[0]] = origin[node.input[0]]
+        elif node.op_type in ("DequantizeLinear", "MatMulInteger", "ConvInteger"):
+            found.add(origin[node.input[0]])
+    return found
 
 
 def _compared(

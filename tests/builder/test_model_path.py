@@ -22,9 +22,10 @@ def test_a_mistyped_name_gets_the_one_that_was_meant(tmp_path: Path) -> None:
 
 def test_a_format_that_must_be_converted_is_refused() -> None:
     check_format(Path("a.onnx"))
-    with pytest.raises(ModelError, match="expected an ONNX model") as caught:
-        check_format(Path("a.TFLITE"))
-    assert "tf2onnx" in str(caught.value.hint)
+    check_format(Path("a.tflite"))
+    with pytest.raises(ModelError, match="expected a model of ONNX, TensorFlow Lite") as caught:
+        check_format(Path("a.KERAS"))
+    assert "model.export" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("name", ["missing.onnx", ".", "x" * 5000, "null\0.onnx"])

@@ -11,9 +11,9 @@ from typing import Final
 
 import onnx
 
-from builder.errors import ShapeError, UnsupportedOperatorError
+from builder.errors import RefusalError, ShapeError, UnsupportedOperatorError
 from builder.importer.tflite.control_flow import STATIC, Program
-from builder.importer.tflite.graph_builder import GraphBuilder, RefusalError
+from builder.importer.tflite.graph_builder import GraphBuilder
 from builder.importer.tflite.operation import Operation
 from builder.importer.tflite.operators import CONVERTERS, CUSTOM_CONVERTERS
 from builder.importer.tflite.schema import MALFORMED, Operator, Subgraph, TfliteModel

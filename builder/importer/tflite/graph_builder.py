@@ -17,6 +17,7 @@ from onnx import TensorProto, defs, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from agent.bundle.tensor_spec import MAX_TENSOR_BYTES
+from builder.errors import RefusalError
 from builder.importer.onnx_graph import ValueType, value_type
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
 
@@ -40,10 +41,6 @@ _FOLDED: Final = frozenset(
 )  # fmt: skip
 # Index lists and masks that converters make; those of real models are a thousandth of this.
 MAX_MADE: Final = 1 << 22
-
-
-class RefusalError(Exception):
-    """An operator cannot be written as ONNX; the message is the reason, without the operator's name."""
 
 
 class GraphBuilder:

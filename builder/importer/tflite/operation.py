@@ -10,7 +10,8 @@ import numpy as np
 import tflite
 from numpy.typing import NDArray
 
-from builder.importer.tflite.graph_builder import GraphBuilder, RefusalError, element_type
+from builder.errors import RefusalError
+from builder.importer.tflite.graph_builder import GraphBuilder, element_type
 from builder.importer.tflite.schema import Operator
 from builder.importer.tflite.scope import Layout, Scope, axis_in
 from builder.importer.tflite.tensor import Quantisation, Tensor

@@ -19,7 +19,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from builder.importer.tflite.graph_builder import FLOAT, FLOAT16, GraphBuilder, RefusalError
+from builder.errors import RefusalError
+from builder.importer.tflite.graph_builder import FLOAT, FLOAT16, GraphBuilder
 from builder.importer.tflite.schema import Subgraph
 from builder.importer.tflite.tensor import Quantisation, Tensor
 

@@ -182,8 +182,8 @@ def space(
 ) -> IntegerSpace:
     """Return the design space of an integer convolution.
 
-    The heuristic takes the tile with the fewest loads of those that fit the registers, and unrolls a block of
-    input channels.
+    The heuristic takes the tile with the fewest loads of those that fit the registers. If data are held in 32
+    registers, it unrolls a block of input channels.
 
     Parameters
     ----------
@@ -204,7 +204,9 @@ def space(
     oc, ow = choices.least(lambda v, c: tile_cost(v, c, out_block, target))
     ohs, oh = tilings(rows.count, rows.count), rows.at_once(target.core.l2_bytes)
     iqs = tuple(d for d in (1, 2, 4, 8) if groups % d == 0)
-    return IntegerSpace(ocs, ows, ohs, iqs, IntegerTiles(oc, ow, oh, max(iqs)))
+    # With a few registers or without held data, LLVM spills sums when it sees several groups at once.
+    iq = max(iqs) if target.dot.held and target.simd.registers >= 32 else 1
+    return IntegerSpace(ocs, ows, ohs, iqs, IntegerTiles(oc, ow, oh, iq))
 
 
 def tile_cost(vectors: int, columns: int, width: int, target: DeviceTarget) -> float | None:

@@ -80,3 +80,19 @@ def test_a_feature_of_trees_is_drawn_from_around_their_thresholds() -> None:
     assert np.abs(x[:, [0, 2]]).max() < 6
     assert 0.2 < np.mean(x[:, 1] <= 1000) < 0.3
     assert 0.7 < np.mean(x[:, 1] <= 1400) < 0.8
+
+
+def test_a_quantised_input_takes_all_values_of_its_type() -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.INT8, [1, 4000])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4000])
+    nodes = [
+        helper.make_node("Reshape", ["x", "shape"], ["flat"]),
+        helper.make_node("DequantizeLinear", ["flat", "scale"], ["y"]),
+    ]
+    weights = [
+        onnx.numpy_helper.from_array(np.array([4000]), "shape"),
+        onnx.numpy_helper.from_array(np.float32(0.1), "scale"),
+    ]
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], weights))
+    values = make_inputs([TensorSpec("x", "INT8", (1, 4000))], model)["x"]
+    assert (values.min(), values.max()) == (-128, 127)

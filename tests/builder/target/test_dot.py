@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from builder.target.device_target import PRESETS, dot_of, resolve
+from builder.target.device_target import dot_of, resolve
 from builder.target.dot import Dot
+from builder.target.presets import PRESETS
 
 INSTRUCTIONS = {
     "cascadelake": ("x86.avx512.vpdpbusd.512", 16, "uint8"),

@@ -282,7 +282,7 @@ def test_traces_of_a_run_are_points_of_the_space(tuned: tuple[Records, Any], tas
         (["--target", "rpi4"], 4, "cannot measure"),
         (["--target", "nonsense"], 4, "unknown target"),
         (["--rpc-tracker", "a:b:c", "--rpc-key", "k"], 4, "host:port"),
-        (["--tuning-records", "/nowhere"], 4, "cannot be read"),
+        (["--tuning-records", "/nowhere"], 4, "expected a folder of tuning records"),
     ],
 )
 def test_bad_flags_are_explained(

@@ -7,7 +7,7 @@ from typing import Final
 
 import tflite
 
-from builder.importer.tflite.graph_builder import RefusalError
+from builder.errors import RefusalError
 from builder.importer.tflite.operation import Operation
 from builder.importer.tflite.scope import Layout
 from builder.importer.tflite.tensor import Tensor

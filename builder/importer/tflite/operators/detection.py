@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from flatbuffers import flexbuffers
 
-from builder.importer.tflite.graph_builder import RefusalError
+from builder.errors import RefusalError
 from builder.importer.tflite.operation import Operation
 from builder.importer.tflite.schema import MALFORMED
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from builder.importer.tflite.graph_builder import RefusalError
+from builder.errors import RefusalError
 from builder.importer.tflite.operation import SMALL, Operation
 from builder.importer.tflite.scope import Layout
 

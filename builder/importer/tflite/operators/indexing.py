@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from builder.importer.tflite.graph_builder import RefusalError
+from builder.errors import RefusalError
 from builder.importer.tflite.operation import Operation
 from builder.importer.tflite.scope import Layout
 

@@ -14,7 +14,7 @@ import numpy as np
 import tflite
 from numpy.typing import NDArray
 
-from builder.importer.tflite.graph_builder import RefusalError
+from builder.errors import RefusalError
 from builder.importer.tflite.operation import Operation
 from builder.importer.tflite.tensor import Tensor
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from builder.importer.tflite.graph_builder import RefusalError
+from builder.errors import RefusalError
 from builder.importer.tflite.operation import Operation
 from builder.importer.tflite.scope import LEAST_RANK, Layout, axis_in
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from builder.importer.tflite.graph_builder import RefusalError
+from builder.errors import RefusalError
 from builder.importer.tflite.operation import Operation
 from builder.importer.tflite.scope import Layout
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from builder.importer.tflite.graph_builder import RefusalError
+from builder.errors import RefusalError
 from builder.importer.tflite.operation import Operation
 from builder.importer.tflite.scope import Layout, axis_in, to_first, to_last
 from builder.importer.tflite.tensor import Tensor
