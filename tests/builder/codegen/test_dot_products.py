@@ -110,7 +110,7 @@ def test_the_processors_instruction_adds_to_sums_in_registers(name: str) -> None
     loop = max(_inner_loops(assembly), key=lambda text: len(instruction.findall(text)))
     count = len(instruction.findall(loop))
     stores = re.findall(_STORE, loop, re.MULTILINE)
-    assert count >= 16
+    assert count >= 8  # a tile of sums, each once at least
     # If sums went through memory, each group of 4 products would store one.
     assert len(stores) * 8 < count, "sums go through memory"
 
