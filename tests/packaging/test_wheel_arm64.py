@@ -55,7 +55,7 @@ def installed(
     for file in [wheel, *locked_wheels("bookworm", "arm64").glob("*.whl")]:
         shutil.copy(file, root.path / "tmp")
     root.run("python3", "-m", "venv", "/opt/agent")
-    root.run("/opt/agent/bin/pip", "install", "-q", "--no-index", "--find-links=/tmp", "edgebundle")
+    root.run("/opt/agent/bin/pip", "install", "-q", "--no-index", "--find-links=/tmp", "edgebundle[agent]")
     return root
 
 
