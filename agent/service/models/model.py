@@ -87,6 +87,8 @@ class ModelStatus:
             version=manifest.version,
             inputs=manifest.inputs,
             outputs=manifest.outputs,
+            smallest_inputs=manifest.smallest_shapes(manifest.smallest_inputs),
+            smallest_outputs=manifest.smallest_shapes(manifest.smallest_outputs),
             ready=self.ready,
             state=self.phase,
             message=self.message,
