@@ -1,12 +1,17 @@
-"""Small ONNX models whose dimensions change, for tests of buckets."""
+"""Small ONNX models whose dimensions change, for tests of buckets, and how to compile them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+if TYPE_CHECKING:
+    from builder.bundles.package import Package
 
 WIDTH, TOKENS = 4, 11
 
@@ -118,4 +123,26 @@ def smooth() -> onnx.ModelProto:
         [("x", TensorProto.FLOAT, (1, 1, "length"))],
         [("y", TensorProto.FLOAT, (1, 1, "length"))],
         {"w": _random(1, 1, 3), "b": np.array([0.7], np.float32)},
+    )
+
+
+def compiled(model: onnx.ModelProto, folder: Path, bounds: str, **options: Any) -> Package:
+    """Compile a model for this machine; the options are those of `compile_buckets`."""
+    from builder.compiling.bucketed_compilation import compile_buckets
+    from builder.importer.bounded_shapes import declared_dims, parse_bounded_shapes, resolve_bounds
+
+    path = folder / "model.onnx"
+    onnx.save(model, str(path))
+    shapes = resolve_bounds(parse_bounded_shapes(bounds), declared_dims(path))
+    return compile_buckets(path, shapes, **options)
+
+
+def compiled_attention(folder: Path) -> Package:
+    """Compile `attention` into four buckets; tokens are padded with 7."""
+    return compiled(
+        attention(),
+        folder,
+        "ids:[batch=1..3,sequence=1..16]",
+        sizes={"batch": (1, 3), "sequence": (4, 16)},
+        pads={"ids": ("constant", 7.0)},
     )

@@ -17,34 +17,14 @@ from agent.runtime.bucketed_module import BucketedModule
 from agent.runtime.graph_executor import GraphModule
 from builder.bundles.package import Package
 from builder.compiling import bucketed_compilation, compilation
-from builder.compiling.bucketed_compilation import compile_buckets
 from builder.compiling.compilation import compile as compile_model
 from builder.errors import ModelError, ShapeError
-from builder.importer.bounded_shapes import declared_dims, parse_bounded_shapes, resolve_bounds
 from builder.running.in_memory import load_kernels
 from builder.running.local_run import profile, run
 from builder.running.sizes import make_module
 from tests import changing_models
 
 pytestmark = pytest.mark.slow
-BOUNDS = "ids:[batch=1..3,sequence=1..16]"
-SIZES = {"batch": (1, 3), "sequence": (4, 16)}
-
-
-def compiled(model: onnx.ModelProto, folder: Path, bounds: str, **options: object) -> Package:
-    path = folder / "model.onnx"
-    onnx.save(model, str(path))
-    shapes = resolve_bounds(parse_bounded_shapes(bounds), declared_dims(path))
-    return compile_buckets(path, shapes, **options)  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="session")
-def attention_bundle(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Path:
-    def write(path: Path) -> None:
-        model = changing_models.attention()
-        compiled(model, path.parent, BOUNDS, sizes=SIZES, pads={"ids": ("constant", 7.0)}).save(path)
-
-    return shared_file("attention.bundle", write)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +82,7 @@ def test_a_bucket_at_its_edge_runs_the_kernels_of_the_exact_size(
             return lowered[name][-1]
 
         monkeypatch.setattr(module, "lower", keep)
-    package = compiled(changing_models.rows(), tmp_path, "x:[1..8,3]", sizes={"": (2, 8)})
+    package = changing_models.compiled(changing_models.rows(), tmp_path, "x:[1..8,3]", sizes={"": (2, 8)})
     exact = compile_model(tmp_path / "model.onnx", input_shapes={"x": (8, 3)})
     ours, theirs = lowered["buckets"][-1].kernels, lowered["exact"][0].kernels  # type: ignore[attr-defined]
     assert len(ours.functions) == len(theirs.functions)
@@ -149,7 +129,7 @@ def test_run_and_profile_take_any_size(attention: Package) -> None:
 
 def test_an_output_shorter_than_its_input_is_cut_by_its_rule(tmp_path: Path) -> None:
     model = changing_models.frames()
-    module = module_of(compiled(model, tmp_path, "x:[1,1,5..20]", sizes={"": (12,)}))
+    module = module_of(changing_models.compiled(model, tmp_path, "x:[1,1,5..20]", sizes={"": (12,)}))
     session = ort.InferenceSession(model.SerializeToString())
     for length in range(5, 21):
         x = np.random.default_rng(length).standard_normal((1, 1, length)).astype(np.float32)
@@ -160,7 +140,7 @@ def test_an_output_shorter_than_its_input_is_cut_by_its_rule(tmp_path: Path) -> 
 def test_a_model_that_padding_changes_is_compiled_for_each_of_few_sizes(tmp_path: Path) -> None:
     lines: list[str] = []
     model = changing_models.smooth()
-    package = compiled(model, tmp_path, "x:[1,1,6..8]", progress=lines.append)
+    package = changing_models.compiled(model, tmp_path, "x:[1,1,6..8]", progress=lines.append)
     assert package.manifest.buckets is not None
     assert package.manifest.buckets.dimensions[0].sizes == (6, 7, 8)
     assert any("changes output 'y'" in line and "every size from 6 to 8" in line for line in lines)
@@ -185,5 +165,5 @@ def test_a_model_that_padding_changes_is_refused_with_the_output(
     tmp_path: Path, model: onnx.ModelProto, bounds: str, output: str
 ) -> None:
     with pytest.raises(ModelError, match=f"padding .* from .* to .* changes output '{output}'") as caught:
-        compiled(model, tmp_path, bounds)
+        changing_models.compiled(model, tmp_path, bounds)
     assert "mask" in str(caught.value.hint)
