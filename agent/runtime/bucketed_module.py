@@ -77,6 +77,11 @@ class BucketedModule:
         return self.modules[-1].kernels
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of the request that a bucket was chosen for."""
+        return self._sizes
+
+    @property
     def specs(self) -> Mapping[str, TensorSpec]:
         """The inputs of the request that a bucket was chosen for, by name."""
         return self._specs

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -250,6 +251,18 @@ class Channel:
                 return None
             self._ready = self._decoder.buffer_updated(nbytes)
         return self._ready.pop(0)
+
+    def has_frame(self, timeout_s: float) -> bool:
+        """Return whether a frame, or at least its beginning, is there or comes within the time."""
+        if self._ready:
+            return True
+        poll = select.poll()
+        poll.register(self._connection.fileno(), select.POLLIN)
+        return bool(poll.poll(timeout_s * 1e3))
+
+    def put_back(self, frame: Frame) -> None:
+        """Let the next `receive` return this frame again."""
+        self._ready.insert(0, frame)
 
     def receive_load(self) -> tuple[Frame, list[int]] | None:
         """Return the first frame and its descriptors (close-on-exec), or None if the other side closed.

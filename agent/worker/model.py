@@ -28,7 +28,7 @@ from agent.runtime.storage import Array
 from agent.wire.answer_head import OK, AnswerHead, one_line
 from agent.wire.content_types import JSON
 from agent.worker.channel import MAX_PAYLOAD_BYTES
-from agent.worker.codec import Codec, Payload, import_cbor
+from agent.worker.codec import Codec, Decoded, Payload, import_cbor
 from agent.worker.fitting import fitting
 from agent.worker.frames import Answer, Load, Request
 
@@ -125,6 +125,11 @@ class Model:
         self._codec = Codec(manifest, prepared.preprocessor, target, prepared.cbor, fit)
 
     @property
+    def module(self) -> GraphModule | BucketedModule:
+        """Its graph, or the graphs of its buckets."""
+        return self._module
+
+    @property
     def threads(self) -> int:
         """Threads of a kernel; 0 if the library does not say."""
         kernels = self._module.kernels
@@ -153,25 +158,59 @@ class Model:
         """
         times = [clock()]
         try:
-            media_type = self._codec.answer_type(request)
-            _check_deadline(request, times[0])
-            decoded = self._codec.decode(request, payload)
+            media_type, decoded = self.decode(request, payload, times[0])
             times.append(clock())
             self._module.run()
             times.append(clock())
-            values = self._postprocess(self._outputs(), decoded.placement)
-            tensors, body = self._codec.encode(request, decoded, media_type, values, MAX_ANSWER_BYTES)
-            times.append(clock())
-        except RequestError as error:
+            return self.encode(request, decoded, media_type, self._outputs(), times, clock)
+        except Exception as error:  # noqa: BLE001 - the outermost loop of a request: one must not end the worker
+            return self.failed(request, error, times, clock)
+
+    def decode(self, request: Request, payload: memoryview, now_s: float) -> tuple[str, Decoded]:
+        """Write a request's tensors into the inputs, and return the content type of its answer.
+
+        Raises
+        ------
+        RequestError
+            If its deadline has passed, or it does not fit the model.
+        """
+        media_type = self._codec.answer_type(request)
+        _check_deadline(request, now_s)
+        return media_type, self._codec.decode(request, payload)
+
+    def encode(
+        self,
+        request: Request,
+        decoded: Decoded,
+        media_type: str,
+        outputs: Mapping[str, Array],
+        times: list[float],
+        clock: Callable[[], float],
+    ) -> tuple[Answer, Payload]:
+        """Turn outputs into a request's answer.
+
+        Raises
+        ------
+        RequestError
+            If the answer cannot be made or encoded.
+        """
+        values = self._postprocess(outputs, decoded.placement)
+        tensors, body = self._codec.encode(request, decoded, media_type, values, MAX_ANSWER_BYTES)
+        times.append(clock())
+        return Answer(request.seq, OK, "", media_type, tensors, **_durations(request, times)), body
+
+    def failed(
+        self, request: Request, error: Exception, times: list[float], clock: Callable[[], float]
+    ) -> tuple[Answer, Payload]:
+        """Return the refusal of a request for which an exception was raised."""
+        if isinstance(error, RequestError):
             return self._refuse(request, error, times, clock)
-        except MemoryError:
+        if isinstance(error, MemoryError):
             refused = ExecutionError("the request needs more memory than the model's limit")
             return self._refuse(request, refused, times, clock)
-        except Exception as error:  # noqa: BLE001 - the outermost loop of a request: one must not end the worker
-            _log.exception("a request failed")
-            refused = ExecutionError(f"the worker failed: {type(error).__name__}")
-            return self._refuse(request, refused, times, clock)
-        return Answer(request.seq, OK, "", media_type, tensors, **_durations(request, times)), body
+        _log.error("a request failed", exc_info=error)
+        refused = ExecutionError(f"the worker failed: {type(error).__name__}")
+        return self._refuse(request, refused, times, clock)
 
     def _refuse(
         self,

@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -58,7 +60,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory, attention_bundle: Path) -> 
     shutil.copy(pair.public, folder / "keyring" / "test.pub")
     broker = BrokerProcess("mosquitto", folder)
     broker.start()
-    command = [sys.executable, "-m", "agent", "run", "--broker", broker.url, "--device", "kitchen"]
+    batching = "[inference]\nbatch = true\nbatch_delay_s = 0.05\n"
+    (folder / "agent.toml").write_text(f'device = "kitchen"\n[broker]\nurl = "{broker.url}"\n{batching}')
+    command = [sys.executable, "-m", "agent", "run", "--config", str(folder / "agent.toml")]
     with (folder / "agent.log").open("wb") as log:
         agent = subprocess.Popen(
             [*command, "--trust", str(folder / "keyring"), "--state-dir", str(folder / "state")],
@@ -72,6 +76,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory, attention_bundle: Path) -> 
         while cli.main(["deploy", str(signed), "--agent", "kitchen", "--broker", broker.url]):
             assert time.monotonic() < give_up, (folder / "agent.log").read_text()
         yield broker
+        assert "starting another" not in (folder / "agent.log").read_text()
     finally:
         agent.send_signal(signal.SIGTERM)
         agent.wait(30)
@@ -109,9 +114,24 @@ def test_python(broker: BrokerProcess) -> None:
             model({"ids": inputs(1, 3)["ids"], "mask": inputs(1, 4)["mask"]})
 
 
+def test_requests_that_wait_are_computed_together(broker: BrokerProcess) -> None:
+    """Equal to single answers, whatever their sizes; requests that do not fit are refused by themselves."""
+    sizes = [(1, 5), (1, 5), (2, 5), (1, 9), (1, 9), (1, 17), (1, 9), (3, 2), (1, 2)] * 4
+    given = [inputs(batch, length) for batch, length in sizes]
+    with edgebundle.Client(broker.url) as client, ThreadPoolExecutor(len(given)) as pool:
+        model = client.model("kitchen", "model")
+        futures = [pool.submit(model, each) for each in given]
+        for each, future in zip(given, futures, strict=True):
+            if each["ids"].shape[1] == 17:
+                assert isinstance(future.exception(), edgebundle.InputError)
+                continue
+            for name, wanted in zip(("tokens", "first"), expected(each), strict=True):
+                np.testing.assert_allclose(future.result()[name], wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_a_foreign_client_with_json(broker: BrokerProcess) -> None:
     """MQTT 3.1.1 and plain JSON, as any client can write it."""
-    answers: Queue[dict[str, object]] = Queue()
+    answers: Queue[dict[str, Any]] = Queue()
     client = paho.Client(CallbackAPIVersion.VERSION2)
     client.on_message = lambda _client, _data, message: answers.put(json.loads(message.payload))
     client.connect(broker.host, broker.port)
@@ -131,7 +151,7 @@ def test_a_foreign_client_with_json(broker: BrokerProcess) -> None:
                 assert answer["status"] == 400
                 assert "from 1 to 16" in str(answer["message"])
                 continue
-            outputs: list[dict[str, object]] = answer["outputs"]  # type: ignore[assignment]
+            outputs = answer["outputs"]
             assert outputs[0]["shape"] == [1, length, 4]
             np.testing.assert_allclose(outputs[1]["data"], expected(given)[1].ravel(), rtol=1e-4, atol=1e-5)
     finally:
