@@ -22,7 +22,7 @@ from tvm import s_tir as st
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import shape_of
 from builder.kernels.signature import SPACE_MARK
-from builder.kernels.spaces.convolution import Conv2d, Rows, schedule_pad
+from builder.kernels.spaces.convolution import Conv2d, Rows, pad, schedule_pad
 from builder.kernels.spaces.dot_loops import mark_dot
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.register_tile import TileChoices, hold_operand, tilings
@@ -49,23 +49,6 @@ def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: in
     full[:o, :i] = weight
     full = full.reshape(ob // together, together, out_block, ib, in_block // group, group, kh, kw)
     return np.ascontiguousarray(full.transpose(0, 3, 6, 7, 4, 1, 2, 5))
-
-
-def padded(x: te.Tensor, zero: te.Tensor, op: Conv2d, dtype: str) -> te.Tensor:
-    """Return packed `x` as `dtype`, with the zero point around it; `x` itself if it is that already."""
-    top, left, bottom, right = op.padding
-    if not any(op.padding) and str(x.dtype) == dtype:
-        return x
-    n, c, h, w, b = (int(d) for d in x.shape)
-
-    def element(i: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
-        value = x[i, o, y - top, z - left, v].astype(dtype)
-        if not any(op.padding):
-            return value
-        inside = tirx.all(y >= top, y < h + top, z >= left, z < w + left)
-        return tirx.if_then_else(inside, value, zero().astype(dtype))
-
-    return te.compute((n, c, h + top + bottom, w + left + right, b), element, name="pad")
 
 
 def emit(
@@ -108,7 +91,7 @@ def emit(
     packed = relax.const(pack_weights(weight, in_block, out_block, oc, dot.group))
 
     def compute(data: te.Tensor, point: te.Tensor, w: te.Tensor) -> te.Tensor:
-        return convolve(padded(data, point, op, dot.data), w, op, blocks)
+        return convolve(pad(data, op, point().astype(dot.data), dot.data), w, op, blocks)
 
     call = bb.call_te(
         compute, x, zero, packed, primfunc_name_hint="integer_conv2d", primfunc_attrs=FUSES_ELEMENTWISE
