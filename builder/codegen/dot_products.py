@@ -130,7 +130,7 @@ class _DotLoop:
         """Return the loop with an instruction of `dot` for each vector, or without one if it does not fit."""
         fits = self.group == dot.group and self.lanes % dot.lanes == 0
         dtypes = (str(self.data[0].dtype), str(self.weights[0].dtype))
-        if dot.name in _INSTRUCTIONS and fits and dtypes == (dot.data, "int8"):
+        if dot.name in _INSTRUCTIONS and fits and dtypes in ((dot.data, "int8"), ("int16", dot.data)):
             return self._vectors(dot.lanes, lambda first: _INSTRUCTIONS[dot.name](self, first, dot))
         return self._vectors(self.lanes, self._plain)
 
