@@ -58,14 +58,14 @@ def output_tile(op: Conv2d, weight: np.ndarray, dtype: str, target: DeviceTarget
         The device.
     """
     plain = (op.kernel, op.strides, op.dilation, op.groups) == ((3, 3), (1, 1), (1, 1), 1)
-    if not plain or target.dot.data != "int16" or op.in_channels < target.dot.block:
+    if not plain or not target.dot.word_group or op.in_channels < target.dot.block:
         return None
-    at_once = target.dot.lanes * target.dot.group
+    words_at_once = target.simd.lanes * target.dot.word_group
     i, o = op.in_channels, op.out_channels
     bytes_per_product = target.core.memory_bytes_per_ns / target.core.products_per_ns
     outputs = op.out_height * op.out_width
     best: tuple[float, int | None] = (
-        op.batch * outputs * 9 * i * o / at_once + 9 * i * o / bytes_per_product,
+        op.batch * outputs * 9 * i * o / target.dot.at_once + 9 * i * o / bytes_per_product,
         None,
     )
     for m in (4, 2):
@@ -73,8 +73,8 @@ def output_tile(op: Conv2d, weight: np.ndarray, dtype: str, target: DeviceTarget
             continue
         size = (m + 2) ** 2
         tiles = op.batch * -(-op.out_height // m) * -(-op.out_width // m)
-        products = size * tiles * i * o / at_once
-        transforms = size * tiles * (i + o) / target.dot.lanes * _TRANSFORM_COST
+        products = size * tiles * i * o / words_at_once
+        transforms = size * tiles * (i + o) / target.simd.lanes * _TRANSFORM_COST
         reading = size * i * o * 2 / bytes_per_product
         best = min(best, (products * _GEMM_COST + transforms + reading, m), key=lambda c: c[0])
     return best[1]
@@ -145,7 +145,7 @@ def emit(
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
     count = op.batch * -(-op.out_height // m) * -(-op.out_width // m)
     tiles = space(count, blocks, in_block, out_block, target).default
-    packed = relax.const(pack_weights(weight, in_block, out_block, tiles.oc, target.dot.group))
+    packed = relax.const(pack_weights(weight, in_block, out_block, tiles.oc, target.dot.word_group))
     transform = bb.call_te(
         lambda w: transform_weights(w, m),
         packed,
@@ -327,7 +327,7 @@ def space(
         return 3 * weights + 2 * columns + 1 if weights * columns <= registers * 3 // 4 else None
 
     oc, tile = TileChoices((out_blocks, tiles), ocs, ts).least(cost)
-    groups = in_block // target.dot.group
+    groups = in_block // target.dot.word_group
     iqs = tuple(d for d in (1, 2, 4, 8) if groups % d == 0)
     iq = max(iqs) if held and registers >= 32 else 1
     return IntegerWinogradSpace(ts, ocs, iqs, IntegerWinogradTiles(tile, oc, iq))
