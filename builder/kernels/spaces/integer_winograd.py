@@ -322,7 +322,8 @@ def space(
     def cost(vectors: int, columns: int) -> float | None:
         weights = vectors * -(-out_block // target.simd.lanes)
         if held:
-            fits = weights * columns + min(weights, 4) + columns + 2 <= registers
+            values = columns * -(-2 * in_block // (4 * target.simd.lanes))  # 16-bit integers, in vectors
+            fits = weights * columns + min(weights, 4) + values + 2 <= registers
             return weights + columns / 4 + 1 if fits else None
         return 3 * weights + 2 * columns + 1 if weights * columns <= registers * 3 // 4 else None
 
