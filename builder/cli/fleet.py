@@ -18,8 +18,9 @@ from builder.cli.refused_bundle import deployment_hint, naming_file
 if TYPE_CHECKING:
     from builder.fleet.agents import AgentSummary
     from builder.fleet.deploy import DeployProgress
-    from edgebundle.answer import Answer, Output
+    from edgebundle.answer import Answer
     from edgebundle.broker import Broker
+    from edgebundle.output import Output
 
 
 def add_parsers(subparsers: SubParsers) -> None:
