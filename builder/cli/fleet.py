@@ -18,8 +18,9 @@ from builder.cli.refused_bundle import deployment_hint, naming_file
 if TYPE_CHECKING:
     from builder.fleet.agents import AgentSummary
     from builder.fleet.deploy import DeployProgress
-    from edgebundle.answer import Answer, Output
+    from edgebundle.answer import Answer
     from edgebundle.broker import Broker
+    from edgebundle.output import Output
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -41,7 +42,14 @@ def _add_deploy(subparsers: SubParsers) -> None:
         "      --source https://files.example/bundles/resnet50.bundle",
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
-    add_agent(parser)
+    parser.add_argument(
+        "--agent",
+        required=True,
+        action="append",
+        metavar="NAME",
+        help="an agent's name: `device` in its configuration, the first column of `edgebundle agents`; "
+        "repeatable: to one after the other, and no further after a failure",
+    )
     add_broker(parser)
     parser.add_argument(
         "--source",
@@ -171,12 +179,18 @@ def broker_of(args: argparse.Namespace) -> Broker:
 def _deploy(args: argparse.Namespace) -> int:
     with naming_file(args.bundle):
         _check_signed(args.bundle)
+    for agent in dict.fromkeys(args.agent):
+        _deploy_to(args, agent)
+    return 0
+
+
+def _deploy_to(args: argparse.Namespace, agent: str) -> None:
     from builder.errors import FleetError
     from builder.fleet.deploy import deploy
 
     with _show_deployment(quiet=args.json) as progress, naming_file(args.bundle):
         result = deploy(
-            args.bundle, args.agent, broker_of(args), source=args.source, wait_s=args.wait, progress=progress
+            args.bundle, agent, broker_of(args), source=args.source, wait_s=args.wait, progress=progress
         )
     if args.json:
         _print_json(
@@ -207,7 +221,6 @@ def _deploy(args: argparse.Namespace) -> int:
             f"{result.model} {result.version} is in service on {result.agent} "
             f"({result.duration_s:.1f} s, {result.sent_bytes / 1e6:.2f} MB sent{note})"
         )
-    return 0
 
 
 def _check_signed(bundle: str) -> None:
