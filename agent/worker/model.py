@@ -21,6 +21,7 @@ from agent.bundle.manifest import Manifest
 from agent.errors import DeadlineError, ExecutionError, FormatError, RequestError
 from agent.runtime.bucketed_module import BucketedModule
 from agent.runtime.graph_executor import GraphModule, create
+from agent.runtime.lengths import cut
 from agent.runtime.module import KernelModule
 from agent.runtime.postprocess import Postprocessor
 from agent.runtime.self_test import check_samples
@@ -113,6 +114,7 @@ class Model:
         self._module = module
         self._postprocess = prepared.postprocessor
         manifest = prepared.manifest
+        self._lengths = manifest.lengths
         self._outputs: Callable[[], Mapping[str, Array]]
         target: Callable[[str], Array]
         if isinstance(module, BucketedModule):
@@ -195,6 +197,8 @@ class Model:
             If the answer cannot be made or encoded.
         """
         values = self._postprocess(outputs, decoded.placement)
+        if self._lengths is not None:
+            values = cut(values, outputs, self._lengths)
         tensors, body = self._codec.encode(request, decoded, media_type, values, MAX_ANSWER_BYTES)
         times.append(clock())
         return Answer(request.seq, OK, "", media_type, tensors, **_durations(request, times)), body

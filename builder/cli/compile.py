@@ -21,7 +21,7 @@ from builder.cli.arguments import (
 from builder.cli.bounded import add_bounds, bucket_lines, check_bounds, compile_bounded
 from builder.cli.early_checks import check_folder_of, check_model, check_records
 from builder.cli.progress import show_steps
-from builder.cli.quantize import add_quantising, check_flags, quantise
+from builder.cli.quantize import PRECISIONS, add_quantising, check_flags, quantise
 from builder.compiling import tolerances
 from builder.compiling.identity import Identity
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from builder.bundles.package import Package, UncoveredKernel
     from builder.compiling.recognition import Proposal
     from builder.quantising.report import QuantisationReport
+    from builder.quantising.weights_only import WeightsReport
 
 _NAMED: Final = 3  # kernels without a design space that the summary names
 
@@ -67,8 +68,9 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument("-O", "--opt-level", type=int, choices=range(4), default=3, help=argparse.SUPPRESS)
     parser.add_argument(
         "--precision",
-        choices=["int8"],
-        help="quantise the model first, as `edgebundle quantize` does (default: compile the model as it is)",
+        choices=PRECISIONS,
+        help="quantise the model first, as `edgebundle quantize` does (default: compile the model as it is); "
+        "int8 needs --calibration, the weights-only ones do not",
     )
     add_quantising(parser)
     add_bounds(parser)
@@ -258,7 +260,7 @@ def _report(
     package: Package,
     output: str,
     proposal: Proposal | None,
-    quantisation: QuantisationReport | None,
+    quantisation: QuantisationReport | WeightsReport | None,
     *,
     as_json: bool,
 ) -> None:

@@ -232,10 +232,11 @@ def _bundle_and_inputs(args: argparse.Namespace) -> tuple[str, list[str]]:
     from builder.errors import ModelError
 
     names = [name for group in args.inputs or () for name in group]
-    if args.bundle is not None:
-        return args.bundle, names
+    # First the last word: a bundle that is not named there may be that of the folder's project.
     if len(names) > 1 and names[-1].endswith(".bundle"):
         return names.pop(), names
+    if args.bundle is not None:
+        return args.bundle, names
     raise ModelError(
         "expected a bundle, got none", hint="for example edgebundle run model.bundle --inputs cat.jpg"
     )
@@ -401,8 +402,14 @@ def _profile(args: argparse.Namespace) -> int:
     report = _profile_report(package, args, number=args.number)
     if args.html:
         from builder.bundles.graph_page import write_page
+        from builder.running.inputs import Picture, read_inputs
+        from builder.running.sizes import timed_bucket
 
-        write_page(package, args.html, report, other)
+        given = read_inputs(args.inputs, package.manifest.inputs)
+        values = {} if isinstance(given, Picture) else given
+        shapes = {s.name: s.shape for s in package.manifest.smallest_inputs}
+        shapes = shapes if isinstance(given, Picture) else _shapes(args) or {}
+        write_page(timed_bucket(package, values, shapes), args.html, report, other)
     print(report.json() if args.json else report.table(aggregate=not args.calls))
     return 0
 

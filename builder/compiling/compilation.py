@@ -218,7 +218,7 @@ def compare_model(
     module.run()
     outputs = [np.array(module.get_output(i)) for i in range(len(names))]
     half = any(spec.datatype == "FP16" for spec in model.outputs)
-    run = parity.run_as_defined if quantised else parity.reference_outputs
+    run = parity.run_as_defined if parity.is_approximated(model.onnx) else parity.reference_outputs
     reference = run(model.onnx, inputs)
     agreement = parity.compare(names, outputs, reference)
     rtol = tolerances.self_test_rtol(agreement.error, half=half)
@@ -361,6 +361,7 @@ def describe_model(
             outputs=model.outputs,
             preprocess=preprocess,
             postprocess=postprocess,
+            lengths=model.lengths or None,
             samples=Samples(1, compared.self_test_rtol, tolerances.SELF_TEST_ATOL),
             resources=resources,
             files=digests(members),

@@ -45,7 +45,7 @@ def ladder(low: int, high: int, dimensions: int = 1) -> tuple[int, ...]:
     for size in between:
         if len(chosen) == limit:
             break
-        if size > min(chosen):
+        if size > min(chosen) and all(not 4 / 5 < size / other < 5 / 4 for other in chosen):
             chosen.add(size)
     return tuple(sorted(chosen))
 

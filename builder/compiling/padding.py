@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from agent.bundle.buckets import CONSTANT, Buckets, InputAxis
 from agent.bundle.processing import Preprocess
-from builder.compiling import block_parity, parity, tolerances
+from builder.compiling import parity, tolerances
 from builder.compiling.sample_inputs import make_inputs, masks
 from builder.compiling.sized_models import SizedModels, Sizes
 from builder.importer.onnx_import import ImportedModel
@@ -101,8 +101,7 @@ def request_inputs(
 
 def reference(model: ImportedModel, inputs: Arrays) -> list[Array]:
     """Run the reference as parity does."""
-    quantised = block_parity.is_quantised(model.onnx)
-    run = parity.run_as_defined if quantised else parity.reference_outputs
+    run = parity.run_as_defined if parity.is_approximated(model.onnx) else parity.reference_outputs
     return run(model.onnx, inputs)
 
 

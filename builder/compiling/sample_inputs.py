@@ -158,6 +158,8 @@ def _table_sizes(model: onnx.ModelProto) -> dict[str, int]:
     for node in graph.node:
         if node.op_type in _TRANSPARENT and node.input and node.input[0] in origin:
             origin[node.output[0]] = origin[node.input[0]]
+        elif node.op_type == "DequantizeLinear" and node.input[0] in shapes:
+            shapes[node.output[0]] = shapes[node.input[0]]
         elif node.op_type == "Gather" and node.input[0] in shapes and node.input[1] in origin:
             axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
             name = origin[node.input[1]]

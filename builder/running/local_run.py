@@ -23,6 +23,7 @@ from agent.runtime.benchmark import BenchmarkResult
 from agent.runtime.bucketed_module import BucketedModule
 from agent.runtime.debug_executor import GraphModuleDebug
 from agent.runtime.graph_executor import GraphModule, load
+from agent.runtime.lengths import cut
 from agent.runtime.module import KernelModule
 from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Postprocessor, Value
@@ -162,12 +163,15 @@ class Runner:
         _set_all(package, module, given, fill_mode, input_shapes or {})
         placement = _set_picture(package, module, given) if isinstance(given, Picture) else None
         module.run()
-        outputs = {f"output_{i}": value for i, value in enumerate(_outputs(module, package))}
+        manifest = package.manifest
+        computed = _outputs(module, package)
+        named = {spec.name: value for spec, value in zip(manifest.outputs, computed, strict=True)}
+        whole = cut(named, named, manifest.lengths or ())
+        outputs = {f"output_{i}": np.asarray(array) for i, array in enumerate(whole.values())}
         answers = None
-        if package.manifest.postprocess is not None:
-            named = zip(package.manifest.outputs, outputs.values(), strict=True)
+        if manifest.postprocess is not None:
             try:
-                answers = self._finish({spec.name: array for spec, array in named}, placement)
+                answers = cut(self._finish(named, placement), named, manifest.lengths or ())
             except EdgeError as error:
                 raise ModelError(f"the outputs cannot be turned into an answer: {error}") from error
         return RunResult(outputs, answers, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -78,6 +79,20 @@ def fit(package: Package, module: object, values: Mapping[str, Array], shapes: S
         raise ShapeError(str(error)) from error
     module.use(tuple(dimension.high for dimension in module.buckets.dimensions))
     return list(module.specs.values())
+
+
+def timed_bucket(package: Package, values: Mapping[str, Array], shapes: Shapes) -> Package:
+    """Return the package with the graph that computes these inputs as its `mod.json`, for pages about it."""
+    buckets = package.manifest.buckets
+    if buckets is None:
+        return package
+    known = {name: tuple(shape) for name, shape in shapes.items()}
+    known |= {name: value.shape for name, value in values.items()}
+    index = buckets.count - 1
+    if known:
+        index = buckets.smallest_for(buckets.sizes_of(known, {s.name: s for s in package.manifest.inputs}))
+    graph = package.members[buckets.members()[index]]
+    return replace(package, members={**package.members, "mod.json": graph})
 
 
 def recorded_input(package: Package, spec: TensorSpec) -> Array:

@@ -21,7 +21,7 @@ from builder.compiling.compilation import compile as compile_model
 from builder.errors import ModelError, ShapeError
 from builder.running.in_memory import load_kernels
 from builder.running.local_run import profile, run
-from builder.running.sizes import make_module
+from builder.running.sizes import make_module, timed_bucket
 from tests import changing_models
 
 pytestmark = pytest.mark.slow
@@ -121,6 +121,8 @@ def test_run_and_profile_take_any_size(attention: Package) -> None:
     for shapes, rows in (({"ids": (1, 3)}, "[1, 4]"), ({"ids": (2, 9)}, "[3, 16]")):
         report = profile(attention, input_shapes=shapes, number=1)
         assert any(rows in row.shapes for row in report.rows)
+        graph = Graph.from_json(timed_bucket(attention, {}, shapes).members["mod.json"])
+        assert {row.name for row in report.rows} <= {node.func_name for node in graph.nodes}
     with pytest.raises(ShapeError, match=r"sequence must be from 1 to 16"):
         run(attention, input_shapes={"ids": (1, 17)})
     with pytest.raises(ShapeError, match="one size of sequence, got 5 in input 'ids' and 6 in 'mask'"):

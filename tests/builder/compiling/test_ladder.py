@@ -12,6 +12,7 @@ from builder.errors import ShapeError
 def test_powers_of_two_and_those_between() -> None:
     assert ladder(1, 512) == (16, 32, 64, 128, 192, 256, 384, 512)
     assert ladder(1, 8) == (1, 2, 3, 4, 6, 8)
+    assert ladder(1, 40) == (1, 2, 4, 8, 16, 24, 32, 40)
     assert ladder(300, 320) == (320,)
     assert ladder(7, 7) == (7,)
 
