@@ -13,6 +13,7 @@ from typing import Final
 
 SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "batch_matmul": 10,
+    "blocked_matmul": 1,
     "columns": 10,
     "conv2d": 10,
     "depthwise": 10,

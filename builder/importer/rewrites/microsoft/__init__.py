@@ -91,6 +91,11 @@ def has_contrib(model: onnx.ModelProto) -> bool:
     return any(node.domain == DOMAIN and node.op_type in CONTRIB for node in model.graph.node)
 
 
+def needs_blocks(model: onnx.ModelProto) -> bool:
+    """Whether a model has weights in blocks, which ONNX itself has only since opset 21."""
+    return any(node.domain == DOMAIN and node.op_type == "MatMulNBits" for node in model.graph.node)
+
+
 def replace_contrib(model: onnx.ModelProto) -> None:
     """Replace operators of com.microsoft, in place, as far as their shapes are known.
 
