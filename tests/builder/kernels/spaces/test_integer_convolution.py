@@ -9,7 +9,7 @@ import pytest
 from tvm import relax
 
 from builder.codegen.dot_products import write_dot_products
-from builder.codegen.lowering import to_loops
+from builder.codegen.lowering import build_kernels, to_loops
 from builder.kernels.decisions import heuristic
 from builder.kernels.spaces import integer_convolution
 from builder.target.device_target import DeviceTarget
@@ -105,3 +105,19 @@ def test_weights_are_packed_for_groups_and_tiles() -> None:
     assert packed.shape == (2, 1, 1, 1, 2, 2, 8, 4)
     assert packed[0, 0, 0, 0, 1, 1, 3].tolist() == w[8 + 3, 4:, 0, 0].tolist()
     assert not packed[1, ..., 1, :, :].any(), "the last tile is filled with zeros"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lowest", [-128, -127])
+def test_products_that_do_not_fit_16_bits_are_added_in_32(lowest: int) -> None:
+    """Two products of -128 and -128 are 2^15: such weights take the slower instruction, and are as exact."""
+    target = device("rpi4")
+    x, w = np.full((1, 32, 5, 5), -128, "int8"), np.full((16, 32, 1, 1), lowest, "int8")
+    convolve(x, w, 0, target)
+    kernels = lower_for(
+        lambda v: relax.op.nn.conv2d(numbers(v, 0, "int8"), numbers(relax.const(w), 0, "int8")),
+        {"x": x},
+        target,
+    ).kernels
+    assembly = build_kernels(kernels, target.tvm_target).inspect_source("asm")
+    assert ("sadalp" in assembly) == (lowest == -127)
