@@ -83,11 +83,16 @@ def _add_infer(subparsers: SubParsers) -> None:
     parser.add_argument("--model", required=True, metavar="NAME", help="the model's name on the agent")
     parser.add_argument(
         "--input",
-        required=True,
         metavar="FILE",
         help="a .jpg or .png picture, an .npz of inputs, or a .json request; - reads a picture from stdin",
     )
     add_broker(parser)
+    parser.add_argument(
+        "--accuracy",
+        metavar="CSV|JSON",
+        help="how often the device's answers are right, as `edgebundle run --accuracy` says; --input may be "
+        "the folder of the pictures",
+    )
     parser.add_argument("--outputs", metavar="FILE", help="write the output tensors to this .npz file")
     parser.add_argument(
         "--print-top",
@@ -248,7 +253,13 @@ def _infer(args: argparse.Namespace) -> int:
     from builder.errors import FleetError
     from edgebundle.errors import ClientError, RefusedError
 
+    if args.input is None and args.accuracy is None:
+        raise FleetError("expected --input, got none", hint="for example --input cat.jpg")
     try:
+        if args.accuracy is not None:
+            from builder.cli.device_accuracy import infer_accuracy
+
+            return asyncio.run(infer_accuracy(args, broker_of(args)))
         data = _given(args.input)
         answers = asyncio.run(_ask(args, data))
     except RefusedError as error:
