@@ -58,7 +58,7 @@ from agent.worker.frames import (
 
 # Default limit of one request's or answer's payload: a 4000x3000 RGB tensor of uint8 has 36 MB.
 MAX_PAYLOAD_BYTES: Final = 64 * 1024 * 1024
-# SCM_MAX_FD of Linux; a bundle has fewer than ten members.
+# SCM_MAX_FD of Linux; a bundle has at most 64 members.
 MAX_DESCRIPTORS: Final = 253
 # Many small frames are read at once; this is the usual size of a socket's buffer.
 _CHUNK_BYTES: Final = 64 * 1024

@@ -35,13 +35,22 @@ def _add_deploy(subparsers: SubParsers) -> None:
         "deploy",
         help="deploy a bundle to an agent and wait for the result",
         description="Deploy a bundle to an agent over MQTT. The agent downloads, verifies and tests it, then "
-        "switches to it.\nThe old version serves until the new one has passed its recorded samples.",
+        "switches to it.\nThe old version serves until the new one has passed its recorded samples.\n\n"
+        "Of several bundles of one model (same name, version, security counter, inputs and outputs), the\n"
+        "agent gets the best that its processor can run: one for exactly its core, else the one that uses\n"
+        "most of its CPU features, else the first.",
         epilog="examples:\n"
         "  edgebundle deploy resnet50.bundle --agent kitchen --broker mqtts://broker --cafile ca.pem\n"
         "  edgebundle deploy resnet50.bundle --agent kitchen --broker mqtt://localhost \\\n"
-        "      --source https://files.example/bundles/resnet50.bundle",
+        "      --source https://files.example/bundles/resnet50.bundle\n"
+        "  edgebundle deploy resnet50-int8-pi5.bundle resnet50-pi4.bundle --agent kitchen --broker mqtt://localhost",
     )
-    parser.add_argument("bundle", metavar="FILE", help="the bundle")
+    parser.add_argument(
+        "bundles",
+        metavar="FILE",
+        nargs="+",
+        help="the bundle; or several of one model, preferred ones first, or a folder of them",
+    )
     parser.add_argument(
         "--agent",
         required=True,
@@ -54,7 +63,8 @@ def _add_deploy(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--source",
         metavar="URL",
-        help="https URL that the agent downloads it from (default: this command sends it over MQTT)",
+        help="https URL that the agent downloads it from, for several bundles one that ends in / (default: "
+        "this command sends it over MQTT)",
     )
     parser.add_argument(
         "--wait",
@@ -182,20 +192,35 @@ def broker_of(args: argparse.Namespace) -> Broker:
 
 
 def _deploy(args: argparse.Namespace) -> int:
-    with naming_file(args.bundle):
-        _check_signed(args.bundle)
+    from builder.fleet.bundle_set import list_files
+
+    files = list_files(args.bundles)
+    for file in files:
+        with naming_file(str(file)):
+            _check_signed(str(file))
     for agent in dict.fromkeys(args.agent):
-        _deploy_to(args, agent)
+        _deploy_to(args, files, agent)
     return 0
 
 
-def _deploy_to(args: argparse.Namespace, agent: str) -> None:
-    from builder.errors import FleetError
-    from builder.fleet.deploy import deploy
+def _deploy_to(args: argparse.Namespace, files: Sequence[Path], agent: str) -> None:
+    import asyncio
 
-    with _show_deployment(quiet=args.json) as progress, naming_file(args.bundle):
-        result = deploy(
-            args.bundle, agent, broker_of(args), source=args.source, wait_s=args.wait, progress=progress
+    from builder.errors import FleetError
+    from builder.fleet.deploy_set import deploy_set_async
+
+    name = str(files[0]) if len(files) == 1 else "the bundles"
+    with _show_deployment(quiet=args.json) as steps, naming_file(name):
+        result = asyncio.run(
+            deploy_set_async(
+                files,
+                agent,
+                broker_of(args),
+                source=args.source,
+                wait_s=args.wait,
+                steps=steps,
+                progress=(lambda _line: None) if args.json else print_line,
+            )
         )
     if args.json:
         _print_json(

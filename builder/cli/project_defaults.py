@@ -40,6 +40,11 @@ _VERBS: Final = frozenset(
 _ONLY_FLEET: Final = frozenset({"agents", "dashboard", "metrics"})
 # The other flags of these mean something else.
 _ONLY_FILES: Final = frozenset({"quantize", "tune"})
+# How many words an argument takes, if none is enough.
+_OPTIONAL: Final[Mapping[int | str | None, int | str]] = {
+    None: argparse.OPTIONAL,
+    argparse.ONE_OR_MORE: argparse.ZERO_OR_MORE,
+}
 
 
 def with_project(
@@ -80,7 +85,7 @@ def with_project(
     return args, unknown
 
 
-def _source(verb: str, project: Project) -> tuple[str, str] | None:
+def _source(verb: str, project: Project) -> tuple[str, str | list[str]] | None:
     """Return the argument that names the file which a verb works on, and the project's value."""
     model = project.model
     if verb in ("compile", "check", "quantize", "tune"):
@@ -88,7 +93,9 @@ def _source(verb: str, project: Project) -> tuple[str, str] | None:
     if verb == "infer" or verb in _ONLY_FLEET:
         return None
     bundle = _bundle(project)
-    return None if bundle is None else ("bundle", bundle)
+    if bundle is None:
+        return None
+    return ("bundles", [bundle]) if verb == "deploy" else ("bundle", bundle)
 
 
 def _bundle(project: Project) -> str | None:
@@ -119,9 +126,11 @@ def _model(verb: str, project: Project) -> dict[str, object]:
         return {}
     if verb == "infer":
         return {"model": model.name}
+    bundle = _bundle(project)
     values: dict[str, object] = {
         "model": model.file,
-        "bundle": _bundle(project),
+        "bundle": bundle,
+        "bundles": None if bundle is None else [bundle],
         "target": model.target,
         "input_shapes": model.input_shapes,
         "input_values": model.input_values,
@@ -163,8 +172,8 @@ def _apply(parser: argparse.ArgumentParser, values: Mapping[str, object]) -> Non
                 hint=did_you_mean(str(value), known, otherwise="see docs/project.md"),
             )
         action.default, action.required = value, False
-        if not action.option_strings and action.nargs is None:
-            action.nargs = argparse.OPTIONAL
+        if not action.option_strings:
+            action.nargs = _OPTIONAL.get(action.nargs, action.nargs)
 
 
 def _path(text: str | None) -> Path | None:

@@ -146,6 +146,11 @@ def _add_fill_mode(parser: Parser) -> None:
 
 def _add_common(parser: Parser) -> None:
     parser.add_argument(
+        "--input-shapes",
+        metavar='"NAME:[1,17] ..."',
+        help="shapes of inputs that are filled, for a model whose shapes change (default: the largest)",
+    )
+    parser.add_argument(
         "--threads", type=positive, metavar="N", help="threads that run kernels (default: all CPUs)"
     )
     add_json(parser)
@@ -169,6 +174,17 @@ def _board(args: argparse.Namespace) -> dict[str, str] | None:
     return None if args.rpc_tracker is None else {"tracker": args.rpc_tracker, "key": args.rpc_key}
 
 
+def _shapes(args: argparse.Namespace) -> dict[str, tuple[int, ...]] | None:
+    from builder.errors import ShapeError
+    from builder.importer import parse_input_shapes
+
+    if args.input_shapes is None:
+        return None
+    if args.rpc_tracker is not None:
+        raise ShapeError("--input-shapes: expected this machine, got a board", hint="give the inputs instead")
+    return parse_input_shapes(args.input_shapes)
+
+
 def _run_on_board(*args: Any, **kwargs: Any) -> RunResult:  # noqa: ANN401 - the arguments of builder.run
     from builder.boards.remote_run import run_on_board
 
@@ -180,7 +196,14 @@ def _profile_report(package: Package, args: argparse.Namespace, number: int) -> 
     if board is None:
         from builder.running.local_run import profile
 
-        return profile(package, args.inputs, fill_mode=args.fill_mode, number=number, threads=args.threads)
+        return profile(
+            package,
+            args.inputs,
+            fill_mode=args.fill_mode,
+            number=number,
+            threads=args.threads,
+            input_shapes=_shapes(args),
+        )
     from builder.boards.remote_run import profile_on_board
 
     return profile_on_board(
@@ -240,7 +263,8 @@ def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> i
         _show_input(package, given, args.show_input)
     drawn = drawn_names([Path(given)], args.draw)[0] if args.draw and given else None
     board = _board(args)
-    run_it = run if board is None else partial(_run_on_board, **board)
+    shaped = partial(run, input_shapes=_shapes(args))
+    run_it = shaped if board is None else partial(_run_on_board, **board)
     result = run_it(
         package,
         given,

@@ -151,7 +151,7 @@ async def deploy_async(
     if not topics.is_device_name(agent):
         raise FleetError(f"expected the name of an agent, got {agent!r:.80}")
     with Offer(bundle) as offer:
-        manifest, digest = await asyncio.to_thread(_read, bundle)
+        manifest, digest = await asyncio.to_thread(read_bundle, bundle)
         wanted = DesiredModel(
             model=manifest.name,
             digest=digest,
@@ -337,7 +337,14 @@ class _Deployment:
         )
 
 
-def _read(path: Path) -> tuple[Manifest, str]:
+def read_bundle(path: Path) -> tuple[Manifest, str]:
+    """Return the manifest of a bundle, which is not verified, and the digest of the file.
+
+    Raises
+    ------
+    PackageError, BundleError
+        If the file is not a bundle.
+    """
     with path.open("rb") as file:
         digest = format_digest(hashlib.file_digest(file, "sha256").hexdigest())
         members = {member.name: member for member in read_index(file.fileno())}

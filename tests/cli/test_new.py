@@ -111,7 +111,7 @@ async def test_deploy_and_infer_ask_the_fleet(
     [
         ('targte = "rpi4"', "compile", "did you mean target?"),
         ('target = "rpi44"', "compile", "rpi4"),
-        ('precision = "int9"', "compile", "precision: expected one of int8, got 'int9'"),
+        ('precision = "int9"', "compile", "precision: expected one of int8, weights-int8"),
         ("target = ", "run", "expected TOML"),
     ],
 )

@@ -17,7 +17,14 @@ from tvm import s_tir as st
 from tvm.ir import Call
 
 from builder.kernels.decisions import Chooser, Decision
-from builder.kernels.rewriter import Values, constant_of, definition, legalise_as_tvm, shape_of
+from builder.kernels.rewriter import (
+    Values,
+    constant_of,
+    definition,
+    emit_weights,
+    legalise_as_tvm,
+    shape_of,
+)
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import tiled
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
@@ -69,24 +76,30 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
     left = shape_of(call.args[0])
     if weight is None or weight.ndim != 2 or weight.dtype != np.float32 or len(left) < 2:
         return False
-    depth, columns = weight.shape
+    columns = weight.shape[1]
     panel = panel_width(columns, int(np.prod(left[:-1])), target)
-    packed = pack(weight, panel)
-    x = table.plain(call.args[0])
-    form = tiled.Form.of(left[:-1], depth, columns, panel, target)
+    x, packed = table.plain(call.args[0]), emit_weights(table.bb, pack(weight, panel))
+    table.define(var, emit_packed(table.bb, x, packed, columns, target))
+    return True
+
+
+def emit_packed(
+    bb: relax.BlockBuilder, x: relax.Expr, packed: relax.Expr, columns: int, target: DeviceTarget
+) -> relax.Expr:
+    """Emit the product of `x`, `[..., K]`, with panels `[ceil(N / panel), K, panel]`; N is `columns`."""
+    _, depth, panel = shape_of(packed)
+    form = tiled.Form.of(shape_of(x)[:-1], depth, columns, panel, target)
     if form is not None:
-        table.define(var, tiled.emit(table.bb, x, relax.const(packed), columns, form))
-        return True
+        return tiled.emit(bb, x, packed, columns, form)
     width = min(panel, target.simd.lanes)
-    new = table.bb.call_te(
+    call = bb.call_te(
         lambda a, b: product(a, b, columns, width),
         x,
-        relax.const(packed),
+        packed,
         primfunc_name_hint="matmul",
         primfunc_attrs=FUSES_ELEMENTWISE,
     )
-    table.define(var, table.bb.emit(new))
-    return True
+    return bb.emit(call)
 
 
 def product(a: te.Tensor, b: te.Tensor, columns: int, width: int) -> te.Tensor:
