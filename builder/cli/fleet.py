@@ -93,11 +93,16 @@ def _add_infer(subparsers: SubParsers) -> None:
     parser.add_argument("--model", required=True, metavar="NAME", help="the model's name on the agent")
     parser.add_argument(
         "--input",
-        required=True,
         metavar="FILE",
-        help="a .jpg or .png picture, an .npz of inputs, or a .json request",
+        help="a .jpg or .png picture, an .npz of inputs, or a .json request; - reads a picture from stdin",
     )
     add_broker(parser)
+    parser.add_argument(
+        "--accuracy",
+        metavar="CSV|JSON",
+        help="how often the device's answers are right, as `edgebundle run --accuracy` says; --input may be "
+        "the folder of the pictures",
+    )
     parser.add_argument("--outputs", metavar="FILE", help="write the output tensors to this .npz file")
     parser.add_argument(
         "--print-top",
@@ -272,11 +277,15 @@ def _infer(args: argparse.Namespace) -> int:
 
     from builder.errors import FleetError
     from edgebundle.errors import ClientError, RefusedError
-    from edgebundle.request import Request, read_arrays
 
+    if args.input is None and args.accuracy is None:
+        raise FleetError("expected --input, got none", hint="for example --input cat.jpg")
     try:
-        path = Path(args.input)
-        data = read_arrays(path) if path.suffix == ".npz" else Request.from_file(path)
+        if args.accuracy is not None:
+            from builder.cli.device_accuracy import infer_accuracy
+
+            return asyncio.run(infer_accuracy(args, broker_of(args)))
+        data = _given(args.input)
         answers = asyncio.run(_ask(args, data))
     except RefusedError as error:
         if args.json:
@@ -304,6 +313,20 @@ def _infer(args: argparse.Namespace) -> int:
     else:
         _print_answer(answers, args.print_top)
     return 0
+
+
+def _given(name: str) -> object:
+    """Read the file of `--input`; `-` is a picture on standard input."""
+    from edgebundle.errors import UsageError
+    from edgebundle.request import MAX_REQUEST_BYTES, Request, read_arrays
+
+    if name != "-":
+        path = Path(name)
+        return read_arrays(path) if path.suffix == ".npz" else Request.from_file(path)
+    try:
+        return Request.image(sys.stdin.buffer.read(MAX_REQUEST_BYTES + 1))
+    except UsageError as error:
+        raise UsageError(f"standard input: {error.message}", hint=error.hint) from error
 
 
 async def _ask(args: argparse.Namespace, data: object) -> list[Answer]:
