@@ -83,6 +83,10 @@ bench-agent: $(STAMP) broker ## measure latency, throughput, overload and versio
 deb: $(STAMP) ## build the Debian packages of the agent in dist/
 	$(BIN)/python packaging/build_deb.py
 
+.PHONY: man
+man: $(STAMP) ## write the manual pages of edgebundle and edge-agent to dist/man
+	$(BIN)/python packaging/man_pages.py
+
 .PHONY: install
 install: $(STAMP) ## only set up the virtual environment
 

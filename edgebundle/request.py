@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import struct
-import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -147,12 +146,14 @@ class Request:
         tensors, parts = [], []
         for name, given in arrays.items():
             array = np.asarray(given)
-            if name in known:
-                array = _fit(array, known[name])
-            try:
-                spec = TensorSpec.from_dtype(name, array.dtype.name, array.shape)
-            except ValueError as error:
-                raise UsageError(f"input {name}: {error}") from error
+            spec = known.get(name)
+            if spec is not None:
+                array = _fit(array, spec)
+            if spec is None or array.shape != spec.shape:
+                try:
+                    spec = TensorSpec.from_dtype(name, array.dtype.name, array.shape)
+                except ValueError as error:
+                    raise UsageError(f"input {name}: {error}") from error
             tensors.append(format_tensor(spec.name, spec.datatype, spec.shape))
             parts.append(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
         return cls(RAW, b"".join(parts), tuple(tensors))
@@ -237,6 +238,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     OSError
         If it cannot be read.
     """
+    import zipfile  # loaded by numpy anyway, and by nothing else here
+
     import numpy as np
 
     size = path.stat().st_size

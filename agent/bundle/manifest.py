@@ -20,6 +20,7 @@ from typing import Final
 from agent.bundle import canonical_json
 from agent.bundle.archive import MANIFEST, MAX_BUNDLE_BYTES, MAX_MEMBER_BYTES, SIGNATURE, max_member_bytes
 from agent.bundle.names import COMPATIBLE, MAX_VERSION_CHARS, MODEL_NAME, SEMVER, SHA256
+from agent.bundle.output_length import OutputLength, check_lengths
 from agent.bundle.processing import Postprocess, Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EndlessDataError, FormatError
@@ -358,6 +359,8 @@ class Manifest:
         Name -> digest of every member except manifest.json and model.sig.
     provenance
         Where the bundle comes from.
+    lengths
+        Axes of outputs whose length changes from answer to answer, or None if there are none.
     format
         Version of the manifest's format, 1.
 
@@ -381,6 +384,7 @@ class Manifest:
     resources: Resources
     files: Mapping[str, FileDigest]
     provenance: Provenance
+    lengths: tuple[OutputLength, ...] | None = field(default=None, metadata=canonical_json.LATER)
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -399,6 +403,9 @@ class Manifest:
         if self.postprocess is not None:
             for name in sorted(self.postprocess.outputs - {spec.name for spec in self.outputs}):
                 raise ValueError(f"postprocess is for output {name!r:.80}, which does not exist")
+        if self.lengths is not None:
+            processed = frozenset() if self.postprocess is None else frozenset(self.postprocess.outputs)
+            check_lengths(self.lengths, self.outputs, processed)
 
     @property
     def has_labels(self) -> bool:

@@ -5,6 +5,7 @@ Leaves to others: the numbers, which the worker and the builder read and write w
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +20,16 @@ _PROPERTY: Final = re.compile(
 )
 
 
+# Answers of a model describe the same tensors each time. A description that is accepted is short.
+_REMEMBERED_TENSORS: Final = 256
+
+
 def format_tensor(name: str, datatype: str, shape: Sequence[int]) -> str:
     """Return the value of a user property `tensor`, such as `image;FP32;1,3,224,224`."""
     return f"{name};{datatype};{','.join(map(str, shape))}"
 
 
+@functools.lru_cache(maxsize=_REMEMBERED_TENSORS)
 def parse_tensor(text: str) -> TensorSpec:
     """Read the value of a user property `tensor`.
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from agent.bundle.manifest import Manifest
 from agent.errors import DeadlineError, ExecutionError, FormatError, RequestError
 from agent.runtime.graph_executor import GraphModule, create
+from agent.runtime.lengths import cut
 from agent.runtime.module import KernelModule
 from agent.runtime.postprocess import Postprocessor
 from agent.runtime.self_test import check_samples
@@ -107,6 +108,7 @@ class Model:
         self._module = module
         self._outputs = {spec.name: module.output_view(i) for i, spec in enumerate(prepared.manifest.outputs)}
         self._postprocess = prepared.postprocessor
+        self._lengths = prepared.manifest.lengths
         # Looked up once, so that a request writes straight into the inputs' memory.
         views = {spec.name: module.input_view(spec.name) for spec in prepared.manifest.inputs}
         self._codec = Codec(prepared.manifest, prepared.preprocessor, views.__getitem__, prepared.cbor)
@@ -147,6 +149,8 @@ class Model:
             self._module.run()
             times.append(clock())
             values = self._postprocess(self._outputs, decoded.placement)
+            if self._lengths is not None:
+                values = cut(values, self._outputs, self._lengths)
             tensors, body = self._codec.encode(request, decoded, media_type, values, MAX_ANSWER_BYTES)
             times.append(clock())
         except RequestError as error:

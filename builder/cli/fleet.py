@@ -18,8 +18,9 @@ from builder.cli.refused_bundle import deployment_hint, naming_file
 if TYPE_CHECKING:
     from builder.fleet.agents import AgentSummary
     from builder.fleet.deploy import DeployProgress
-    from edgebundle.answer import Answer, Output
+    from edgebundle.answer import Answer
     from edgebundle.broker import Broker
+    from edgebundle.output import Output
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -50,7 +51,14 @@ def _add_deploy(subparsers: SubParsers) -> None:
         nargs="+",
         help="the bundle; or several of one model, preferred ones first, or a folder of them",
     )
-    add_agent(parser)
+    parser.add_argument(
+        "--agent",
+        required=True,
+        action="append",
+        metavar="NAME",
+        help="an agent's name: `device` in its configuration, the first column of `edgebundle agents`; "
+        "repeatable: to one after the other, and no further after a failure",
+    )
     add_broker(parser)
     parser.add_argument(
         "--source",
@@ -179,22 +187,29 @@ def broker_of(args: argparse.Namespace) -> Broker:
 
 
 def _deploy(args: argparse.Namespace) -> int:
-    import asyncio
-
-    from builder.errors import FleetError
     from builder.fleet.bundle_set import list_files
-    from builder.fleet.deploy_set import deploy_set_async
 
     files = list_files(args.bundles)
     for file in files:
         with naming_file(str(file)):
             _check_signed(str(file))
+    for agent in dict.fromkeys(args.agent):
+        _deploy_to(args, files, agent)
+    return 0
+
+
+def _deploy_to(args: argparse.Namespace, files: Sequence[Path], agent: str) -> None:
+    import asyncio
+
+    from builder.errors import FleetError
+    from builder.fleet.deploy_set import deploy_set_async
+
     name = str(files[0]) if len(files) == 1 else "the bundles"
     with _show_deployment(quiet=args.json) as steps, naming_file(name):
         result = asyncio.run(
             deploy_set_async(
                 files,
-                args.agent,
+                agent,
                 broker_of(args),
                 source=args.source,
                 wait_s=args.wait,
@@ -231,7 +246,6 @@ def _deploy(args: argparse.Namespace) -> int:
             f"{result.model} {result.version} is in service on {result.agent} "
             f"({result.duration_s:.1f} s, {result.sent_bytes / 1e6:.2f} MB sent{note})"
         )
-    return 0
 
 
 def _check_signed(bundle: str) -> None:

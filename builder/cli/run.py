@@ -209,10 +209,11 @@ def _bundle_and_inputs(args: argparse.Namespace) -> tuple[str, list[str]]:
     from builder.errors import ModelError
 
     names = [name for group in args.inputs or () for name in group]
-    if args.bundle is not None:
-        return args.bundle, names
+    # First the last word: a bundle that is not named there may be that of the folder's project.
     if len(names) > 1 and names[-1].endswith(".bundle"):
         return names.pop(), names
+    if args.bundle is not None:
+        return args.bundle, names
     raise ModelError(
         "expected a bundle, got none", hint="for example edgebundle run model.bundle --inputs cat.jpg"
     )

@@ -354,6 +354,7 @@ def _manifest(
             outputs=model.outputs,
             preprocess=preprocess,
             postprocess=postprocess,
+            lengths=model.lengths or None,
             samples=Samples(1, compared.self_test_rtol, tolerances.SELF_TEST_ATOL),
             resources=resources,
             files=digests(members),

@@ -19,6 +19,8 @@ SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "depthwise": 10,
     "integer_conv2d": 1,
     "integer_matmul": 1,
+    "integer_winograd": 1,
+    "integer_winograd_weights": 1,
     "matmul": 10,
     "planes": 1,
     "pool": 10,

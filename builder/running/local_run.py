@@ -25,6 +25,7 @@ from agent.errors import EdgeError
 from agent.runtime import debug_executor
 from agent.runtime.benchmark import BenchmarkResult
 from agent.runtime.graph_executor import GraphModule, create
+from agent.runtime.lengths import cut
 from agent.runtime.module import KernelModule
 from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Postprocessor, Value
@@ -160,12 +161,14 @@ class Runner:
             _set(module, spec, values[spec.name] if spec.name in values else _fill(package, spec, fill_mode))
         placement = _set_picture(package, module, given) if isinstance(given, Picture) else None
         module.run()
-        outputs = {f"output_{i}": np.array(module.get_output(i)) for i in range(module.get_num_outputs())}
+        manifest = package.manifest
+        named = {spec.name: np.array(module.get_output(i)) for i, spec in enumerate(manifest.outputs)}
+        whole = cut(named, named, manifest.lengths or ())
+        outputs = {f"output_{i}": np.asarray(array) for i, array in enumerate(whole.values())}
         answers = None
-        if package.manifest.postprocess is not None:
-            named = zip(package.manifest.outputs, outputs.values(), strict=True)
+        if manifest.postprocess is not None:
             try:
-                answers = self._finish({spec.name: array for spec, array in named}, placement)
+                answers = cut(self._finish(named, placement), named, manifest.lengths or ())
             except EdgeError as error:
                 raise ModelError(f"the outputs cannot be turned into an answer: {error}") from error
         return RunResult(outputs, answers, None)

@@ -43,10 +43,11 @@ def convolve(
 
 
 # Input, weights, dtype, zero point, geometry. Zero points are at both ends of the type and inside.
+# A window of 3x3 with stride 1 is dilated where Winograd's algorithm would be faster.
 CASES: list[tuple[Shape, Shape, str, int, dict[str, Any]]] = [
     ((1, 8, 5, 5), (1, 8, 1, 1), "uint8", 255, {}),
     ((1, 32, 7, 7), (40, 32, 1, 1), "int8", -128, {"strides": (2, 1)}),
-    ((2, 19, 9, 11), (21, 19, 3, 3), "uint8", 0, {"padding": (1, 0, 2, 1)}),
+    ((2, 19, 9, 11), (21, 19, 3, 3), "uint8", 0, {"padding": (1, 0, 2, 1), "dilation": (1, 2)}),
     ((1, 9, 13, 8), (17, 9, 3, 2), "int8", 127, {"padding": (0, 1, 1, 2), "strides": (2, 2)}),
     ((3, 12, 8, 7), (33, 12, 2, 3), "uint8", 131, {"padding": (2, 1, 0, 3), "dilation": (2, 1)}),
     ((1, 40, 6, 10), (7, 40, 1, 5), "int8", 3, {"padding": (0, 2, 0, 2), "dilation": (1, 2)}),
