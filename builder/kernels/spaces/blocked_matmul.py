@@ -34,8 +34,6 @@ from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_ele
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "blocked_matmul"
-# With more rows, weights are decoded at load: each tile of rows would decode them again.
-MOST_ROWS: Final = 8
 _NIBBLES: Final = 8  # codes of four bits in a word
 _LAST: Final = _NIBBLES - 1
 
@@ -153,7 +151,7 @@ def emit(bb: relax.BlockBuilder, x: relax.Expr, weights: BlockedWeights, target:
     """Emit the product of `x`, float32, `[..., K]`, with weights whose blocks are along axis 0."""
     rows = int(np.prod(shape_of(x)[:-1]))
     columns = weights.codes.shape[1]
-    few = rows <= MOST_ROWS
+    few = rows <= matmul.FEW_ROWS
     panel = (panel_width if few else matmul.panel_width)(columns, rows, target)
     code = Codes.of(weights)
     operands = [relax.const(pack_codes(weights, panel)), emit_weights(bb, pack(weights.scales, panel))]
@@ -291,7 +289,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     extents = [int(sch.get(loop).extent) for loop in lead]
     i = lead.pop(max((at for at, extent in enumerate(extents) if extent > 1), default=len(lead) - 1))
     count = int(sch.get(i).extent)
-    options = tilings(count, MOST_ROWS)
+    options = tilings(count, matmul.FEW_ROWS)
     vectors = panel // width
     most = max(1, target.simd.registers // 2 // vectors)
     rows = choose("rows", options, max(r for r in options if r <= most or r == 1))
