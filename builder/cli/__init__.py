@@ -53,6 +53,7 @@ VERB_MODULES: Final = (
         "rpc",
         "fleet",
         "metrics",
+        "dashboard",
         "completion",
     ),
 )

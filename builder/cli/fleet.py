@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import add_json, not_negative, positive, seconds
 from builder.cli.progress import print_line
-from builder.cli.refused_bundle import deployment_hint, naming_file
+from builder.cli.refused_bundle import naming_file
+from builder.fleet.hints import deployment_hint
 
 if TYPE_CHECKING:
     from builder.fleet.agents import AgentSummary
@@ -169,11 +170,12 @@ def broker_of(args: argparse.Namespace) -> Broker:
 
 
 def _deploy(args: argparse.Namespace) -> int:
-    with naming_file(args.bundle):
-        _check_signed(args.bundle)
     from builder.errors import FleetError
+    from builder.fleet.bundle_file import BundleFile
     from builder.fleet.deploy import deploy
 
+    with naming_file(args.bundle):
+        BundleFile.read(Path(args.bundle)).require_signature(args.bundle)
     with _show_deployment(quiet=args.json) as progress, naming_file(args.bundle):
         result = deploy(
             args.bundle, args.agent, broker_of(args), source=args.source, wait_s=args.wait, progress=progress
@@ -208,25 +210,6 @@ def _deploy(args: argparse.Namespace) -> int:
             f"({result.duration_s:.1f} s, {result.sent_bytes / 1e6:.2f} MB sent{note})"
         )
     return 0
-
-
-def _check_signed(bundle: str) -> None:
-    """Check that a bundle has a signature: every agent refuses it without one, but only after the upload."""
-    import os
-
-    from agent.bundle.archive import SIGNATURE, read_index
-    from builder.errors import PackageError
-
-    descriptor = os.open(bundle, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        is_signed = any(member.name == SIGNATURE for member in read_index(descriptor))
-    finally:
-        os.close(descriptor)
-    if not is_signed:
-        raise PackageError(
-            f"{bundle}: expected a signed bundle, got one without a signature",
-            hint=f"edgebundle sign {bundle} --sign-key keys/signing.key",
-        )
 
 
 def _infer(args: argparse.Namespace) -> int:
