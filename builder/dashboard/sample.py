@@ -10,6 +10,8 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Final
 
 from builder.dashboard.shown import number, shown
@@ -28,7 +30,26 @@ _STARTS: Final = (
     "edge_state_free",
     "edge_agent_up",
 )
-_DURATION: Final = "edge_inference_duration_seconds"
+# Longer keys are not looked at, and so not remembered.
+_MAX_KEY: Final = 500
+# A fleet's keys are alike: reading one takes 3 us, looking it up a tenth of that.
+_REMEMBERED_KEYS: Final = 4096
+_BUCKET: Final = "edge_inference_duration_seconds_bucket"
+_SHOWN: Final = frozenset(
+    {
+        "edge_agent_uptime_seconds",
+        "edge_inference_latency_seconds",
+        "edge_inference_requests_total",
+        "edge_inference_throughput",
+        "edge_load1",
+        "edge_memory_available_bytes",
+        "edge_state_free_bytes",
+        "edge_temperature_celsius",
+        "edge_throttled",
+        "edge_throttled_since_boot",
+        _BUCKET,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +133,9 @@ def read_sample(values: Mapping[str, float]) -> Sample:
     before: list[str] = []
     models: dict[str, _Model] = {}
     for key, given in values.items():
-        if not key.startswith(_STARTS):
+        name, labels = _parts(key) if len(key) <= _MAX_KEY else ("", {})
+        if not name or (value := number(given)) is None:
             continue
-        match, value = _KEY.fullmatch(key), number(given)
-        if match is None or value is None:
-            continue
-        name, labels = match[1], dict(_LABEL.findall(match[2] or ""))
         if name == "edge_temperature_celsius" and len(zones) < _MAX_ZONES:
             zones[shown(labels.get("zone"), 60)] = value
         elif name == "edge_throttled" and value:
@@ -126,8 +144,10 @@ def read_sample(values: Mapping[str, float]) -> Sample:
             before.append(shown(labels.get("cause"), 60))
         elif "model" in labels:
             model = labels["model"]
-            if model in models or len(models) < _MAX_MODELS:
-                _add(models.setdefault(model, _Model()), name, labels, value)
+            if model not in models and len(models) < _MAX_MODELS:
+                models[model] = _Model()
+            if model in models:
+                _add(models[model], name, labels, value)
         elif not labels:
             plain[name] = value
     return Sample(
@@ -143,6 +163,15 @@ def read_sample(values: Mapping[str, float]) -> Sample:
     )
 
 
+@lru_cache(maxsize=_REMEMBERED_KEYS)
+def _parts(key: str) -> tuple[str, Mapping[str, str]]:
+    """Return the name and the labels of a sample; an empty name for one that is not shown."""
+    match = _KEY.fullmatch(key)
+    if match is None or match[1] not in _SHOWN:
+        return "", {}
+    return match[1], MappingProxyType(dict(_LABEL.findall(match[2] or "")))
+
+
 def _add(model: _Model, name: str, labels: Mapping[str, str], value: float) -> None:
     match name:
         case "edge_inference_throughput":
@@ -153,7 +182,7 @@ def _add(model: _Model, name: str, labels: Mapping[str, str], value: float) -> N
                 model.quantiles[quantile] = value
         case "edge_inference_requests_total":
             model.statuses[shown(labels.get("status"), 8)] = value
-        case _ if name == f"{_DURATION}_bucket":
+        case _ if name == _BUCKET:
             bound = _bound(labels.get("le"))
             if bound is not None:
                 model.cumulative[bound] = value

@@ -37,6 +37,7 @@ from edgebundle.request import MAX_REQUEST_BYTES, Request
 
 # Changes are gathered for this long: faster than anybody reads, slow enough for a thousand agents.
 TICK_S: Final = 0.25
+_SETTLE_S: Final = 0.05
 _MAX_PAGES: Final = 32
 _MAX_ASKING: Final = 16
 _ASK_DEADLINE_S: Final = 15.0
@@ -181,19 +182,26 @@ class Dashboard:
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
+        told_s = 0.0
         while True:
+            begun_s = loop.time()
             looks_at: set[str] = set()
             for session in self._sessions:
                 looks_at |= session.looks_at
             self.fleet.settle(looks_at)
-            broker = self._link.state()
-            for session in tuple(self._sessions):
-                task = loop.create_task(session.tick(broker, loop.time()))
-                self._sending.add(task)
-                task.add_done_callback(self._sent)
-            self._awake.clear()
+            if self._awake.is_set() or begun_s - told_s >= TICK_S:
+                self._awake.clear()
+                told_s = begun_s
+                self._tell(begun_s)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._awake.wait(), TICK_S)
+                await asyncio.wait_for(self._awake.wait(), max(0.001, begun_s + _SETTLE_S - loop.time()))
+
+    def _tell(self, now_s: float) -> None:
+        broker = self._link.state()
+        for session in self._sessions:
+            task = asyncio.get_running_loop().create_task(session.tick(broker, now_s))
+            self._sending.add(task)
+            task.add_done_callback(self._sent)
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         self._sending.discard(task)

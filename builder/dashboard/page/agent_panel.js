@@ -102,7 +102,7 @@ export class AgentPanel {
     const zones = detail.zones.map(([zone, value]) => `${digits(value)} \u00b0C${detail.zones.length > 1 && zone ? ` ${zone}` : ""}`);
     const facts = [];
     const add = (name, value, isBad = false) => { if (value) facts.push([name, value, isBad]); };
-    add("running since", detail.uptime != null && detail.state === "online" && duration(detail.uptime + Math.max(0, now - detail.sampled)));
+    add("running for", detail.uptime != null && detail.state === "online" && duration(detail.uptime + Math.max(0, now - detail.sampled)));
     add("temperature", zones.slice(0, 4).join(", "), detail.alerts.some((text) => text.startsWith("hot")));
     if (detail.throttled.length) add("slowed down by", detail.throttled.join(", ").replaceAll("_", " "), true);
     else if (detail.throttledBefore.length) add("slowed down since boot by", detail.throttledBefore.join(", ").replaceAll("_", " "));
@@ -111,7 +111,7 @@ export class AgentPanel {
     add("free memory", detail.memoryFree != null && `${bytes(detail.memoryFree)}${detail.memory ? ` of ${bytes(detail.memory)}` : ""}`);
     add("free for bundles", detail.diskFree != null && bytes(detail.diskFree));
     add("sandbox", detail.sandboxMissing && (detail.sandboxMissing.length ? `without ${detail.sandboxMissing.join(", ")}` : "complete"), Boolean(detail.sandboxMissing?.length));
-    add("numbers of", detail.sampled ? (now - detail.sampled > 40 ? ago(detail.sampled, now) : "now") : "no metrics yet");
+    add("metrics", detail.sampled ? (now - detail.sampled > 40 ? ago(detail.sampled, now) : "now") : "none yet");
     return facts;
   }
 

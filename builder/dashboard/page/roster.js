@@ -123,7 +123,7 @@ export class Roster {
     if (agent.more) models.push(`${agent.more} more`);
     const text = {
       dot: SYMBOLS[agent.state] ?? "?",
-      figure: figures.filter(Boolean).join("  "),
+      figure: figures.filter(Boolean).join(", "),
       second: agent.busy ? `deploying: ${agent.busy}` : agent.alerts.length ? agent.alerts.join("; ") : models.join(", ") || "no models",
     };
     const isOn = this.cursor === agent.name;

@@ -199,7 +199,7 @@ def test_metrics_get_a_share_of_the_time_and_those_in_view_come_first() -> None:
         clock.now += fleet_state.METRICS_BUDGET_S / 2
         return clock.now
 
-    state._clock = slow
+    state._spent = slow
     for i in range(10):
         state.on_message(
             topics.Metrics(f"a{i}"), format_metrics({'edge_temperature_celsius{zone="z"}': 50.0 + i})

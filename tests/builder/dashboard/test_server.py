@@ -17,6 +17,7 @@ from builder.dashboard.server import Dashboard
 from builder.errors import FleetError
 from edgebundle.broker import Broker
 from tests.conftest import BrokerProcess
+from tests.edgebundle.rig import JPEG, TOP, Responder, until
 
 
 @asynccontextmanager
@@ -165,3 +166,22 @@ async def test_address_in_use_and_no_broker_are_told(mosquitto: BrokerProcess) -
         with pytest.raises(FleetError, match="cannot listen on 127") as caught:
             await second.start()
         assert "--listen" in (caught.value.hint or "")
+
+
+@pytest.mark.slow
+async def test_fleet_and_an_answer_over_either_broker(broker: BrokerProcess) -> None:
+    """Also over MQTT 3.1.1, whose requests have no properties."""
+    dashboard = Dashboard(Broker(broker.url), port=0)
+    await dashboard.start()
+    try:
+        async with Responder(broker, lambda _count, _message: (200, TOP)):
+            await until(
+                lambda: (device := dashboard.fleet.get("kitchen")) is not None and "digits" in device.models
+            )
+            answer = await ask(dashboard, "/api/ask?agent=kitchen&model=digits", method="POST", body=JPEG)
+            assert json.loads(answer.body)["labels"][0]["label"] == "seven"
+            dashboard.fleet.settle()
+            [row] = dashboard.fleet.rows_since(0)[0]
+            assert json.loads(row)["state"] == "online"
+    finally:
+        await dashboard.close()

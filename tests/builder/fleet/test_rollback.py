@@ -22,9 +22,9 @@ def write(folder: Path, bundle: Bundle) -> Path:
 
 
 @pytest.mark.slow
-async def test_there_and_back(broker: BrokerProcess, tmp_path: Path) -> None:
-    where = Broker(broker.url)
-    async with Device(tmp_path / "state", broker.url) as device:
+async def test_there_and_back(mosquitto: BrokerProcess, tmp_path: Path) -> None:
+    where = Broker(mosquitto.url)
+    async with Device(tmp_path / "state", mosquitto.url) as device:
         await deploy_async(write(tmp_path, make_bundle("digits", "1.0.0")), DEVICE, where)
         with pytest.raises(FleetError, match="kept no previous version of digits"):
             await rollback_async(DEVICE, "digits", where)
