@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import add_json, not_negative, positive, seconds
 from builder.cli.progress import print_line
-from builder.cli.refused_bundle import deployment_hint, naming_file
+from builder.cli.refused_bundle import naming_file
+from builder.fleet.hints import deployment_hint
 
 if TYPE_CHECKING:
     from builder.fleet.agents import AgentSummary
@@ -192,12 +193,13 @@ def broker_of(args: argparse.Namespace) -> Broker:
 
 
 def _deploy(args: argparse.Namespace) -> int:
+    from builder.fleet.bundle_file import BundleFile
     from builder.fleet.bundle_set import list_files
 
     files = list_files(args.bundles)
     for file in files:
         with naming_file(str(file)):
-            _check_signed(str(file))
+            BundleFile.read(file).require_signature(str(file))
     for agent in dict.fromkeys(args.agent):
         _deploy_to(args, files, agent)
     return 0
@@ -250,25 +252,6 @@ def _deploy_to(args: argparse.Namespace, files: Sequence[Path], agent: str) -> N
         print(
             f"{result.model} {result.version} is in service on {result.agent} "
             f"({result.duration_s:.1f} s, {result.sent_bytes / 1e6:.2f} MB sent{note})"
-        )
-
-
-def _check_signed(bundle: str) -> None:
-    """Check that a bundle has a signature: every agent refuses it without one, but only after the upload."""
-    import os
-
-    from agent.bundle.archive import SIGNATURE, read_index
-    from builder.errors import PackageError
-
-    descriptor = os.open(bundle, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        is_signed = any(member.name == SIGNATURE for member in read_index(descriptor))
-    finally:
-        os.close(descriptor)
-    if not is_signed:
-        raise PackageError(
-            f"{bundle}: expected a signed bundle, got one without a signature",
-            hint=f"edgebundle sign {bundle} --sign-key keys/signing.key",
         )
 
 
