@@ -16,6 +16,7 @@ from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import FrontEndError, ModelError
 from builder.importer import advice
 from builder.importer.classic.strings import replace_strings
+from builder.importer.frameworks.sample import FrameworkSample
 from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.model_file import ModelFile, read_model
 from builder.importer.normalise import normalise, simplify
@@ -51,6 +52,8 @@ class ImportedModel:
     source
         The nodes of the original model, and which of them each node of `onnx` comes from. Calls in `mod` have
         spans with names of nodes of `onnx`.
+    reference
+        What the model's own framework makes of one set of inputs; None if no framework was asked.
     """
 
     mod: IRModule
@@ -63,6 +66,7 @@ class ImportedModel:
     source: SourceNodes
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
+    reference: FrameworkSample | None = None
 
 
 def import_onnx(
