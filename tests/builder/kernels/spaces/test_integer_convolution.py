@@ -66,6 +66,15 @@ def test_sums_are_exact(name: str, case: tuple[Shape, Shape, str, int, dict[str,
     convolve(any_bytes(random, shape, kind), any_bytes(random, weights, "int8"), zero, device(name), **how)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), [("rpi5", "int8"), ("cascadelake", "uint8")])
+def test_an_input_of_few_channels_is_one_group(name: str, kind: str) -> None:
+    random, how = np.random.default_rng(8), {"strides": (2, 2), "padding": (3, 2, 3, 3)}
+    x, w = any_bytes(random, (1, 3, 13, 11), kind), any_bytes(random, (24, 3, 7, 7), "int8")
+    convolve(x, w, 3, device(name), **how)
+    assert integer_convolution.in_block_of(3, device(name)) == 4
+
+
 def test_a_point_with_several_incomplete_tiles() -> None:
     """Rows and blocks of outputs that no tile divides, and an operand held in registers."""
     chosen = {"oc": 3, "ow": 2, "oh": 2, "iq": 1}
