@@ -212,7 +212,8 @@ def _other_kind(archive: zipfile.ZipFile, names: list[str], path: Path) -> Model
     if not pickles:
         return ModelError(f"{expected} another archive", hint=EXPORT)
     classes = _classes(archive, pickles[0])
-    foreign = sorted(name for name in classes if not _WEIGHT_CLASSES.fullmatch(name))
+    foreign = [name for name in classes if not _WEIGHT_CLASSES.fullmatch(name)]
+    foreign.sort(key=lambda name: (name.startswith(("__builtin__", "builtins", "torch.")), name))
     if foreign:
         name = foreign[0].replace(" ", ".")
         return ModelError(

@@ -175,6 +175,11 @@ def _load(path: Path) -> Any:
     pickle.loads = refuse
     try:
         program = torch.export.load(path)
+    except RuntimeError as error:
+        raise RefusalError(
+            f"it cannot be read: {_reason(error)}",
+            "return tensors, tuples or dicts from forward, not classes of your own, and export it again",
+        ) from error
     finally:
         pickle.loads = genuine
     if hasattr(program, "_guards_code"):
@@ -188,6 +193,9 @@ def _register_operators(path: Path) -> None:
 
     with zipfile.ZipFile(path) as archive:
         graphs = [archive.read(name) for name in archive.namelist() if name.endswith(".json")]
+    if any(b"transformers.modeling_outputs." in graph for graph in graphs):
+        with contextlib.suppress(ImportError):
+            importlib.import_module("transformers.modeling_outputs")  # it registers what forward returns
     for namespace, name in sorted({found for graph in graphs for found in _OPERATOR.findall(graph)}):
         space, operator = namespace.decode(), name.decode()
         for module in _REGISTERING.get(space, ()):
