@@ -239,7 +239,7 @@ def _compare_bucket(
     # Steps of a quantised model may round the other way; its blocks were compared at the bucket's own size.
     allowed = max(compared.self_test_rtol, tolerances.STEP) if quantised else tolerances.PARITY
     parity.check(agreement, max(tolerance or allowed, compared.agreement.error))
-    if agreement.error > compared.agreement.error:
+    if agreement.error > compared.agreement.error and not quantised:
         compared = replace(compared, agreement=agreement)
     return inputs, replace(compared, samples=outputs if quantised else wanted)
 
