@@ -70,8 +70,7 @@ def check_import(model: ImportedModel) -> Agreement | None:
         if not block.is_rounding:
             raise ParityError(
                 f"quantised tensor {block.name[:80]}: expected the steps of {sample.framework} but for "
-                f"numbers "
-                f"that are halfway between two, got {block.unexplained:.2%} others, by up to "
+                f"numbers that are halfway between two, got {block.unexplained:.2%} others, by up to "
                 f"{block.largest:.3g} steps",
                 hint="the importer is wrong about this model: please report it with the model",
             )

@@ -56,6 +56,7 @@ TABLE_OF_CONTENTS: Final = {
     "Devices": (
         "docs/deployment",
         "docs/monitoring",
+        "docs/dashboard",
         "docs/sd-card",
         "docs/container",
         "docs/sandbox",
