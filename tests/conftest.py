@@ -1,8 +1,8 @@
 """What all tests share: which of them run, real brokers on free ports, coroutines, signals.
 
 Which tests run: everything but those that need root (an ARM root, a booted system) or the real models.
-`--needs-root` and `--needs-models` each run only those; `--fast` leaves out those marked `slow`. All add to
-pytest's own `-m` and `-k`.
+`--needs-root`, `--needs-models` and `--needs-frameworks` (PyTorch, Keras) each run only those; `--fast`
+leaves out those marked `slow`. All add to pytest's own `-m` and `-k`.
 """
 
 from __future__ import annotations
@@ -88,12 +88,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--needs-models", action="store_true", help="run only the tests marked models (make test-models)"
     )
+    group.addoption(
+        "--needs-frameworks",
+        action="store_true",
+        help="run only the tests marked frameworks (make test-frameworks)",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests that were asked for."""
 
-    lanes = {option for option in ("--needs-root", "--needs-models") if config.getoption(option)}
+    lanes = {
+        option
+        for option in ("--needs-root", "--needs-models", "--needs-frameworks")
+        if config.getoption(option)
+    }
 
     def wanted(item: pytest.Item) -> bool:
         marks = {mark.name for mark in item.iter_markers()}
@@ -101,6 +110,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return False
         if marks & {"arm", "systemd"}:
             return "--needs-root" in lanes
+        if "frameworks" in marks:
+            return "--needs-frameworks" in lanes
         return "--needs-models" in lanes if "models" in marks else not lanes
 
     config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])

@@ -26,7 +26,7 @@ from builder.compiling import tolerances
 from builder.compiling.identity import Identity
 
 if TYPE_CHECKING:
-    from builder.bundles.package import Package, UncoveredKernel
+    from builder.bundles.package import Package
     from builder.compiling.recognition import Proposal
     from builder.quantising.report import QuantisationReport
     from builder.quantising.weights_only import WeightsReport
@@ -282,7 +282,9 @@ def _report(
             if manifest.provenance.shipped_records is None
             else asdict(manifest.provenance.shipped_records),
             "buckets": None if manifest.buckets is None else asdict(manifest.buckets),
-            "no_design_space": [asdict(kernel) for kernel in package.uncovered],
+            "no_design_space": [
+                {**asdict(kernel), "nodes": package.nodes_of(kernel.name)} for kernel in package.uncovered
+            ],
             "proposal": None if proposal is None else asdict(proposal),
             "quantisation": None if quantisation is None else quantisation.document(),
         }
@@ -307,17 +309,25 @@ def _report(
         how = "timed" if shipped.board_timed else "chosen by instruction counts, not timed on a board"
         print(f"  shipped tuning records: {shipped.name}, {shipped.kernels} kernels ({how})")
     if package.uncovered:
-        print(f"  {_uncovered(package.uncovered)}")
+        print(f"  {_uncovered(package)}")
     if proposal is not None:
         print(f"  {proposal} (`edgebundle repack {output}` adds them without compiling)")
     if package.signature is None:
         print("  not signed: devices will refuse it; use `edgebundle sign`, or compile with --sign-key")
 
 
-def _uncovered(kernels: Sequence[UncoveredKernel]) -> str:
-    """Return a line such as `3 kernels have no design space (4.1 % of the work): mean, log, sum`."""
+def _uncovered(package: Package) -> str:
+    """Return a line such as `1 kernel has no design space (4.1 % of the work): mean (ReduceMean /norm)`."""
+    kernels = package.uncovered
     share = 100 * sum(kernel.share for kernel in kernels)
-    names = ", ".join(kernel.name[:40] for kernel in kernels[:_NAMED])
+    names = ", ".join(_named(package, kernel.name) for kernel in kernels[:_NAMED])
     more = f" and {len(kernels) - _NAMED} more" if len(kernels) > _NAMED else ""
     have = "1 kernel has" if len(kernels) == 1 else f"{len(kernels)} kernels have"
     return f"{have} no design space ({share:.1f} % of the work): {names}{more}"
+
+
+def _named(package: Package, kernel: str) -> str:
+    """Return a kernel's name with the first of the model's nodes that it computes."""
+    nodes = package.nodes_of(kernel)
+    more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+    return f"{kernel[:40]} ({nodes[0][:60]}{more})" if nodes else kernel[:40]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.errors import EdgeError
 from builder.cli import EXIT_INPUT, Parser, SubParsers
-from builder.cli.answers import Summary, document, draw_answer, drawn_names, table
+from builder.cli.answers import Summary, document, draw_answer, drawn_names, found_objects, table
 from builder.cli.arguments import add_json, milliseconds, positive
 from builder.cli.early_checks import check_folder_of
 
@@ -27,6 +27,7 @@ RUN_EXAMPLES: Final = """examples:
   edgebundle run yolox.bundle --inputs street.jpg --draw drawn.jpg
   edgebundle run yolox.bundle --inputs photos/ --draw drawn/
   edgebundle run resnet50.bundle --accuracy photos/labels.csv
+  edgebundle run yolox.bundle --inputs photos/ --accuracy instances.json
   edgebundle run model.bundle --fill-mode ones --print-top 5
   edgebundle run model.bundle --rpc-tracker lab:9190 --rpc-key rpi4 --print-time
 """
@@ -72,9 +73,10 @@ def add_parsers(subparsers: SubParsers) -> None:
     )
     parser.add_argument(
         "--accuracy",
-        metavar="CSV",
-        help="of a classifier: top-1 and top-5 on pictures with known classes, rows of file and label; "
-        "files are relative to the table",
+        metavar="CSV|JSON",
+        help="how often the answers are right. Of a classifier: top-1 and top-5, from a table with rows of "
+        "file and label; of a detector: mAP, from COCO's annotations (JSON). Files are relative to it, "
+        "unless --inputs names their folder",
     )
     parser.add_argument(
         "-o", "--outputs", "--output", metavar="NPZ", help="write output_0, output_1, ... to this .npz file"
@@ -325,17 +327,24 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
 
     from builder.errors import BuildError, ModelError
     from builder.running.accuracy import Accuracy, read_truths
+    from builder.running.detection_accuracy import DetectionAccuracy
     from builder.running.input_files import input_files
     from builder.running.local_run import Runner
 
     for flag in ("outputs", "print_time", "print_top", "profile", "show_input", "rpc_tracker"):
         if getattr(args, flag):
             raise ModelError(f"--{flag.replace('_', '-')}: expected one input, got several or --accuracy")
-    truths = {}
-    if args.accuracy:
+    truths, detections = {}, None
+    if args.accuracy and args.accuracy.endswith(".json"):
+        detections = DetectionAccuracy(args.accuracy)
+    elif args.accuracy:
         labels = package.members.get("labels.txt", b"").decode().splitlines()
         truths = {truth.file: truth for truth in read_truths(args.accuracy, labels)}
-    files = input_files(names) if names else list(truths)
+    files = input_files(names) if names else list(truths) if detections is None else detections.files
+    if detections is not None:
+        files = [file for file in files if detections.has(file)]
+        if not files:
+            raise ModelError(f"--accuracy: {args.accuracy} does not have the pictures of {', '.join(names)}")
     if missing := [file for file in files if truths and file not in truths]:
         raise ModelError(f"--accuracy: {args.accuracy} has no row for {missing[0]}")
     drawn = drawn_names(files, args.draw) if args.draw else [None] * len(files)
@@ -346,6 +355,8 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
             print(f"\r\033[K{number} of {len(files)}: {file.name[:60]}", end="", file=sys.stderr, flush=True)
         try:
             result = runner(file, args.fill_mode)
+            if detections is not None:
+                detections.add(file, found_objects(result.answers))
             if output is not None:
                 draw_answer(file, result.answers, output)
         except (BuildError, EdgeError, OSError) as error:
@@ -360,17 +371,18 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
             accuracy.add(result.get_output("output_0"), truths[file])
         if args.json:
             documents.append({"file": str(file), **document(result)})
-        elif not truths:
+        elif not args.accuracy:
             _clear_line()
             _print_lines([f"{file}:", *table(result.answers or {})])
     _clear_line()
     if args.json:
-        counts = {"pictures": accuracy.pictures, "top1": accuracy.top1, "top5": accuracy.top5}
-        print(json.dumps({"results": documents, "failed": failed} | ({"accuracy": counts} if truths else {})))
+        numbers = accuracy.document() if detections is None else detections.document()
+        counts = {"accuracy": numbers} if args.accuracy else {}
+        print(json.dumps({"results": documents, "failed": failed} | counts))
     else:
         print(summary.line(time.monotonic() - began, failed))
-        if truths:
-            print(accuracy)
+        if args.accuracy:
+            print(accuracy if detections is None else detections)
     return EXIT_INPUT if failed else 0
 
 

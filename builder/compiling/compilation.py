@@ -39,7 +39,7 @@ from builder.bundles.package import Package, digests
 from builder.codegen.graph_codegen import generate
 from builder.codegen.kernel_object import compile_kernels, compile_object, count_flops
 from builder.codegen.link.linker import describe, link
-from builder.compiling import block_parity, declarations, parity, tolerances
+from builder.compiling import block_parity, declarations, framework_parity, parity, tolerances
 from builder.compiling.footprint import resources_of
 from builder.compiling.identity import Identity, bundle_name
 from builder.compiling.labels import Labels, read_named_labels, usable_labels
@@ -152,6 +152,7 @@ def compile(
     runnable = code if device.is_native else build_for_host(lowered.kernels)
     module = _debug_executor(runnable, graph.graph, params)
     compared = compare_model(model, module, inputs, tolerance, progress)
+    framework_parity.check_kernels(model, module, tolerance, progress)
 
     members = {
         "mod.so": code,

@@ -69,6 +69,11 @@ def normalise(
         model = convert_opset(model)
         if needs_blocks(model):
             model = raise_opset(model, WITH_BLOCKS)
+            if model.opset_import[0].version < WITH_BLOCKS:
+                progress(
+                    f"weights of MatMulNBits become float32: ONNX cannot convert this model to opset "
+                    f"{WITH_BLOCKS}"
+                )
         replace_contrib(model)
     widen_halves(model, progress)
     return simplify(convert_opset(model))

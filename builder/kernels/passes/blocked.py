@@ -22,6 +22,14 @@ from builder.kernels.spaces import blocked_matmul, blocked_rows
 from builder.target.device_target import DeviceTarget
 
 _CONVOLUTIONS: Final = ("relax.nn.conv1d", "relax.nn.conv2d")
+# Operators whose result is quantised if their operand is; see `builder.kernels.passes.integers`.
+_MOVES: Final = {
+    *RESHAPES,
+    *(
+        f"relax.{name}"
+        for name in ("permute_dims", "strided_slice", "nn.max_pool2d", "broadcast_to", "tile", "concat")
+    ),
+}
 _BYTES: Final = ("uint8", "int8")
 
 
@@ -67,10 +75,10 @@ class _Keeping:
     def emit(self, table: Values, var: relax.Var, call: Call) -> bool:
         """Define weights, and give them to their readers."""
         if var in self.weights:
-            if BlockedWeights.of(call) is not None or op_name(call) == "relax.permute_dims":
+            if BlockedWeights.of(call) is not None:
                 table.define(var, relax.const(self.weights[var].dense()))
                 return True
-            return False  # a reader that keeps bytes will find them dequantised
+            return False  # a reader that multiplies bytes will find them dequantised, and perhaps turned
         if op_name(call) in _CONVOLUTIONS and self._convolution(table, var, call):
             return True
         place = self._place(call)
@@ -112,8 +120,11 @@ class _Keeping:
     def _is_quantised(self, x: relax.Expr) -> bool:
         """Whether a tensor is dequantised: then the product is one of integers."""
         call = self._bound.get(x) if isinstance(x, relax.Var) else None
-        while call is not None and op_name(call) in (*RESHAPES, "relax.permute_dims"):
-            call = self._bound.get(call.args[0]) if isinstance(call.args[0], relax.Var) else None
+        while call is not None and op_name(call) in _MOVES:
+            moved = call.args[0]
+            if isinstance(moved, relax.Tuple):
+                moved = moved.fields[0]
+            call = self._bound.get(moved) if isinstance(moved, relax.Var) else None
         return call is not None and op_name(call) == "relax.dequantize"
 
     def _transposed(self, call: Call) -> BlockedWeights | None:

@@ -1,11 +1,15 @@
 """Products with weights of few bits, which are decoded in registers.
 
 The weights are `BlockedWeights` with blocks along K. Their codes become panels, `[N/nb, blocks, B, nb]`;
-or `[N/nb, blocks, B/2, nb]` with two codes of four bits in a byte: of steps 2k and 2k + 1, the first in the
-lower half. For each block, a tile of `rows` rows x one panel sums the products with the codes. Only then it
-applies scale and zero point:
+or `[N/nb, blocks, B/8, nb]` of int32 with eight codes of four bits, those of steps 8k to 8k + 7, the first in
+the lowest bits. For each block, a tile of `rows` rows x one panel sums the products with the codes. Only then
+it applies scale and zero point:
 
     y[n]  =  sum over blocks of (sum(x * code) - zero * sum(x)) * scale
+
+A code of four bits is not shifted to the right: masked where it is, code `j` of a word becomes the number
+`code * 16^j`, and the row was multiplied by `16^-j` before. So it takes two instructions, a mask and a
+conversion. The last code is shifted instead, because it contains the sign.
 
 A product with many rows decodes its weights when the bundle is loaded instead: there the arithmetic takes the
 time, not the reading of weights.
@@ -30,9 +34,8 @@ from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_ele
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "blocked_matmul"
-# With more rows, weights are decoded at load: each tile of rows would decode them again.
-MOST_ROWS: Final = 8
-_NIBBLES: Final = 2  # codes of four bits in a byte
+_NIBBLES: Final = 8  # codes of four bits in a word
+_LAST: Final = _NIBBLES - 1
 
 
 def panel_width(columns: int, rows: int, target: DeviceTarget) -> int:
@@ -52,7 +55,7 @@ def pack(part: np.ndarray, panel: int) -> np.ndarray:
 
 
 def pack_codes(weights: BlockedWeights, panel: int) -> np.ndarray:
-    """Return the codes in panels, `[N/nb, blocks, B, nb]`; `[N/nb, blocks, B/2, nb]` if they have 4 bits.
+    """Return the codes in panels, `[N/nb, blocks, B, nb]`; `[N/nb, blocks, B/8, nb]` if they have 4 bits.
 
     Codes of 4 bits are unsigned: those of int8 are 8 larger.
     """
@@ -64,15 +67,16 @@ def pack_codes(weights: BlockedWeights, panel: int) -> np.ndarray:
     codes = np.zeros((blocks, steps, columns), weights.codes.dtype)
     codes[:, :size] = filler.reshape(blocks, size, columns)
     if weights.bits == 4:
-        unsigned = (codes + _shift(weights)).astype(np.uint8)
-        codes = unsigned[:, 0::2] | unsigned[:, 1::2] << 4
+        unsigned = (codes + _shift(weights)).astype(np.uint32)
+        parts = [unsigned[:, j::_NIBBLES] << np.uint32(4 * j) for j in range(_NIBBLES)]
+        codes = np.bitwise_or.reduce(parts).view(np.int32)
     return pack(codes, panel)
 
 
 def _steps(weights: BlockedWeights) -> int:
-    """Return the steps of a block, completed to whole bytes."""
+    """Return the steps of a block, completed to whole words."""
     size = min(weights.block, len(weights.codes))
-    return size + size % _NIBBLES if weights.bits == 4 else size
+    return -(-size // _NIBBLES) * _NIBBLES if weights.bits == 4 else size
 
 
 def _shift(weights: BlockedWeights) -> int:
@@ -88,7 +92,7 @@ class Codes:
     bits
         4 or 8.
     steps
-        Steps of K in a block, completed to whole bytes.
+        Steps of K in a block, completed to whole words.
     block
         Those that are not filler, but for the last block.
     depth
@@ -115,8 +119,26 @@ class Codes:
         """Return the code of step `k` of block `b` in column `n` of panel `p`, as float32."""
         if self.bits == 8:
             return codes[p, b, k, n].astype("float32")
-        both = codes[p, b, k // _NIBBLES, n].astype("int32")
-        return ((both >> (k % _NIBBLES * 4)) & 15).astype("float32")
+        word, place = codes[p, b, k // _NIBBLES, n], (k % _NIBBLES).astype("int32")
+        return ((word >> (place * 4)) & 15).astype("float32")
+
+    def read_scaled(
+        self, codes: te.Tensor, p: tirx.Expr, b: tirx.Expr, k: tirx.Expr, n: tirx.Expr
+    ) -> tirx.Expr:
+        """Return the same, but a code of four bits divided by `factor`."""
+        if self.bits == 8:
+            return self.read(codes, p, b, k, n)
+        word, place = codes[p, b, k // _NIBBLES, n], (k % _NIBBLES).astype("int32")
+        last = (word >> (4 * _LAST)) & 15
+        mask = tirx.const(15, "int32") << (place * 4)
+        return tirx.Select(place == _LAST, last, word & mask).astype("float32")
+
+    def factor(self, k: tirx.Expr) -> tirx.Expr:
+        """Return the power of two by which a row's element of step `k` is multiplied for `read_scaled`."""
+        result: tirx.Expr = tirx.const(1.0, "float32")
+        for place in range(1, _LAST):
+            result = tirx.Select(k % _NIBBLES == place, tirx.const(16.0**-place, "float32"), result)
+        return result
 
     def point(self, zeros: te.Tensor | None, p: tirx.Expr, b: tirx.Expr, n: tirx.Expr) -> tirx.Expr | None:
         """Return the code that stands for 0 in a column of a block, float32; None if it is always 0."""
@@ -129,7 +151,7 @@ def emit(bb: relax.BlockBuilder, x: relax.Expr, weights: BlockedWeights, target:
     """Emit the product of `x`, float32, `[..., K]`, with weights whose blocks are along axis 0."""
     rows = int(np.prod(shape_of(x)[:-1]))
     columns = weights.codes.shape[1]
-    few = rows <= MOST_ROWS
+    few = rows <= matmul.FEW_ROWS
     panel = (panel_width if few else matmul.panel_width)(columns, rows, target)
     code = Codes.of(weights)
     operands = [relax.const(pack_codes(weights, panel)), emit_weights(bb, pack(weights.scales, panel))]
@@ -203,21 +225,25 @@ def product(
     rows = a
     if code.steps != code.block or blocks * code.block != code.depth:
         rows = _filled(a, blocks, code)
+    scaled = rows
+    if code.bits == 4:
+        scaled = te.compute(rows.shape, lambda *i: rows(*i) * code.factor(i[-1]), name="scaled")
     k = te.reduce_axis((0, code.steps), "k")
-
-    def value(*i: tirx.Expr) -> tirx.Expr:
-        *at, block, step = i
-        return rows[(*at, block * code.steps + step)]
 
     def partial(*i: tirx.Var) -> tirx.Expr:
         *at, block, n = i
-        return te.sum(value(*at, block, k) * code.read(b, n // panel, block, k, n % panel), axis=k)
+        value = scaled[(*at, block * code.steps + k)]
+        return te.sum(value * code.read_scaled(b, n // panel, block, k, n % panel), axis=k)
 
     sums = te.compute((*lead, blocks, full), partial, name="block_sums")
     totals = None
     if code.zero != 0:
         kt = te.reduce_axis((0, code.steps), "k")
-        totals = te.compute((*lead, blocks), lambda *i: te.sum(value(*i, kt), axis=kt), name="totals")
+        totals = te.compute(
+            (*lead, blocks),
+            lambda *i: te.sum(rows[(*i[:-1], i[-1] * code.steps + kt)], axis=kt),
+            name="totals",
+        )
     block = te.reduce_axis((0, blocks), "block")
 
     def element(*i: tirx.Var) -> tirx.Expr:
@@ -236,7 +262,7 @@ def product(
 
 
 def _filled(a: te.Tensor, blocks: int, code: Codes) -> te.Tensor:
-    """Return rows whose blocks are completed with zeros to whole bytes, and the last to a whole block."""
+    """Return rows whose blocks are completed with zeros to whole words, and the last to a whole block."""
 
     def element(*i: tirx.Var) -> tirx.Expr:
         *at, j = i
@@ -263,13 +289,16 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     extents = [int(sch.get(loop).extent) for loop in lead]
     i = lead.pop(max((at for at, extent in enumerate(extents) if extent > 1), default=len(lead) - 1))
     count = int(sch.get(i).extent)
-    options = tilings(count, MOST_ROWS)
+    options = tilings(count, matmul.FEW_ROWS)
     vectors = panel // width
     most = max(1, target.simd.registers // 2 // vectors)
     rows = choose("rows", options, max(r for r in options if r <= most or r == 1))
     steps = int(sch.get(sch.get_loops(sums)[-1]).extent)
-    unrolled = tuple(d for d in (1, 2, 4, 8, 16) if steps % d == 0)
-    unroll = choose("k", unrolled, max(d for d in unrolled if d <= 4))
+    # Codes of four bits are read from a word: their steps are unrolled together.
+    is_words = str(sch.get(sums).reads[-1].source.dtype) == "int32"
+    sizes = (_NIBBLES, 2 * _NIBBLES) if is_words else (1, 2, 4, 8, 16)
+    unrolled = tuple(d for d in sizes if steps % d == 0)
+    unroll = choose("k", unrolled, max(d for d in unrolled if d <= (_NIBBLES if is_words else 4)))
     io, ii = sch.split(i, [None, rows])
     jo, jt, ji = sch.split(j, [None, vectors, width])
     sch.reorder(jo, *lead, io, b, ii, jt, ji)

@@ -88,6 +88,27 @@ def test_filters_of_bytes_are_stored_as_bytes(per_channel: bool) -> None:
     assert convolution.KIND in result.schedules or "winograd" in result.schedules
 
 
+def test_a_product_of_two_quantised_tensors_is_left_to_integers() -> None:
+    """Also if the left one was moved."""
+    random = np.random.default_rng(0)
+    x = random.integers(0, 256, (2, 2, 24)).astype("uint8")
+    codes = random.integers(-127, 128, (24, 40)).astype("int8")
+    one, zero, scales = np.float32(0.1), np.uint8(9), random.uniform(0.5, 1, 40).astype("f4")
+
+    def build(v: relax.Expr) -> relax.Expr:
+        bb = relax.BlockBuilder.current()
+        numbers = bb.emit(relax.op.dequantize(v, relax.const(one), relax.const(zero), axis=0))
+        both = bb.emit(relax.op.concat([numbers, numbers], axis=1))
+        rows = bb.emit(relax.op.strided_slice(both, [1], [1], [3]))
+        return relax.op.matmul(rows, dequantised(codes, scales, np.zeros(40, "int8"), 1))
+
+    result = run(build, {"x": x}, machine(8))
+    moved = np.concatenate([x, x], 1)[:, 1:3]
+    close(result.outputs[0], ((moved.astype("f8") - 9) * 0.1) @ (codes * scales.astype("f8")))
+    assert "integer_matmul" in result.schedules
+    assert blocked_matmul.KIND not in result.schedules
+
+
 def test_other_readers_get_float32() -> None:
     """A sum, a reshape, a product from the left, and one that sums along the axis without blocks."""
     weights = blocked_weights((48, 32), 16, "int8", 4)
