@@ -269,6 +269,11 @@ class Buckets:
         return tuple(TensorSpec(spec.name, spec.datatype, shape(spec, self.lowest)) for spec in specs)
 
     @property
+    def batches(self) -> frozenset[str]:
+        """The dimensions that are the first axis of an input."""
+        return frozenset(each.dimension for each in self.inputs if each.axis == 0)
+
+    @property
     def lowest(self) -> tuple[int, ...]:
         """The smallest sizes of a request."""
         return tuple(dimension.low for dimension in self.dimensions)

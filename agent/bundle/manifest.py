@@ -22,9 +22,9 @@ from agent.bundle.archive import MANIFEST, MAX_BUNDLE_BYTES, MAX_MEMBER_BYTES, S
 from agent.bundle.buckets import Buckets
 from agent.bundle.names import COMPATIBLE, MAX_VERSION_CHARS, MODEL_NAME, SEMVER, SHA256
 from agent.bundle.output_length import OutputLength, check_lengths
-from agent.bundle.processing import Postprocess, Preprocess
+from agent.bundle.processing import Normalise, Postprocess, Preprocess, Softmax
 from agent.bundle.tensor_spec import TensorSpec
-from agent.errors import EndlessDataError, FormatError
+from agent.errors import EndlessDataError, FormatError, InputError
 
 FORMAT: Final = 1
 MAX_MANIFEST_BYTES: Final = MAX_MEMBER_BYTES[MANIFEST]
@@ -432,6 +432,30 @@ class Manifest:
         if self.buckets is None:
             return self.outputs
         return self.buckets.smallest(self.outputs, self.buckets.output_shape)
+
+    @property
+    def takes_one_item(self) -> bool:
+        """Whether a postprocessing step makes one result of a whole output, so of one item of a batch."""
+        steps = () if self.postprocess is None else self.postprocess.steps
+        return any(not isinstance(step, Softmax | Normalise) for step in steps)
+
+    def check_items(self, sizes: Sequence[int]) -> None:
+        """Check that a request of these sizes of the buckets' dimensions is one item, if it must be.
+
+        Raises
+        ------
+        InputError
+            If it is more.
+        """
+        if self.buckets is None or not self.takes_one_item:
+            return
+        for dimension, size in zip(self.buckets.dimensions, sizes, strict=True):
+            if size > dimension.low and dimension.name in self.buckets.batches:
+                raise InputError(
+                    f"expected a {dimension.name} of {dimension.low}, got {size}: this model's "
+                    "postprocessing takes one item",
+                    hint="send each in a request of its own",
+                )
 
     def smallest_shapes(self, specs: tuple[TensorSpec, ...]) -> tuple[tuple[int, ...], ...]:
         """Return the shapes of the smallest inputs or outputs; none if all shapes are fixed."""

@@ -63,6 +63,22 @@ def check_bounds(args: argparse.Namespace) -> bool:
     return True
 
 
+def at_upper_bounds(model: str, text: str | None) -> str | None:
+    """Return a text of `--input-shapes` with the upper bound of each dimension in place of its bounds."""
+    from builder.importer.bounded_shapes import (
+        declared_dims,
+        has_bounds,
+        parse_bounded_shapes,
+        resolve_bounds,
+    )
+
+    if not has_bounds(text):
+        return text
+    shapes = resolve_bounds(parse_bounded_shapes(text or ""), declared_dims(model))
+    largest = shapes.at([dimension.high for dimension in shapes.dimensions])
+    return " ".join(f"{name}:[{','.join(map(str, shape))}]" for name, shape in largest.items())
+
+
 def compile_bounded(
     args: argparse.Namespace,
     target: DeviceTarget,

@@ -87,7 +87,7 @@ class MergedGraphs:
         own, number = name, 1
         while own in self.kernels:
             number += 1
-            own = f"{name}_v{number}"
+            own = f"{name}_{number}"
         self.kernels[own] = function.with_attr("global_symbol", own)
         self._by_hash[key].append(own)
         return own

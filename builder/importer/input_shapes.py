@@ -23,6 +23,7 @@ MAX_DIM: Final = 1 << 31
 MAX_RANK: Final = 32
 
 SHAPES_HINT: Final = 'write --input-shapes "data:[1,3,224,224] mask:[1,128]"'
+BOUNDS_ELSEWHERE: Final = "only `edgebundle compile` and `check` take bounds: give one size here"
 VALUES_HINT: Final = "write --input-values sr=16000, or NAME=[1,2,3]"
 
 Scalar = float | int | bool
@@ -84,7 +85,7 @@ def _dims(name: str, text: str) -> tuple[int, ...]:
         if not _DIM.fullmatch(part) or not 0 < int(part) <= MAX_DIM:
             raise ShapeError(
                 f"expected positive integers in the shape of input '{name}', got {_quote(part)}",
-                hint=SHAPES_HINT,
+                hint=BOUNDS_ELSEWHERE if ".." in part else SHAPES_HINT,
             )
     return tuple(int(part) for part in parts)
 

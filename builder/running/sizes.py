@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from agent.bundle.graph import Graph
+from agent.bundle.manifest import Manifest
 from agent.bundle.params import index_params
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
@@ -74,11 +75,21 @@ def fit(package: Package, module: object, values: Mapping[str, Array], shapes: S
     known |= {name: value.shape for name, value in values.items()}
     try:
         if known:
-            return list(module.fit(known).values())
+            module.fit(known)
+        else:
+            module.use(_largest(manifest))
+        manifest.check_items(module.sizes)
     except EdgeError as error:
         raise ShapeError(str(error)) from error
-    module.use(tuple(dimension.high for dimension in module.buckets.dimensions))
     return list(module.specs.values())
+
+
+def _largest(manifest: Manifest) -> tuple[int, ...]:
+    """Return the largest sizes that a run may have."""
+    buckets = manifest.buckets
+    assert buckets is not None
+    single = buckets.batches if manifest.takes_one_item else frozenset()
+    return tuple(each.low if each.name in single else each.high for each in buckets.dimensions)
 
 
 def timed_bucket(package: Package, values: Mapping[str, Array], shapes: Shapes) -> Package:
@@ -88,9 +99,9 @@ def timed_bucket(package: Package, values: Mapping[str, Array], shapes: Shapes) 
         return package
     known = {name: tuple(shape) for name, shape in shapes.items()}
     known |= {name: value.shape for name, value in values.items()}
-    index = buckets.count - 1
-    if known:
-        index = buckets.smallest_for(buckets.sizes_of(known, {s.name: s for s in package.manifest.inputs}))
+    specs = {spec.name: spec for spec in package.manifest.inputs}
+    sizes = buckets.sizes_of(known, specs) if known else _largest(package.manifest)
+    index = buckets.smallest_for(sizes)
     graph = package.members[buckets.members()[index]]
     return replace(package, members={**package.members, "mod.json": graph})
 

@@ -52,3 +52,16 @@ def test_summary_and_inspect_say_the_bounds(edgebundle: Edgebundle, model: Path)
     refused = edgebundle("run", str(out), "--input-shapes", "x:[5,3]")
     assert refused.returncode == 4
     assert "batch must be from 1 to 4" in refused.stderr
+
+
+@pytest.mark.slow
+def test_check_looks_at_the_largest_size_and_other_verbs_take_one(
+    edgebundle: Edgebundle, model: Path
+) -> None:
+    shown = edgebundle("check", str(model), "--input-shapes", "x:[1..4,3]")
+    assert "input x: FP32 [4,3]" in shown.stdout
+    refused = edgebundle(
+        "tune", str(model), "--input-shapes", "x:[1..4,3]", "-o", str(model.parent / "records")
+    )
+    assert refused.returncode == 4
+    assert "only `edgebundle compile` and `check` take bounds" in refused.stderr

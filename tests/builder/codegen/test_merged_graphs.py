@@ -39,8 +39,8 @@ def test_others_of_the_same_name_get_another() -> None:
     merged, ones = MergedGraphs(), np.ones(4, np.float32)
     merged.add(generated("scale", ones), kernels("scale", 2.0))
     second = merged.add(generated("scale", 2 * ones), kernels("scale", 3.0))
-    assert sorted(merged.kernels) == ["scale", "scale_v2"]
-    assert second.nodes[2].func_name == "scale_v2"
+    assert sorted(merged.kernels) == ["scale", "scale_2"]
+    assert second.nodes[2].func_name == "scale_2"
     assert second.nodes[1].name == "p1"
     assert [spec.name for spec, _ in merged.weights] == ["p0", "p1"]
     for name, function in merged.module().functions.items():
