@@ -24,6 +24,7 @@ from edgebundle.request import Request
 if TYPE_CHECKING:
     from edgebundle.async_client import AsyncClient
     from edgebundle.model_info import ModelInfo
+    from edgebundle.session import AsyncSession
     from edgebundle.target import Target
 
 # The first pause after a 503; it doubles each time. A full queue of a model that takes 100 ms is half empty
@@ -74,6 +75,7 @@ class AsyncModel:
         /,
         *,
         image: object = None,
+        audio: object = None,
         deadline_s: float = DEADLINE_S,
         traceparent: str | None = None,
         tracestate: str | None = None,
@@ -90,6 +92,9 @@ class AsyncModel:
         image
             A picture, for a model that declares preprocessing: the path of a JPEG or PNG, its bytes, a
             picture of Pillow, or pixels (uint8, shape (height, width, 3), red first).
+        audio
+            A recording, for a model that declares audio: the path of a WAV file, its bytes, or samples at the
+            model's rate (float32 from -1 to 1 or int16, shape (n,)).
         deadline_s
             Seconds until an answer is of no use. Until then the request is sent again if it is lost; the
             agent does not start to compute after that.
@@ -112,9 +117,18 @@ class AsyncModel:
         OSError
             If a file cannot be read.
         """
+        request = await self.request(data, image, tensors, audio)
+        return await self.send(request, deadline_s, _trace(traceparent, tracestate), progress)
+
+    async def send(
+        self,
+        request: Request,
+        deadline_s: float = DEADLINE_S,
+        trace: tuple[tuple[str, str], ...] = (),
+        progress: Callable[[str], None] | None = None,
+    ) -> Answer:
+        """Send a request that was made before; the errors are those of a call."""
         end_s = time.monotonic() + _seconds(deadline_s)
-        trace = _trace(traceparent, tracestate)
-        request = await self._request(data, image, tensors)
         pause_s = _OVERLOAD_PAUSE_S
         first_s: float | None = None
         attempts = 0
@@ -189,7 +203,31 @@ class AsyncModel:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _request(self, data: object, image: object, tensors: Mapping[str, Any]) -> Request:
+    def session(self, name: str | None = None) -> AsyncSession:
+        """Return a session: the device keeps the model's state, or what was heard, from call to call.
+
+        Parameters
+        ----------
+        name
+            A name that no other program of this user uses at the same time; None for a random one.
+        """
+        from edgebundle.session import AsyncSession
+
+        if self._target.is_group:
+            raise UsageError(
+                f"{self.agent}: expected one agent for a session, got a group, whose members take turns"
+            )
+        return AsyncSession(self, name)
+
+    async def request(
+        self, data: object, image: object, tensors: Mapping[str, Any], audio: object = None
+    ) -> Request:
+        """Make a request from the arguments of a call."""
+        if audio is not None:
+            if image is not None:
+                raise UsageError("expected a picture or a recording, got both")
+            _only(data, tensors)
+            return await self._sound(audio)
         if isinstance(image, Path | str):
             # A file on a slow disk must not hold up other requests.
             _only(data, tensors)
@@ -222,6 +260,18 @@ class AsyncModel:
             "expected a picture or tensors, got nothing",
             hint="model(image='cat.jpg'), model(array) or model(input_name=array)",
         )
+
+    async def _sound(self, audio: object) -> Request:
+        if isinstance(audio, Path | str):
+            return Request.sound(await asyncio.to_thread(Path(audio).read_bytes))
+        if isinstance(audio, bytes | bytearray | memoryview):
+            return Request.sound(bytes(audio))
+        rate = (await self._client.info(self._target)).audio_rate
+        if rate is None:
+            raise UsageError(
+                f"{self.name}: expected tensors or a picture, got samples: it takes no recordings"
+            )
+        return Request.samples(audio, rate)
 
     async def _arrays(self, arrays: Mapping[str, Any]) -> Request:
         """Convert arrays to the datatypes of the inputs, if this user may read what they are."""

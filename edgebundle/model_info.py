@@ -24,6 +24,10 @@ class ModelInfo:
         Names of the declared postprocessing steps, in order.
     ready
         Whether it answers requests.
+    audio_input, audio_rate
+        The input that takes a recording, and its samples a second; None for a model without.
+    has_state
+        Whether tensors need a session.
     state, message
         `starting`, `ready`, `restarting`, `failed` or `stopped`, and why it is not ready.
     """
@@ -38,6 +42,9 @@ class ModelInfo:
     ready: bool
     state: str
     message: str
+    audio_input: str | None = None
+    audio_rate: int | None = None
+    has_state: bool = False
 
     @classmethod
     def of(cls, agent: str, state: ModelState) -> ModelInfo:
@@ -53,4 +60,7 @@ class ModelInfo:
             ready=state.ready,
             state=state.state,
             message=state.message,
+            audio_input=state.audio_input,
+            audio_rate=state.audio_rate,
+            has_state=state.has_state,
         )

@@ -19,8 +19,10 @@ from typing import Final
 
 from agent.bundle import canonical_json
 from agent.bundle.archive import MANIFEST, MAX_BUNDLE_BYTES, MAX_MEMBER_BYTES, SIGNATURE, max_member_bytes
+from agent.bundle.audio import Audio, Keywords, Speech
 from agent.bundle.names import COMPATIBLE, MAX_VERSION_CHARS, MODEL_NAME, SEMVER, SHA256
-from agent.bundle.processing import Postprocess, Preprocess
+from agent.bundle.processing import Postprocess, Preprocess, Softmax, outputs_of
+from agent.bundle.state import State, check_states, requested
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EndlessDataError, FormatError
 
@@ -360,6 +362,10 @@ class Manifest:
         Where the bundle comes from.
     format
         Version of the manifest's format, 1.
+    states
+        Outputs that are inputs of the next run, kept for each session of a client; None for a model without.
+    audio
+        How a recording becomes an input, or None.
 
     Raises
     ------
@@ -382,6 +388,8 @@ class Manifest:
     files: Mapping[str, FileDigest]
     provenance: Provenance
     format: int = FORMAT
+    states: tuple[State, ...] | None = field(default=None, metadata=canonical_json.LATER)
+    audio: Audio | None = field(default=None, metadata=canonical_json.LATER)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", MappingProxyType(dict(sorted(self.files.items()))))
@@ -399,6 +407,9 @@ class Manifest:
         if self.postprocess is not None:
             for name in sorted(self.postprocess.outputs - {spec.name for spec in self.outputs}):
                 raise ValueError(f"postprocess is for output {name!r:.80}, which does not exist")
+        if self.states is not None:
+            check_states(self.states, self.inputs, self.outputs)
+        _check_over_time(self)
 
     @property
     def has_labels(self) -> bool:
@@ -444,6 +455,27 @@ class Manifest:
         if manifest.to_bytes() != raw:
             raise FormatError("manifest.json: expected canonical JSON (sorted keys, no spaces, ASCII)")
         return manifest
+
+
+def _check_over_time(manifest: Manifest) -> None:
+    """Check what takes a recording, or is kept from one request to the next, against the rest."""
+    states, audio = manifest.states or (), manifest.audio
+    steps = () if manifest.postprocess is None else manifest.postprocess.steps
+    for name in sorted({state.output for state in states} & {n for s in steps for n in outputs_of(s)}):
+        raise ValueError(f"postprocess is for output {name!r:.80}, which is a state")
+    taken = [each.input for each in (manifest.preprocess, audio) if each is not None]
+    for name in sorted({state.input for state in states} & set(taken)):
+        raise ValueError(f"input {name!r:.80} is a state and takes a picture or a recording")
+    if audio is None:
+        if any(isinstance(step, Speech | Keywords) for step in steps):
+            raise ValueError("postprocess: speech and keywords need audio, got none")
+        return
+    if manifest.preprocess is not None:
+        raise ValueError("expected preprocess or audio, got both")
+    if [spec.name for spec in requested(manifest.inputs, [s.input for s in states])] != [audio.input]:
+        raise ValueError(f"audio: expected input {audio.input!r:.80} as the only one besides the states")
+    if not all(isinstance(step, Softmax | Speech | Keywords) for step in steps):
+        raise ValueError("postprocess: expected softmax, speech or keywords for a model that takes audio")
 
 
 def _check_tensors(kind: str, specs: tuple[TensorSpec, ...]) -> None:

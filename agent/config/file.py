@@ -157,6 +157,9 @@ def parse_config(
             share_cores=cast(bool, values["worker.share_cores"]),
             memory_bytes=cast(int, values["worker.memory_bytes"]),
             require_sandbox=cast(bool, values["worker.require_sandbox"]),
+            sessions=cast(int, values["worker.sessions"]),
+            session_idle_s=float(cast(float, values["worker.session_idle_s"])),
+            session_bytes=cast(int, values["worker.session_bytes"]),
         ),
         metrics=MetricsSettings(
             interval_s=cast(float, values["metrics.interval_s"]),

@@ -48,6 +48,8 @@ class WorkerSettings:
         Address space of a worker beyond what its bundle's weights and tensors need; 0 for no limit.
     require_sandbox
         Refuse to load a model unless the sandbox is complete.
+    sessions, session_idle_s, session_bytes
+        Sessions of one model's clients, seconds after which an unused one ends, and their bytes together.
     """
 
     compute_limit_s: float = 30.0
@@ -57,6 +59,9 @@ class WorkerSettings:
     share_cores: bool = True
     memory_bytes: int = 512 << 20
     require_sandbox: bool = False
+    sessions: int = 16
+    session_idle_s: float = 600.0
+    session_bytes: int = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,17 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from agent.bundle.manifest import Manifest
-from agent.errors import DeadlineError, ExecutionError, FormatError, RequestError
+from agent.errors import DeadlineError, ExecutionError, FormatError, InputError, RequestError
 from agent.runtime.graph_executor import GraphModule, create
 from agent.runtime.module import KernelModule
-from agent.runtime.postprocess import Postprocessor
+from agent.runtime.postprocess import Postprocessor, Value
 from agent.runtime.self_test import check_samples
 from agent.wire.answer_head import OK, AnswerHead, one_line
-from agent.wire.content_types import JSON
+from agent.wire.content_types import JSON, RAW
 from agent.worker.channel import MAX_PAYLOAD_BYTES
-from agent.worker.codec import Codec, Payload, import_cbor
+from agent.worker.codec import Codec, Decoded, Payload, import_cbor
 from agent.worker.frames import Answer, Load, Request
+from agent.worker.streams import Step, Streams, is_streaming
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,6 +108,14 @@ class Model:
         self._module = module
         self._outputs = {spec.name: module.output_view(i) for i, spec in enumerate(prepared.manifest.outputs)}
         self._postprocess = prepared.postprocessor
+        self._streams = (
+            Streams(prepared.manifest, module, prepared.labels, prepared.load)
+            if is_streaming(prepared.manifest)
+            else None
+        )
+        if self._streams is not None:
+            for state in prepared.manifest.states or ():
+                self._outputs.pop(state.output)
         # Looked up once, so that a request writes straight into the inputs' memory.
         views = {spec.name: module.input_view(spec.name) for spec in prepared.manifest.inputs}
         self._codec = Codec(prepared.manifest, prepared.preprocessor, views.__getitem__, prepared.cbor)
@@ -142,12 +151,27 @@ class Model:
         try:
             media_type = self._codec.answer_type(request)
             _check_deadline(request, times[0])
+            if request.session_end and not payload.nbytes and _is_raw(request) and self._streams is not None:
+                self._streams.close(request)
+                return self._streams.counted(Answer(request.seq, OK, content_type=RAW), None), b""
             decoded = self._codec.decode(request, payload)
             times.append(clock())
-            self._module.run()
+            step = self._enter(request, decoded, clock)
+            if step is None:
+                self._module.run()
+            else:
+                step.run()
             times.append(clock())
-            values = self._postprocess(self._outputs, decoded.placement)
-            tensors, body = self._codec.encode(request, decoded, media_type, values, MAX_ANSWER_BYTES)
+            values: Mapping[str, Value]
+            if step is None or step.heard is None:
+                values = self._postprocess(self._outputs, decoded.placement)
+            else:
+                values = step.heard
+            number = None if step is None else step.number
+            tensors, body = self._codec.encode(request, decoded, media_type, values, MAX_ANSWER_BYTES, number)
+            if step is not None:
+                # Only now: what is refused can be sent again.
+                step.commit()
             times.append(clock())
         except RequestError as error:
             return self._refuse(request, error, times, clock)
@@ -158,7 +182,15 @@ class Model:
             _log.exception("a request failed")
             refused = ExecutionError(f"the worker failed: {type(error).__name__}")
             return self._refuse(request, refused, times, clock)
-        return Answer(request.seq, OK, "", media_type, tensors, **_durations(request, times)), body
+        answer = Answer(request.seq, OK, "", media_type, tensors, **_durations(request, times))
+        return answer if self._streams is None else self._streams.counted(answer, step), body
+
+    def _enter(self, request: Request, decoded: Decoded, clock: Callable[[], float]) -> Step | None:
+        if self._streams is not None:
+            return self._streams.enter(request, decoded.recording, clock)
+        if request.session is not None:
+            raise InputError(f"model {self._name} keeps nothing between requests: expected no session")
+        return None
 
     def _refuse(
         self,
@@ -205,7 +237,11 @@ class Prepared:
             max_pixels = load.max_pixels or pictures.MAX_PIXELS
             self.preprocessor = preprocess.Preprocessor(manifest.preprocess, spec, max_pixels)
         labels = members.read("labels.txt").splitlines() if "labels.txt" in members else []
-        self.postprocessor = Postprocessor(manifest.postprocess, manifest.outputs, labels)
+        # What follows a recording is `agent.runtime.audio`'s.
+        after = manifest.postprocess if manifest.audio is None else None
+        self.postprocessor = Postprocessor(after, manifest.outputs, labels)
+        self.labels = labels
+        self.load = load
 
 
 def load_kernels(members: Members, threads: int) -> KernelModule:
@@ -278,6 +314,10 @@ def _check_deadline(request: Request, now_s: float) -> None:
     if request.deadline_s is not None and now_s >= request.deadline_s:
         late_ms = (now_s - request.deadline_s) * 1e3
         raise DeadlineError(f"the deadline passed {late_ms:.0f} ms before the model was free")
+
+
+def _is_raw(request: Request) -> bool:
+    return request.content_type == RAW and not request.tensors
 
 
 def _durations(request: Request, times: list[float]) -> dict[str, int]:

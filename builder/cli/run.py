@@ -26,6 +26,7 @@ RUN_EXAMPLES: Final = """examples:
   edgebundle run resnet50.bundle --inputs cat.jpg
   edgebundle run yolox.bundle --inputs street.jpg --draw drawn.jpg
   edgebundle run yolox.bundle --inputs photos/ --draw drawn/
+  edgebundle run vad.bundle --inputs speech.wav
   edgebundle run resnet50.bundle --accuracy photos/labels.csv
   edgebundle run model.bundle --fill-mode ones --print-top 5
   edgebundle run model.bundle --rpc-tracker lab:9190 --rpc-key rpi4 --print-time
@@ -58,8 +59,8 @@ def add_parsers(subparsers: SubParsers) -> None:
         metavar="FILE",
         nargs="+",
         action="append",
-        help="an .npz file with the inputs, or a JPEG or PNG picture; or several pictures, folders of them, "
-        "or patterns such as 'photos/*.jpg'",
+        help="an .npz file with the inputs, a JPEG or PNG picture, or a WAV recording; or several of them, "
+        "folders, or patterns such as 'photos/*.jpg'",
     )
     _add_fill_mode(parser)
     parser.add_argument(

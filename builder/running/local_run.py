@@ -20,6 +20,7 @@ import numpy.typing as npt
 from agent.bundle.graph import Graph
 from agent.bundle.machine import Machine
 from agent.bundle.params import index_params
+from agent.bundle.state import requested
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
 from agent.runtime import debug_executor
@@ -30,10 +31,13 @@ from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Postprocessor, Value
 from agent.runtime.preprocess import Preprocessor
 from agent.runtime.report import Report, Stage
+from agent.runtime.streaming import StreamingModel
+from agent.runtime.wav import read_recording
+from agent.wire.content_types import WAV
 from builder.bundles.package import Package
 from builder.errors import ModelError, PackageError, ShapeError
 from builder.running.in_memory import load_kernels
-from builder.running.inputs import Inputs, Picture, read_inputs
+from builder.running.inputs import Inputs, Picture, Sound, read_inputs
 
 FillMode = Literal["zeros", "ones", "random"]
 _STAGE_RUNS: Final = 5  # of decoding and postprocessing, whose times are means
@@ -90,8 +94,8 @@ def run(
     package
         The result of `builder.compile`, or a bundle's path.
     inputs
-        Arrays by input name; an .npz file of them; or a JPEG or PNG picture, for a model that declares a
-        preprocess. Missing inputs are filled.
+        Arrays by input name; an .npz file of them; or a JPEG or PNG picture or a WAV file, for a model that
+        declares a preprocess for it. Missing inputs are filled.
     device
         `cpu`, the only one.
     fill_mode
@@ -144,30 +148,71 @@ class Runner:
         self._package = package
         manifest = package.manifest
         labels = package.members.get("labels.txt", b"").splitlines()
+        self._declared = manifest.postprocess if manifest.audio is None else None
+        self._kept = {state.output for state in manifest.states or ()}
+        self._streaming: StreamingModel | None = None
         try:
-            self._finish = Postprocessor(manifest.postprocess, manifest.outputs, labels)
+            self._finish = Postprocessor(self._declared, manifest.outputs, labels)
+            if manifest.states is not None or manifest.audio is not None:
+                self._streaming = StreamingModel(manifest, self.module, labels)
+                self._stream = self._streaming.begin()
         except EdgeError as error:
             raise PackageError(
                 f"the bundle's postprocess cannot work: {error}", hint="change it: edgebundle repack"
             ) from error
 
     def __call__(self, inputs: Inputs = None, fill_mode: FillMode = "random") -> RunResult:
-        """Run the model once; the parameters and errors are those of `run`."""
+        """Run the model once; the parameters and errors are those of `run`.
+
+        A model with states goes on from the call before, until `reset`. A recording begins and ends in its
+        call.
+        """
         package, module = self._package, self.module
-        given = read_inputs(inputs, package.manifest.inputs)
+        given = read_inputs(inputs, self._requested)
+        if isinstance(given, Sound):
+            return self._listen(given)
         values = {} if isinstance(given, Picture) else given
-        for spec in package.manifest.inputs:
+        for spec in self._requested:
             _set(module, spec, values[spec.name] if spec.name in values else _fill(package, spec, fill_mode))
         placement = _set_picture(package, module, given) if isinstance(given, Picture) else None
-        module.run()
+        if self._streaming is None:
+            module.run()
+        else:
+            self._streaming.run(self._stream)
+            self._streaming.commit(self._stream)
         outputs = {f"output_{i}": np.array(module.get_output(i)) for i in range(module.get_num_outputs())}
         answers = None
-        if package.manifest.postprocess is not None:
+        if self._declared is not None:
             named = zip(package.manifest.outputs, outputs.values(), strict=True)
+            kept = {spec.name: array for spec, array in named if spec.name not in self._kept}
             try:
-                answers = self._finish({spec.name: array for spec, array in named}, placement)
+                answers = self._finish(kept, placement)
             except EdgeError as error:
                 raise ModelError(f"the outputs cannot be turned into an answer: {error}") from error
+        return RunResult(outputs, answers, None)
+
+    def reset(self) -> None:
+        """Let a model with states begin anew."""
+        if self._streaming is not None:
+            self._stream = self._streaming.begin()
+
+    @property
+    def _requested(self) -> tuple[TensorSpec, ...]:
+        manifest = self._package.manifest
+        return requested(manifest.inputs, [state.input for state in manifest.states or ()])
+
+    def _listen(self, sound: Sound) -> RunResult:
+        if self._streaming is None or self._streaming.listener is None:
+            raise ModelError(
+                "the model does not declare how to turn a recording into its input",
+                hint="add it: edgebundle compile --preprocess silero (or another preset for recordings)",
+            )
+        try:
+            recording = read_recording(sound.content, WAV)
+            answers = self._streaming.listen(self._streaming.begin(), recording, end=True)
+        except EdgeError as error:
+            raise ModelError(str(error), hint=error.hint) from error
+        outputs = {name: value for name, value in answers.items() if not isinstance(value, tuple)}
         return RunResult(outputs, answers, None)
 
 
@@ -204,6 +249,8 @@ def profile(
     module = debug_executor.create(graph, _loaded(package, threads))
     module.load_params(package.members["mod.params"])
     given = read_inputs(inputs, package.manifest.inputs)
+    if isinstance(given, Sound):
+        raise ModelError("profile: expected tensors, got a recording", hint="leave out --inputs")
     values = {} if isinstance(given, Picture) else given
     for spec in package.manifest.inputs:
         _set(module, spec, values[spec.name] if spec.name in values else _fill(package, spec, fill_mode))
@@ -214,7 +261,7 @@ def profile(
         stages.append(_stage("decode and preprocess", lambda: _set_picture(package, module, given)))
     flops = {node.func_name: float(node.attrs["flops"]) for node in graph.nodes if "flops" in node.attrs}
     report = module.profile(number=number, flops=flops)
-    if package.manifest.postprocess is not None:
+    if package.manifest.postprocess is not None and package.manifest.audio is None:
         finish = _postprocessor(package)
         outputs = {s.name: np.array(module.get_output(i)) for i, s in enumerate(package.manifest.outputs)}
         stages.append(_stage("postprocess", lambda: finish(outputs, placement)))

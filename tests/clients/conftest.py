@@ -36,6 +36,12 @@ class Site:
 
     port: int
     websockets_port: int
+    folder: Path
+
+    @property
+    def key(self) -> Path:
+        """The key that the agent trusts."""
+        return self.folder / "keys" / "signing.key"
 
     @property
     def url(self) -> str:
@@ -97,7 +103,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Itera
         give_up = time.monotonic() + START_LIMIT_S
         while cli.main(["deploy", str(signed), "--agent", "kitchen", "--broker", broker.url]):
             assert time.monotonic() < give_up, (folder / "agent.log").read_text()
-        yield Site(broker.port, websockets_port)
+        yield Site(broker.port, websockets_port, folder)
     finally:
         with contextlib.suppress(Exception):
             asyncio.run_coroutine_threadsafe(responder.__aexit__(), loop).result(5)

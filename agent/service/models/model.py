@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.bundle.manifest import Manifest
+from agent.bundle.state import requested
 from agent.bundle.verify import VerifiedBundle
 from agent.config.settings import QueueLimits, WorkerSettings
 from agent.deploy.trial import Score
@@ -59,6 +60,8 @@ class ModelStatus:
         When a model that is out of service is tried again, in seconds since the epoch; None otherwise.
     quarantined
         How many requests were refused because equal ones had ended its worker.
+    sessions, sessions_evicted
+        How many sessions of clients it has, and how many ended early.
     """
 
     name: str
@@ -72,6 +75,8 @@ class ModelStatus:
     rss_bytes: int
     next_try_s: float | None = None
     quarantined: int = 0
+    sessions: int = 0
+    sessions_evicted: int = 0
 
     @property
     def ready(self) -> bool:
@@ -85,8 +90,8 @@ class ModelStatus:
         return ModelState(
             name=self.name,
             version=manifest.version,
-            inputs=manifest.inputs,
-            outputs=manifest.outputs,
+            inputs=requested(manifest.inputs, [state.input for state in manifest.states or ()]),
+            outputs=requested(manifest.outputs, [state.output for state in manifest.states or ()]),
             ready=self.ready,
             state=self.phase,
             message=self.message,
@@ -95,6 +100,9 @@ class ModelStatus:
             digest=self.digest,
             key_id=self.key_id,
             image_input=None if manifest.preprocess is None else manifest.preprocess.input,
+            audio_input=None if manifest.audio is None else manifest.audio.input,
+            audio_rate=None if manifest.audio is None else manifest.audio.rate,
+            has_state=manifest.states is not None,
             postprocess=tuple(type(step).__name__.lower() for step in steps),
         )
 
@@ -279,6 +287,8 @@ class Model:
             rss_bytes=supervisor.rss_bytes(),
             next_try_s=supervisor.next_try_s,
             quarantined=self._quarantined,
+            sessions=supervisor.sessions.count,
+            sessions_evicted=supervisor.sessions.evicted,
         )
 
     def score(self) -> Score:

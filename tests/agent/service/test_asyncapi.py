@@ -154,7 +154,7 @@ def test_words_are_those_of_the_code() -> None:
     assert set(SCHEMAS["state"]["properties"]["state"]["enum"]) == set(AgentState)
     answer = DOCUMENT["components"]["messageTraits"]["answer"]["headers"]["properties"]
     sent = {properties.STATUS, properties.STATUS_MESSAGE, properties.MODEL_VERSION, properties.TENSOR}
-    sent |= {properties.SERVER_TIMING}
+    sent |= {properties.SERVER_TIMING, properties.SESSION_STEP}
     assert answer.keys() == {*sent, *properties.TRACE}
     assert {int(status) for status in answer[properties.STATUS]["enum"]} == set(STATUSES)
     assert answer[properties.STATUS_MESSAGE]["maxLength"] == MAX_STATUS_MESSAGE_CHARACTERS
