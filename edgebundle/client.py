@@ -286,7 +286,7 @@ class Session:
         return self._session.step
 
     def reset(self) -> None:
-        """Let the next call begin anew."""
+        """Let the next call begin again."""
         self._session.reset()
 
     def __call__(

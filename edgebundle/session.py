@@ -1,7 +1,7 @@
 """A session with a model: calls whose state, or whose recording, goes on from one to the next.
 
 Promises: the calls of a session are sent one at a time, in their order, and each counts once, however often
-it is delivered. If the device no longer has the session, the call says so; nothing begins anew by itself.
+it is delivered. If the device no longer has the session, the call says so; nothing begins again by itself.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class AsyncSession:
         return self._step
 
     def reset(self) -> None:
-        """Let the next call begin anew."""
+        """Let the next call begin again."""
         self._step = 0
 
     async def __call__(
@@ -92,7 +92,7 @@ class AsyncSession:
         Raises
         ------
         SessionGoneError
-            If the device does not have the session any more; `reset` begins anew.
+            If the device does not have the session any more; `reset` begins again.
         SessionStepError
             If an answer was lost after the device had counted its call.
         ClientError

@@ -250,7 +250,7 @@ class _Track:
         self._pending = samples[at:].copy()
 
     def fill(self, run: Callable[[Array], Mapping[str, Array]]) -> None:
-        """Run the model on the rest, filled with zeros, if a window has not had all of it."""
+        """Run the model on the rest, filled with zeros, if no window had all of it."""
         audio = self._listener.audio
         had = audio.window - audio.hop if self._windows else audio.lead
         if self._pending.size > had:

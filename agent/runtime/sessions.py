@@ -2,7 +2,7 @@
 
 A session is named by its client, and belongs to it: two clients may use the same name. Each answered request
 is a step, counted from 0. A request that says its step is computed only if it is the next one, so that a
-repeated delivery never counts twice; step 0 begins anew.
+repeated delivery never counts twice; step 0 begins again.
 
 Promises: bounded in number; sessions that nobody uses end after a time; when there are too many, the client
 that has the most loses the one that it used least recently. Whoever asks for a session that has ended is told
@@ -21,7 +21,7 @@ from typing import Final, Generic, TypeVar
 from agent.errors import SessionGoneError, SessionStepError
 
 # Ended sessions whose reason is remembered. A client that does not count its steps learns only from it that
-# its session has begun anew, so it is larger than the number of sessions that a device usually has.
+# its session has begun again, so it is larger than the number of sessions that a device usually has.
 MAX_GONE: Final = 1024
 _SHOWN: Final = 80
 
@@ -103,7 +103,7 @@ class Sessions(Generic[Kept]):
         client, name
             Whose session, and which.
         step
-            The request's number in its session; 0 begins anew. None continues the session, or begins one.
+            The request's number in its session; 0 begins again. None continues the session, or begins one.
 
         Raises
         ------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from agent.bundle.manifest import Manifest
 from agent.bundle.state import requested, state_bytes
@@ -138,4 +139,4 @@ def session_bytes(manifest: Manifest) -> int:
 
 
 # Names, counters, and numpy's objects.
-_OVERHEAD_BYTES = 4096
+_OVERHEAD_BYTES: Final = 4096

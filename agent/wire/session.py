@@ -31,7 +31,7 @@ class SessionStep:
     name
         1 to 64 of `A-Z`, `a-z`, `0-9` and `._~:@+-`. Each client has its own names.
     step
-        The number of the request in its session, from 0, which begins anew. None for a client that does not
+        The number of the request in its session, from 0, which begins again. None for a client that does not
         count: the session goes on, or begins.
     end
         Whether the session ends with this request.

@@ -78,6 +78,7 @@ _SAME_PREPROCESS: Final = {
 }  # fmt: skip
 PREPROCESS_PRESETS: Final = (*_PREPROCESS, *_SAME_PREPROCESS)
 POSTPROCESS_WORDS: Final = ("softmax", "topK", *OUTPUT_PRESETS, *SOUND_PRESETS)
+_WORDS: Final = ("softmax", *OUTPUT_PRESETS, *SOUND_PRESETS)
 _STEPS: Final[Mapping[str, type[Step]]] = {
     step.kind: step for step in (Softmax, TopK, Detect, Objects, ClassMap, Normalise, Ctc, Speech, Keywords)
 }
@@ -222,11 +223,7 @@ def _words(text: str) -> list[tuple[str, dict[str, Any]]]:
     for item in _split(text):
         name, is_option, value = item.partition("=")
         if not is_option:
-            if (
-                item not in (*OUTPUT_PRESETS, *SOUND_PRESETS)
-                and item != "softmax"
-                and not _TOP.fullmatch(item)
-            ):
+            if item not in _WORDS and not _TOP.fullmatch(item):
                 raise ModelError(
                     f"postprocess: expected a preset, softmax, topK or a .toml file, got {text[:80]!r}",
                     hint=_did_you_mean(item, POSTPROCESS_WORDS),

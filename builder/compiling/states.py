@@ -6,12 +6,13 @@ Promises states that fit the model's tensors. Leaves keeping them to the device 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from agent.bundle.state import State, check_states
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError
 
-_HINT = 'for example --state "h:hn c:cn", an input and the output that it becomes'
+_HINT: Final = 'for example --state "h:hn c:cn", an input and the output that it becomes'
 
 
 def states(

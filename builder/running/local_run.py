@@ -192,7 +192,7 @@ class Runner:
         return RunResult(outputs, answers, None)
 
     def reset(self) -> None:
-        """Let a model with states begin anew."""
+        """Let a model with states begin again."""
         if self._streaming is not None:
             self._stream = self._streaming.begin()
 

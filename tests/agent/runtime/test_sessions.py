@@ -81,7 +81,7 @@ def test_the_least_recently_used_one_goes_and_is_told_so() -> None:
     assert sessions.evicted == 1
     with pytest.raises(SessionGoneError, match="made room"):
         sessions.enter("a", "t", 1)
-    # A client that does not count is told once, and begins anew with its next request.
+    # A client that does not count is told once, and begins again with its next request.
     with pytest.raises(SessionGoneError, match="made room"):
         sessions.enter("a", "t", None)
     assert step(sessions, "a", "t") == [0]
