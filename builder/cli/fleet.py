@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from builder.fleet.agents import AgentSummary
     from builder.fleet.deploy import DeployProgress
     from edgebundle.answer import Answer, Output
+    from edgebundle.async_model import AsyncModel
     from edgebundle.broker import Broker
 
 
@@ -66,6 +67,8 @@ def _add_infer(subparsers: SubParsers) -> None:
         description="Send a picture, tensors or a JSON request to a model on an agent, and print the answer.",
         epilog="examples:\n"
         "  edgebundle infer --agent kitchen --model resnet50 --input cat.jpg --broker mqtt://localhost\n"
+        "  arecord -q -t wav -f S16_LE -r 16000 | edgebundle infer --agent kitchen --model vad --input - "
+        "--broker mqtt://localhost\n"
         "  edgebundle infer --agent kitchen --model bert --input tokens.npz --outputs out.npz "
         "--broker mqtt://localhost\n"
         "  edgebundle infer --agent kitchen --model resnet50 --input cat.jpg --repeat 100 "
@@ -77,7 +80,8 @@ def _add_infer(subparsers: SubParsers) -> None:
         "--input",
         required=True,
         metavar="FILE",
-        help="a .jpg or .png picture, an .npz of inputs, or a .json request",
+        help="a .jpg or .png picture, a .wav recording, an .npz of inputs, or a .json request; - for a "
+        "WAV from standard input, which is heard while it comes",
     )
     add_broker(parser)
     parser.add_argument("--outputs", metavar="FILE", help="write the output tensors to this .npz file")
@@ -238,7 +242,9 @@ def _infer(args: argparse.Namespace) -> int:
 
     try:
         path = Path(args.input)
-        data = read_arrays(path) if path.suffix == ".npz" else Request.from_file(path)
+        data = None
+        if args.input != "-":
+            data = read_arrays(path) if path.suffix == ".npz" else Request.from_file(path)
         answers = asyncio.run(_ask(args, data))
     except RefusedError as error:
         if args.json:
@@ -270,11 +276,52 @@ def _infer(args: argparse.Namespace) -> int:
 
 async def _ask(args: argparse.Namespace, data: object) -> list[Answer]:
     """Ask as often as `--repeat` says."""
+    from builder.fleet.listening import listen
     from edgebundle.async_client import AsyncClient
+    from edgebundle.request import Request
 
     async with AsyncClient(broker_of(args), progress=print_line) as client:
         model = client.model(args.agent, args.model)
+        if args.input == "-":
+            return [await listen(model, sys.stdin.buffer, args.deadline, _print_heard(args))]
+        if not isinstance(data, Request) and (await _keeps_state(model)):
+            async with model.session() as session:  # each repetition is a step
+                return [await session(data, deadline_s=args.deadline) for _ in range(args.repeat)]
         return [await model(data, deadline_s=args.deadline) for _ in range(args.repeat)]
+
+
+async def _keeps_state(model: AsyncModel) -> bool:
+    from edgebundle.errors import UnknownModelError
+
+    try:
+        return (await model.info()).has_state
+    except UnknownModelError:  # this user may not read what it is; the agent will say what it needs
+        return False
+
+
+def _print_heard(args: argparse.Namespace) -> Callable[[Answer], None]:
+    def show(answer: Answer) -> None:
+        for line in _heard(answer):
+            print(json.dumps(line) if args.json else line["text"], flush=True)
+
+    return show
+
+
+def _heard(answer: Answer) -> list[dict[str, Any]]:
+    """Return the stretches of time that an answer has: start and end in seconds, label, and all as text."""
+    from builder.cli.answers import clock
+
+    if "segments" not in answer:
+        return []
+    labels = answer.output("labels").flat() if "labels" in answer else ()
+    classes = answer.output("classes").flat() if "classes" in answer else ()
+    edges = answer.output("segments").flat()
+    found = []
+    for i, (start, end) in enumerate(zip(edges[::2], edges[1::2], strict=True)):
+        label = str(labels[i]) if labels else f"class {classes[i]}" if classes else "speech"
+        text = f"{clock(start)} to {clock(end)}  {label}"
+        found.append({"start_s": start, "end_s": end, "label": label, "text": text})
+    return found
 
 
 def _agents(args: argparse.Namespace) -> int:
@@ -303,12 +350,14 @@ def _agents(args: argparse.Namespace) -> int:
 
 def _print_answer(answers: Sequence[Answer], count: int) -> None:
     answer = answers[-1]
+    for line in _heard(answer):
+        print(line["text"])
     for label in answer.labels[:count]:
         print(f"{label.score:10.6f}  {label.label}")
     for box in answer.boxes[:count]:
         corners = ", ".join(f"{edge:.0f}" for edge in (box.x0, box.y0, box.x1, box.y1))
         print(f"{box.score:10.6f}  {box.label}  [{corners}]")
-    if not answer.labels and not answer.boxes:
+    if not answer.labels and not answer.boxes and "segments" not in answer:
         for output in answer.outputs:
             shape = ",".join(map(str, output.shape))
             values = output.flat()[:9]

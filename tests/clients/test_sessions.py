@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import json
 import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -260,6 +263,40 @@ def test_a_recording_in_parts_equals_the_whole(site: Site, hearer: Package) -> N
         np.testing.assert_array_equal(np.concatenate([p["segments"] for p in parts]), whole["segments"])
         with pytest.raises(UsageError, match="group"):
             client.model("group:all", "hearer").session()
+
+
+def test_a_pipe_is_heard_while_it_comes(
+    site: Site, hearer: Package, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(6)
+    samples = (rng.normal(size=5 * RATE // 4) * np.repeat(rng.random(10) > 0.5, RATE // 8)).astype(np.float32)
+    whole = wav(samples)
+    (site.folder / "sound.wav").write_bytes(whole)
+    ask = ["infer", "--agent", "kitchen", "--model", "hearer", "--broker", site.url, "--input"]
+    assert cli.main([*ask, str(site.folder / "sound.wav")]) == 0
+    expected = capsys.readouterr().out
+    assert " speech" in expected
+    # As a recorder writes it to a pipe: without a length.
+    pipe = SimpleNamespace(buffer=io.BytesIO(whole[:40] + bytes(4) + whole[44:]))
+    monkeypatch.setattr(sys, "stdin", pipe)
+    assert cli.main([*ask, "-"]) == 0
+    assert capsys.readouterr().out == expected
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"no sound")))
+    assert cli.main([*ask, "-"]) != 0
+    assert "expected a WAV" in capsys.readouterr().err
+
+
+def test_infer_takes_repetitions_as_steps(
+    site: Site, counter: Package, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.ones((1, 4), np.float32)
+    np.savez(site.folder / "x.npz", x=x)
+    ask = ["infer", "--agent", "kitchen", "--model", "counter", "--broker", site.url, "--json"]
+    assert cli.main([*ask, "--input", str(site.folder / "x.npz"), "--repeat", "3"]) == 0
+    loop = Loop(recurrent())
+    expected = [loop(x) for _ in range(3)][-1]
+    outputs = json.loads(capsys.readouterr().out)["outputs"]
+    np.testing.assert_allclose(np.ravel(outputs[0]["data"]), expected.ravel(), rtol=1e-4)
 
 
 def test_another_version_ends_sessions_and_says_so(site: Site, counter: Package) -> None:
