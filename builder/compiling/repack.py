@@ -74,14 +74,10 @@ def repack(
         before, audio = None, None
         if preprocess != NONE and audio_presets.is_audio(preprocess):
             audio = audio_presets.audio(preprocess, inputs)
-            if (
-                audio.features is not None
-                and manifest.audio is not None
-                and manifest.audio.features is not None
-            ):
+            old = None if manifest.audio is None else manifest.audio.features
+            if audio.features is not None and old is not None:
                 # The scale of a quantised input is the model's, whatever is computed.
-                scale = {"mean": manifest.audio.features.mean, "std": manifest.audio.features.std}
-                audio = replace(audio, features=replace(audio.features, **scale))
+                audio = replace(audio, features=replace(audio.features, mean=old.mean, std=old.std))
         elif preprocess != NONE:
             before = declarations.preprocess(preprocess, inputs)
     if postprocess is not None:

@@ -67,7 +67,10 @@ def odd(message: Message) -> Reply:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("site")
+    yield from run_site(tmp_path_factory.mktemp("site"), digits_bundle)
+
+
+def run_site(folder: Path, digits_bundle: Path) -> Iterator[Site]:
     pair = key_files.generate(folder / "keys")
     (folder / "keyring").mkdir()
     shutil.copy(pair.public, folder / "keyring" / "test.pub")

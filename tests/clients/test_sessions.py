@@ -7,8 +7,9 @@ import io
 import itertools
 import json
 import secrets
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,13 +29,20 @@ from builder.compiling.identity import Identity
 from builder.compiling.repack import repack
 from builder.importer import import_onnx
 from edgebundle import AsyncClient, Client, SessionGoneError, SessionStepError, UsageError
-from tests.clients.conftest import Site
+from tests.clients.conftest import Site, needed, run_site
+from tests.clients.test_javascript import LIBRARY, MQTT
 from tests.streaming_models import HOP, RATE, STATES, WINDOW, Loop, probabilities, recurrent, wav
 
 pytestmark = pytest.mark.slow
 LISTEN = f"samples,rate={RATE},window={WINDOW},hop={HOP}"
 # The sessions of a model on the agent, by default.
 SESSIONS = 16
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Iterator[Site]:
+    """One of its own, whose models other tests do not see."""
+    yield from run_site(tmp_path_factory.mktemp("sessions"), digits_bundle)
 
 
 def deploy(site: Site, package: Package, name: str) -> Path:
@@ -263,6 +271,61 @@ def test_a_recording_in_parts_equals_the_whole(site: Site, hearer: Package) -> N
         np.testing.assert_array_equal(np.concatenate([p["segments"] for p in parts]), whole["segments"])
         with pytest.raises(UsageError, match="group"):
             client.model("group:all", "hearer").session()
+
+
+PROGRAM = """
+import * as library from "./edgebundle.js";
+const [url, sound] = process.argv.slice(2);
+const client = new library.Client(url);
+const counter = client.model("kitchen", "counter").session();
+const input = () => ({ tensors: { x: { shape: [1, 4], data: new Float32Array([1, 1, 1, 1]) } } });
+// Sent at once, computed one after the other.
+const first = await Promise.all([counter(input()), counter(input()), counter(input())]);
+counter.reset();
+const again = await counter(input());
+await counter.close();
+const errors = [];
+for (const wrong of ["a b", ""]) {
+  try { client.model("kitchen", "counter").session(wrong); } catch (error) { errors.push(error.name); }
+}
+const whole = await client.model("kitchen", "hearer")({ audio: sound });
+const hearing = client.model("kitchen", "hearer").session();
+const part = await hearing({ audio: sound });
+const rest = await hearing.finish();
+const info = await client.model("kitchen", "hearer").info();
+await client.close();
+const numbers = (answer, name) => Array.from(answer.outputs.get(name).data, Number);
+console.log(JSON.stringify({
+  steps: [...first, again].map((answer) => numbers(answer, "y")[0]),
+  errors,
+  whole: numbers(whole, "probabilities"),
+  parts: [...numbers(part, "probabilities"), ...numbers(rest, "probabilities")],
+  info: [info.hasState, info.audioInput, info.audioRate],
+}));
+"""
+
+
+def test_javascript_has_sessions(
+    site: Site, counter: Package, hearer: Package, tmp_path: Path, npm: Callable[[str], Path]
+) -> None:
+    (tmp_path / "node_modules").symlink_to(npm(MQTT))
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "main.js").write_text(PROGRAM)
+    (tmp_path / "edgebundle.js").write_bytes((LIBRARY / "edgebundle.js").read_bytes())
+    samples = np.random.default_rng(7).normal(size=1000).astype(np.float32)
+    (tmp_path / "sound.wav").write_bytes(wav(samples))
+    command = [needed("node"), "main.js", site.url, "sound.wav"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    loop, x = Loop(recurrent()), np.ones((1, 4), np.float32)
+    expected = [float(loop(x)[0, 0]) for _ in range(3)]
+    np.testing.assert_allclose(result["steps"], [*expected, expected[0]], rtol=1e-4)
+    assert result["errors"] == ["UsageError", "UsageError"]
+    heard = probabilities(Loop(recurrent(WINDOW)), samples)
+    np.testing.assert_allclose(result["whole"], heard, rtol=1e-4, atol=1e-6)
+    assert result["parts"] == result["whole"]
+    assert result["info"] == [True, "x", RATE]
 
 
 def test_a_pipe_is_heard_while_it_comes(
