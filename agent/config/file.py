@@ -160,6 +160,8 @@ def parse_config(
             sessions=cast(int, values["worker.sessions"]),
             session_idle_s=float(cast(float, values["worker.session_idle_s"])),
             session_bytes=cast(int, values["worker.session_bytes"]),
+            batch=cast(bool, values["inference.batch"]),
+            batch_delay_s=float(cast(float, values["inference.batch_delay_s"])),
         ),
         metrics=MetricsSettings(
             interval_s=cast(float, values["metrics.interval_s"]),

@@ -50,6 +50,10 @@ class WorkerSettings:
         Refuse to load a model unless the sandbox is complete.
     sessions, session_idle_s, session_bytes
         Sessions of one model's clients, seconds after which an unused one ends, and their bytes together.
+    batch
+        Compute requests that wait together, for models that declare a batch.
+    batch_delay_s
+        How long after its arrival a request waits for others then.
     """
 
     compute_limit_s: float = 30.0
@@ -62,6 +66,8 @@ class WorkerSettings:
     sessions: int = 16
     session_idle_s: float = 600.0
     session_bytes: int = 64 << 20
+    batch: bool = False
+    batch_delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

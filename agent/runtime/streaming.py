@@ -132,6 +132,11 @@ class StreamingModel:
         stream.hearing = self._heard
 
 
+def is_streaming(manifest: Manifest) -> bool:
+    """Return whether requests of this model are steps of sessions, or recordings."""
+    return manifest.states is not None or manifest.audio is not None
+
+
 def session_bytes(manifest: Manifest) -> int:
     """Return the most memory that one session takes."""
     window = 0 if manifest.audio is None else 4 * manifest.audio.window

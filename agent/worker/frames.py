@@ -53,6 +53,10 @@ class Load:
         Seconds after which the agent ends a worker; a long recording is refused before that. 0 for no limit.
     require_sandbox
         Refuse to load unless the sandbox is complete.
+    batch
+        Compute requests that wait together, if the model declares a batch.
+    batch_delay_s
+        How long after its arrival a request waits for others.
     """
 
     files: tuple[str, ...]
@@ -66,6 +70,8 @@ class Load:
     session_idle_s: float = 600.0
     session_bytes: int = 64 << 20
     compute_limit_s: float = 0.0
+    batch: bool = False
+    batch_delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,8 @@ class Request:
         Who sent it; its sessions are its own.
     session, step, session_end
         The session, the number of this request in it or None, and whether the session ends with it.
+    by_itself
+        Not to be computed with others: a worker died that had it.
     """
 
     seq: int
@@ -109,6 +117,7 @@ class Request:
     session: str | None = None
     step: int | None = None
     session_end: bool = False
+    by_itself: bool = False
 
 
 @dataclass(frozen=True, slots=True)

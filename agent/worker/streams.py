@@ -23,11 +23,6 @@ from agent.worker.frames import Answer, Load, Request
 _SHARE_OF_LIMIT: Final = 0.8
 
 
-def is_streaming(manifest: Manifest) -> bool:
-    """Return whether requests of this model are steps of sessions, or recordings."""
-    return manifest.states is not None or manifest.audio is not None
-
-
 class Streams:
     """The sessions of the model that a worker serves.
 

@@ -17,6 +17,7 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import MixAndMatchError
 from builder.bundles.package import Package, digests
 from builder.compiling import audio_presets, declarations
+from builder.compiling.bucket_plan import check_declared
 from builder.compiling.identity import Identity
 from builder.compiling.labels import Labels, check_labels, read_named_labels
 from builder.errors import ModelError
@@ -68,8 +69,8 @@ def repack(
     identity = identity or Identity(version=manifest.version)
     identity.check()
     before, after, audio = manifest.preprocess, manifest.postprocess, manifest.audio
-    inputs = requested(manifest.inputs, [state.input for state in manifest.states or ()])
-    outputs = requested(manifest.outputs, [state.output for state in manifest.states or ()])
+    inputs = requested(manifest.smallest_inputs, [state.input for state in manifest.states or ()])
+    outputs = requested(manifest.smallest_outputs, [state.output for state in manifest.states or ()])
     if preprocess is not None:
         before, audio = None, None
         if preprocess != NONE and audio_presets.is_audio(preprocess):
@@ -82,6 +83,8 @@ def repack(
             before = declarations.preprocess(preprocess, inputs)
     if postprocess is not None:
         after = None if postprocess == NONE else _like(after, postprocess, outputs, inputs)
+    if manifest.buckets is not None:
+        check_declared(manifest.buckets, before, after)
     members = _with_labels(package, labels, after)
     changes: Mapping[str, Any] = {
         "name": identity.name or manifest.name,
@@ -118,7 +121,7 @@ def _like(
 def _with_labels(package: Package, labels: Labels | None, after: Postprocess | None) -> dict[str, bytes]:
     members = dict(package.members)
     old = members.pop(_LABELS, b"")
-    outputs = package.manifest.outputs
+    outputs = package.manifest.smallest_outputs
     lines: bytes | None
     if labels is None and old:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from agent.errors import InputError
@@ -27,8 +28,24 @@ _HINT: Final = "arecord -q -t wav -f S16_LE -r 16000 writes one"
 _CHUNK: Final = struct.Struct("<4sI")
 
 
+# What tells a WAV from other files.
+WAV_HEAD_BYTES: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Piped:
+    """A WAV on its way, of which the first bytes were read."""
+
+    head: bytes
+
+
+def is_wav(head: bytes) -> bool:
+    """Return whether a file that begins like this is a WAV."""
+    return head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE"
+
+
 async def listen(
-    model: AsyncModel, source: BinaryIO, deadline_s: float, heard: Callable[[Answer], None]
+    model: AsyncModel, piped: Piped, source: BinaryIO, deadline_s: float, heard: Callable[[Answer], None]
 ) -> Answer:
     """Send a recording in parts until it ends; return the last answer.
 
@@ -36,8 +53,10 @@ async def listen(
     ----------
     model
         A model that declares audio.
+    piped
+        The first bytes.
     source
-        A WAV, read in a thread of its own.
+        The rest, read in a thread of its own.
     deadline_s
         Of each part.
     heard
@@ -50,7 +69,7 @@ async def listen(
     ClientError
         If a part gets no answer.
     """
-    head = await asyncio.to_thread(_head, source)
+    head = await asyncio.to_thread(_head, piped.head, source)
     try:
         form = read_recording(head, "audio/wav")
     except InputError as error:
@@ -72,9 +91,8 @@ def _read(source: BinaryIO, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _head(source: BinaryIO) -> bytes:
+def _head(head: bytes, source: BinaryIO) -> bytes:
     """Read up to the samples; return it with a length that means: up to the end."""
-    head = _read(source, 12)
     while len(head) < MAX_HEAD_BYTES:
         chunk = _read(source, _CHUNK.size)
         if len(chunk) < _CHUNK.size:

@@ -53,9 +53,9 @@ def test_silero_hears_what_its_authors_wrapper_hears(
         expected.append(float(probability.reshape(-1)[0]))
     answers = run(bundle, tmp_path / "speech.wav").answers
     assert answers is not None
-    np.testing.assert_allclose(answers["probabilities"], expected, atol=1e-4)
+    np.testing.assert_allclose(np.asarray(answers["probabilities"]), expected, atol=1e-4)
     found = reference(expected, samples.size, Speech("output"))
-    np.testing.assert_allclose(answers["segments"], np.array(found).reshape(-1, 2) / RATE)
+    np.testing.assert_allclose(np.asarray(answers["segments"]), np.array(found).reshape(-1, 2) / RATE)
     capsys.readouterr()
     assert main(["run", str(bundle), "--inputs", str(tmp_path / "speech.wav")]) == 0
     assert "6.30 s heard" in capsys.readouterr().out
@@ -85,4 +85,6 @@ def test_keyword_spotting_gets_tensorflows_features(models: Path, tmp_path: Path
     assert answers is not None
     labels = Package.load(bundle).members["labels.txt"].split()
     assert answers["labels"] == (labels[int(scores.argmax())],)
-    np.testing.assert_allclose(answers["scores"], scores.max(), atol=1e-3 if kind == "float32" else 0.01)
+    np.testing.assert_allclose(
+        np.asarray(answers["scores"]), scores.max(), atol=1e-3 if kind == "float32" else 0.01
+    )

@@ -346,7 +346,7 @@ def test_a_pipe_is_heard_while_it_comes(
     assert capsys.readouterr().out == expected
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"no sound")))
     assert cli.main([*ask, "-"]) != 0
-    assert "expected a WAV" in capsys.readouterr().err
+    assert "expected a JPEG or PNG" in capsys.readouterr().err
 
 
 def test_infer_takes_repetitions_as_steps(

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.bundle.manifest import Manifest
+from agent.bundle.output_length import answered
 from agent.bundle.state import requested
 from agent.bundle.verify import VerifiedBundle
 from agent.config.settings import QueueLimits, WorkerSettings
@@ -91,7 +92,12 @@ class ModelStatus:
             name=self.name,
             version=manifest.version,
             inputs=requested(manifest.inputs, [state.input for state in manifest.states or ()]),
-            outputs=requested(manifest.outputs, [state.output for state in manifest.states or ()]),
+            outputs=answered(
+                requested(manifest.outputs, [state.output for state in manifest.states or ()]),
+                manifest.lengths or (),
+            ),
+            smallest_inputs=manifest.smallest_shapes(manifest.smallest_inputs),
+            smallest_outputs=manifest.smallest_shapes(manifest.smallest_outputs),
             ready=self.ready,
             state=self.phase,
             message=self.message,
