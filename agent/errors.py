@@ -16,6 +16,8 @@
     │   ├── InputError              the input does not fit the model                  400
     │   ├── UnknownModelError       no such model runs here                           404
     │   ├── DeadlineError           too late                                          408
+    │   ├── SessionStepError        not the next step of its session                  409
+    │   ├── SessionGoneError        its session has ended                             410
     │   ├── PayloadError            the payload is too long                           413
     │   ├── MediaTypeError          unsupported content type                          415
     │   ├── ExecutionError          the model failed                                  500
@@ -137,6 +139,18 @@ class DeadlineError(RequestError):
     """The request's deadline passed before it was answered."""
 
     status = 408
+
+
+class SessionStepError(RequestError):
+    """The request is not the next step of its session."""
+
+    status = 409
+
+
+class SessionGoneError(RequestError):
+    """The request's session has ended: it was replaced by others, unused, or the model was restarted."""
+
+    status = 410
 
 
 class PayloadError(RequestError):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edgebundle.async_client import AsyncClient
     from edgebundle.async_model import AsyncModel
     from edgebundle.broker import Broker
-    from edgebundle.client import Client, Model
+    from edgebundle.client import Client, Model, Session
     from edgebundle.errors import (
         BadAnswerError,
         BrokerError,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
         OverloadedError,
         PayloadError,
         RefusedError,
+        SessionGoneError,
+        SessionStepError,
         UnknownAgentError,
         UnknownModelError,
         UsageError,
@@ -44,11 +46,13 @@ if TYPE_CHECKING:
     from edgebundle.model_info import ModelInfo
     from edgebundle.output import Output
     from edgebundle.request import Request
+    from edgebundle.session import AsyncSession
 
 _MODULE_OF: Final = {
     "Answer": "edgebundle.answer",
     "AsyncClient": "edgebundle.async_client",
     "AsyncModel": "edgebundle.async_model",
+    "AsyncSession": "edgebundle.session",
     "BadAnswerError": "edgebundle.errors",
     "Box": "edgebundle.answer",
     "Broker": "edgebundle.broker",
@@ -69,6 +73,9 @@ _MODULE_OF: Final = {
     "PayloadError": "edgebundle.errors",
     "RefusedError": "edgebundle.errors",
     "Request": "edgebundle.request",
+    "Session": "edgebundle.client",
+    "SessionGoneError": "edgebundle.errors",
+    "SessionStepError": "edgebundle.errors",
     "Timing": "edgebundle.answer",
     "UnknownAgentError": "edgebundle.errors",
     "UnknownModelError": "edgebundle.errors",
@@ -79,6 +86,7 @@ __all__ = [
     "Answer",
     "AsyncClient",
     "AsyncModel",
+    "AsyncSession",
     "BadAnswerError",
     "Box",
     "Broker",
@@ -99,6 +107,9 @@ __all__ = [
     "PayloadError",
     "RefusedError",
     "Request",
+    "Session",
+    "SessionGoneError",
+    "SessionStepError",
     "Timing",
     "UnknownAgentError",
     "UnknownModelError",

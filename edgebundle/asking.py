@@ -22,7 +22,7 @@ class Call:
 
     Attributes
     ----------
-    data, image, deadline_s, traceparent, tracestate, progress, tensors
+    data, image, deadline_s, traceparent, tracestate, progress, tensors, audio
         As `Asking.__call__` has them.
     """
 
@@ -33,6 +33,7 @@ class Call:
     tracestate: str | None = None
     progress: Callable[[str], None] | None = None
     tensors: Mapping[str, Any] | None = None
+    audio: object = None
 
 
 class Asking(ABC, Generic[_Result_co]):
@@ -44,6 +45,7 @@ class Asking(ABC, Generic[_Result_co]):
         /,
         *,
         image: object = None,
+        audio: object = None,
         deadline_s: float = DEADLINE_S,
         traceparent: str | None = None,
         tracestate: str | None = None,
@@ -60,6 +62,9 @@ class Asking(ABC, Generic[_Result_co]):
         image
             A picture, for a model that declares preprocessing: the path of a JPEG or PNG, its bytes, a
             picture of Pillow, or pixels (uint8, shape (height, width, 3), red first).
+        audio
+            A recording, for a model that declares audio: the path of a WAV file, its bytes, or samples at the
+            model's rate (float32 from -1 to 1 or int16, shape (n,)).
         deadline_s
             Seconds until an answer is of no use. Until then the request is sent again if it is lost; the
             agent does not start to compute after that.
@@ -83,7 +88,7 @@ class Asking(ABC, Generic[_Result_co]):
         OSError
             If a file cannot be read.
         """
-        return self._ask(Call(data, image, deadline_s, traceparent, tracestate, progress, tensors))
+        return self._ask(Call(data, image, deadline_s, traceparent, tracestate, progress, tensors, audio))
 
     @abstractmethod
     def _ask(self, call: Call) -> _Result_co:

@@ -25,6 +25,7 @@ from edgebundle.request import Request
 if TYPE_CHECKING:
     from edgebundle.async_client import AsyncClient
     from edgebundle.model_info import ModelInfo
+    from edgebundle.session import AsyncSession
     from edgebundle.target import Target
 
 # The first pause after a 503; it doubles each time. A full queue of a model that takes 100 ms is half empty
@@ -70,15 +71,25 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
         return await self._client.directory.info(self._target)
 
     async def _ask(self, call: Call) -> Answer:
-        end_s = time.monotonic() + _seconds(call.deadline_s)
+        request = await self.request(call.data, call.image, call.tensors or {}, call.audio)
         trace = _trace(call.traceparent, call.tracestate)
-        request = await self._request(call.data, call.image, call.tensors or {})
+        return await self.send(request, call.deadline_s, trace, call.progress)
+
+    async def send(
+        self,
+        request: Request,
+        deadline_s: float = DEADLINE_S,
+        trace: tuple[tuple[str, str], ...] = (),
+        progress: Callable[[str], None] | None = None,
+    ) -> Answer:
+        """Send a request that was made before; the errors are those of a call."""
+        end_s = time.monotonic() + _seconds(deadline_s)
         pause_s = _OVERLOAD_PAUSE_S
         first_s: float | None = None
         attempts = 0
         while True:
             message, exchange = await self._client.ask(
-                self._target, request, end_s=end_s, trace=trace, progress=call.progress
+                self._target, request, end_s=end_s, trace=trace, progress=progress
             )
             first_s = exchange.sent_s if first_s is None else first_s
             attempts += exchange.attempts
@@ -102,7 +113,7 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
         """Ask the model about one item of `map`: a path or bytes are a picture."""
         is_picture = isinstance(item, str | Path | bytes | bytearray | memoryview)
         data, image = (None, item) if is_picture else (item, None)
-        return await self._ask(Call(data, image, deadline_s, progress=progress))
+        return await self._ask(Call(data, image, deadline_s=deadline_s, progress=progress))
 
     async def map(
         self,
@@ -147,7 +158,31 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _request(self, data: object, image: object, tensors: Mapping[str, Any]) -> Request:
+    def session(self, name: str | None = None) -> AsyncSession:
+        """Return a session: the device keeps the model's state, or what was heard, from call to call.
+
+        Parameters
+        ----------
+        name
+            A name that no other program of this user uses at the same time; None for a random one.
+        """
+        from edgebundle.session import AsyncSession
+
+        if self._target.is_group:
+            raise UsageError(
+                f"{self.agent}: expected one agent for a session, got a group, whose members take turns"
+            )
+        return AsyncSession(self, name)
+
+    async def request(
+        self, data: object, image: object, tensors: Mapping[str, Any], audio: object = None
+    ) -> Request:
+        """Make a request from the arguments of a call."""
+        if audio is not None:
+            if image is not None:
+                raise UsageError("expected a picture or a recording, got both")
+            _only(data, tensors)
+            return await self._sound(audio)
         if isinstance(image, Path | str):
             # A file on a slow disk must not hold up other requests.
             _only(data, tensors)
@@ -180,6 +215,18 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
             "expected a picture or tensors, got nothing",
             hint="model(image='cat.jpg'), model(array) or model(input_name=array)",
         )
+
+    async def _sound(self, audio: object) -> Request:
+        if isinstance(audio, Path | str):
+            return Request.sound(await asyncio.to_thread(Path(audio).read_bytes))
+        if isinstance(audio, bytes | bytearray | memoryview):
+            return Request.sound(bytes(audio))
+        rate = (await self._client.directory.info(self._target)).audio_rate
+        if rate is None:
+            raise UsageError(
+                f"{self.name}: expected tensors or a picture, got samples: it takes no recordings"
+            )
+        return Request.samples(audio, rate)
 
     async def _arrays(self, arrays: Mapping[str, Any]) -> Request:
         """Convert arrays to the datatypes of the inputs, if this user may read what they are."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from edgebundle.async_model import AsyncModel
     from edgebundle.broker import Broker, BrokerOptions
     from edgebundle.model_info import ModelInfo
+    from edgebundle.session import AsyncSession
 
 _Result = TypeVar("_Result")
 # The connection is closed within the time in which a broker that is reachable acknowledges what was sent.
@@ -158,6 +159,10 @@ class Model(Asking["Answer"]):
         """Asks the model as a call does, and returns at once: the future has the answer."""
         return _Submitting(self._client, self._model)
 
+    def session(self, name: str | None = None) -> Session:
+        """Return a session; see `AsyncModel.session`."""
+        return Session(self._client, self._model.session(name))
+
     def map(
         self,
         items: Iterable[object],
@@ -184,6 +189,67 @@ class Model(Asking["Answer"]):
         finally:
             for future in running:
                 future.cancel()
+
+
+class Session:
+    """A session without asyncio; `Model.session` makes it. Calls wait for the answer.
+
+    Examples
+    --------
+    ::
+
+        with client.model("kitchen", "vad").session() as listening:
+            for samples in microphone:
+                print(listening(audio=samples)["segments"])
+    """
+
+    def __init__(self, client: Client, session: AsyncSession) -> None:
+        self._client = client
+        self._session = session
+
+    @property
+    def name(self) -> str:
+        """The session's name."""
+        return self._session.name
+
+    @property
+    def step(self) -> int:
+        """The number of the next call, from 0."""
+        return self._session.step
+
+    def reset(self) -> None:
+        """Let the next call begin again."""
+        self._session.reset()
+
+    def __call__(
+        self,
+        data: object = None,
+        /,
+        *,
+        image: object = None,
+        audio: object = None,
+        end: bool = False,
+        deadline_s: float = DEADLINE_S,
+        progress: Callable[[str], None] | None = None,
+        **tensors: Any,  # noqa: ANN401 - whatever numpy takes
+    ) -> Answer:
+        """Ask the model, as a step of this session; see `AsyncSession.__call__`."""
+        call = self._session(
+            data, image=image, audio=audio, end=end, deadline_s=deadline_s, progress=progress, **tensors
+        )
+        return self._client._wait(call)
+
+    def finish(self, *, deadline_s: float = DEADLINE_S) -> Answer:
+        """End a recording; see `AsyncSession.finish`."""
+        return self._client._wait(self._session.finish(deadline_s=deadline_s))
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client._wait(self._session.__aexit__(kind, error, trace))
 
 
 class _Submitting(Asking["Future[Answer]"]):

@@ -13,6 +13,8 @@
         ├── InputError              the input does not fit the model              400
         ├── UnknownModelError       no such model runs there                      404
         ├── DeadlineError           too late (also a TimeoutError)                408
+        ├── SessionStepError        not the next step of its session              409
+        ├── SessionGoneError        its session has ended                         410
         ├── PayloadError            the payload is too long                       413
         ├── MediaTypeError          the content type is not supported             415
         ├── ExecutionError          the model failed                              500
@@ -123,6 +125,20 @@ class DeadlineError(RefusedError, TimeoutError):
     default_hint = "allow more time with a longer deadline, or send fewer requests"
 
 
+class SessionStepError(RefusedError):
+    """The request is not the next step of its session: an answer before it was lost."""
+
+    default_status = 409
+    default_hint = "begin again: session.reset()"
+
+
+class SessionGoneError(RefusedError):
+    """The session has ended: others took its place, nobody used it, or the model was restarted."""
+
+    default_status = 410
+    default_hint = "begin again: session.reset()"
+
+
 class PayloadError(RefusedError):
     """The payload is longer than an agent accepts."""
 
@@ -157,6 +173,8 @@ _BY_STATUS: Final[dict[int, type[RefusedError]]] = {
         InputError,
         UnknownModelError,
         DeadlineError,
+        SessionStepError,
+        SessionGoneError,
         PayloadError,
         MediaTypeError,
         ExecutionError,

@@ -134,7 +134,13 @@ class Exchange:
             None
             if body is None
             else InferMessage.with_envelope(
-                Envelope(reply_to, identifier, max(0.001, round(end_s - time.monotonic(), 3))), body
+                Envelope(
+                    reply_to,
+                    identifier,
+                    max(0.001, round(end_s - time.monotonic(), 3)),
+                    request.session,
+                ),
+                body,
             )
         )
 
@@ -213,6 +219,7 @@ class Exchange:
                 correlation=self.identifier.encode(),
                 deadline_s=left_s,
                 trace=self._trace,
+                session=self._request.session,
             )
         self.attempts += 1
         self._unsettled = True

@@ -27,6 +27,10 @@ class ModelInfo:
         Names of the declared postprocessing steps, in order.
     ready
         Whether it answers requests.
+    audio_input, audio_rate
+        The input that takes a recording, and its samples a second; None for a model without.
+    has_state
+        Whether tensors need a session.
     state, message
         `starting`, `ready`, `restarting`, `failed` or `stopped`, and why it is not ready.
     """
@@ -41,6 +45,9 @@ class ModelInfo:
     ready: bool
     state: str
     message: str
+    audio_input: str | None = None
+    audio_rate: int | None = None
+    has_state: bool = False
     smallest_inputs: tuple[tuple[int, ...], ...] = ()
     smallest_outputs: tuple[tuple[int, ...], ...] = ()
 
@@ -58,6 +65,9 @@ class ModelInfo:
             ready=state.ready,
             state=state.state,
             message=state.message,
+            audio_input=state.audio_input,
+            audio_rate=state.audio_rate,
+            has_state=state.has_state,
             smallest_inputs=state.smallest_inputs,
             smallest_outputs=state.smallest_outputs,
         )

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.bundle.tensor_spec import TensorSpec
 from agent.wire import document
-from agent.wire.content_types import JPEG, JSON, PNG, RAW
+from agent.wire.content_types import JPEG, JSON, PNG, RAW, WAV
+from agent.wire.session import SessionStep
 from agent.wire.tensors import JsonTensor, format_tensor, parse_tensor
 from edgebundle.errors import UsageError
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 # How a PNG and a JPEG begin: RFC 2083, 3.1, and ISO 10918-1, B.1.1.3.
 _PNG_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
 _MAGIC: Final = {_PNG_SIGNATURE: PNG, b"\xff\xd8\xff": JPEG}
+# How a WAV begins, and its codes for samples.
+_WAV_MAGIC: Final = (b"RIFF", b"RF64")
+_WAV_PCM, _WAV_FLOAT = 1, 3
 # By default an agent accepts packets of 64 MiB, of which the properties take at most a part of the rest. A
 # broker drops a larger one without a word.
 MAX_REQUEST_BYTES: Final = (64 << 20) - (256 << 10)
@@ -48,11 +52,14 @@ class Request:
         The payload.
     tensors
         For raw tensors, one `name;FP32;1,3,4` each, in the order in which they lie in `body`.
+    session
+        Which step of which session it is, or None.
     """
 
     content_type: str
     body: bytes = field(repr=False)
     tensors: tuple[str, ...] = ()
+    session: SessionStep | None = None
 
     def __post_init__(self) -> None:
         if len(self.body) > MAX_REQUEST_BYTES:
@@ -77,6 +84,55 @@ class Request:
             "expected a JPEG or PNG image, got something else",
             hint="convert it, or give the pixels as an array (height, width, 3) of uint8",
         )
+
+    @classmethod
+    def sound(cls, raw: bytes) -> Request:
+        """Make a request from a WAV file's bytes.
+
+        Raises
+        ------
+        UsageError
+            If they are none.
+        """
+        if raw[:4] not in _WAV_MAGIC or raw[8:12] != b"WAVE":
+            raise UsageError("expected a WAV file, got something else", hint="ffmpeg -i FILE -ac 1 out.wav")
+        return cls(WAV, raw)
+
+    @classmethod
+    def samples(cls, samples: object, rate: int) -> Request:
+        """Make a request from samples.
+
+        Parameters
+        ----------
+        samples
+            float32 or float64 from -1 to 1, or int16; shape (n,), or (n, channels).
+        rate
+            Samples a second.
+
+        Raises
+        ------
+        UsageError
+            If they have another dtype or shape.
+        """
+        import numpy as np
+
+        array = np.asarray(samples)
+        if array.dtype == np.float64:
+            array = array.astype(np.float32)
+        if array.dtype not in (np.float32, np.int16) or array.ndim not in (1, 2):
+            raise UsageError(
+                "a recording: expected float32 or int16 of shape (n,) or (n, channels), "
+                f"got {array.dtype} {array.shape}"
+            )
+        data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+        channels = array.shape[1] if array.ndim == 2 else 1
+        width = array.dtype.itemsize
+        code = _WAV_FLOAT if array.dtype == np.float32 else _WAV_PCM
+        form = struct.pack(
+            "<HHIIHH", code, channels, rate, rate * channels * width, channels * width, 8 * width
+        )
+        head = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(data))
+        return cls(WAV, b"RIFF" + struct.pack("<I", len(head) + len(data)) + head + data)
 
     @classmethod
     def pixels(cls, pixels: object) -> Request:
@@ -168,7 +224,7 @@ class Request:
 
     @classmethod
     def from_file(cls, path: Path) -> Request:
-        """Make a request from a file: a JPEG, a PNG, an `.npz` of inputs, or a `.json` request.
+        """Make a request from a file: a JPEG, a PNG, a WAV, an `.npz` of inputs, or a `.json` request.
 
         Raises
         ------
@@ -185,12 +241,14 @@ class Request:
         raw = path.read_bytes()
         if path.suffix == ".json":
             return cls(JSON, raw)
+        if path.suffix.lower() == ".wav":
+            return cls.sound(raw)
         try:
             return cls.image(raw)
         except UsageError as error:
             raise UsageError(
                 f"{path}: {error.message}",
-                hint="use a .jpg, a .png, an .npz of inputs or a .json request",
+                hint="use a .jpg, a .png, a .wav, an .npz of inputs or a .json request",
             ) from error
 
     def to_json(self, inputs: Sequence[TensorSpec]) -> bytes:

@@ -75,9 +75,10 @@ export class Answer {
   get boxes(): Box[];
 }
 
-/** A picture (a path in Node, bytes, or a Blob such as a File), or tensors by name. */
+/** A picture or a WAV (a path in Node, bytes, or a Blob such as a File), or tensors by name. */
 export type Input =
   | { image: string | Blob | ArrayBuffer | ArrayBufferView }
+  | { audio: string | Blob | ArrayBuffer | ArrayBufferView; contentType?: string }
   | { tensors: Record<string, { shape: number[]; data: TensorData | ArrayLike<number>; datatype?: Datatype }> };
 
 export interface Options {
@@ -97,6 +98,10 @@ export interface ModelInfo {
   inputs: { name: string; datatype: Datatype; shape: number[] }[];
   outputs: { name: string; datatype: Datatype; shape: number[] }[];
   imageInput: string | null;
+  audioInput: string | null;
+  audioRate: number | null;
+  /** Whether tensors need a session. */
+  hasState: boolean;
   postprocess: string[];
   ready: boolean;
   state: string;
@@ -108,8 +113,22 @@ export interface Model {
   readonly agent: string;
   readonly model: string;
   info(): Promise<ModelInfo>;
+  /** Calls whose state goes on; a random name by default. */
+  session(name?: string): Session;
   /** Answers in the order of the items, `inFlight` (4) at a time. */
   map(items: Iterable<Input> | AsyncIterable<Input>, options?: Options & { inFlight?: number }): AsyncGenerator<Answer>;
+}
+
+/** Calls whose state, or whose recording, goes on from one to the next. */
+export interface Session {
+  (input: Input, options?: Options & { end?: boolean }): Promise<Answer>;
+  readonly session: string;
+  /** The next call begins again. */
+  reset(): void;
+  /** End a recording: hear what is left of it. */
+  finish(options?: Options): Promise<Answer>;
+  /** End the session, so that the device has its place for others. */
+  close(): Promise<void>;
 }
 
 export interface ClientOptions {
@@ -145,6 +164,8 @@ export class RefusedError extends ClientError {
 export class InputError extends RefusedError {}
 export class UnknownModelError extends RefusedError {}
 export class DeadlineError extends RefusedError {}
+export class SessionStepError extends RefusedError {}
+export class SessionGoneError extends RefusedError {}
 export class PayloadError extends RefusedError {}
 export class MediaTypeError extends RefusedError {}
 export class ExecutionError extends RefusedError {}

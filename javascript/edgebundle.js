@@ -44,6 +44,9 @@ const DEVICE_NAME = /^[A-Za-z0-9._-]{1,64}$/;
 const MODEL_NAME = /^[a-z0-9._-]{1,64}$/;
 const REPLY_NAME = /^[A-Za-z0-9][A-Za-z0-9._~:=@-]{0,127}$/;
 const RESERVED = ["groups", "replies"];
+const SESSION_NAME = /^[A-Za-z0-9._~:@+-]{1,64}$/;
+/** A request that ends a session without computing anything. */
+const END_OF_SESSION = {};
 const TENSOR = /^([^;]{1,256});([A-Z0-9]{1,8});((?:0|[1-9][0-9]{0,9})?(?:,(?:0|[1-9][0-9]{0,9})){0,15})$/;
 const TIMING = /^\s*(queue|decode|compute|encode);dur=([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*$/;
 
@@ -109,6 +112,10 @@ export class InputError extends RefusedError {}
 export class UnknownModelError extends RefusedError {}
 /** 408: the deadline passed while the request waited or was computed. */
 export class DeadlineError extends RefusedError {}
+/** 409: the request is not the next step of its session. */
+export class SessionStepError extends RefusedError {}
+/** 410: the session has ended: others took its place, nobody used it, or the model was restarted. */
+export class SessionGoneError extends RefusedError {}
 /** 413: the payload is longer than an agent accepts. */
 export class PayloadError extends RefusedError {}
 /** 415: the model or the agent does not take this kind of payload. */
@@ -122,6 +129,8 @@ const REFUSALS = {
   400: [InputError, "`info()` of the model lists its inputs"],
   404: [UnknownModelError, null],
   408: [DeadlineError, "allow more time with a longer deadline, or send fewer requests"],
+  409: [SessionStepError, "begin again: session.reset()"],
+  410: [SessionGoneError, "begin again: session.reset()"],
   413: [PayloadError, "send a smaller picture, or fewer tensors in one request"],
   415: [MediaTypeError, "send a JPEG or PNG if the model has preprocessing, or tensors if it does not"],
   500: [ExecutionError, "read the agent's log on the device: journalctl -u edge-agent"],
@@ -301,6 +310,47 @@ export class Client {
       model,
       info: () => this.#info(target),
       map: (items, options) => this.#map(call, items, options),
+      session: (sessionName) => this.#session(target, sessionName),
+    });
+  }
+
+  /** Calls whose state, or whose recording, goes on from one to the next; docs/mqtt.md, Sessions. */
+  #session(target, name = randomName(8)) {
+    if (target.isGroup) {
+      throw new UsageError(`${target.name}: expected one agent for a session, got a group, whose members take turns`);
+    }
+    if (!SESSION_NAME.test(name)) {
+      throw new UsageError(`session: expected 1 to 64 letters, digits and ._~:@+-, got ${show(name)}`);
+    }
+    let step = 0;
+    let turn = Promise.resolve();
+    // One call at a time: the next step is sent after the answer to the one before.
+    const call = (input, { end = false, ...options } = {}) => {
+      const answer = turn.then(async () => {
+        const session = { session: name, session_step: step, ...(end ? { session_end: true } : {}) };
+        const received = await this.#ask(target, input, options, session);
+        step = end ? 0 : step + 1;
+        return received;
+      });
+      turn = answer.catch(() => {});
+      return answer;
+    };
+    return Object.assign(call, {
+      session: name,
+      /** The next call begins again. */
+      reset: () => {
+        step = 0;
+      },
+      /** End a recording: hear what is left of it. */
+      finish: async (options) => {
+        const { audioRate } = await this.#info(target);
+        if (audioRate === null) throw new UsageError("expected a model that takes recordings to finish one");
+        return call({ audio: new Uint8Array(0), contentType: `audio/L16;rate=${audioRate}` }, { ...options, end: true });
+      },
+      /** End the session, so that the device has its place for others. */
+      close: async () => {
+        if (step > 0) await call(END_OF_SESSION, { end: true, deadlineS: 2 }).catch(() => {});
+      },
     });
   }
 
@@ -376,13 +426,14 @@ export class Client {
     await this.#mqtt?.subscribeAsync(filter, { qos: 0 }).catch(() => {});
   }
 
-  async #ask(target, input, { deadlineS = 30, traceparent, tracestate, progress, signal } = {}) {
+  async #ask(target, input, { deadlineS = 30, traceparent, tracestate, progress, signal } = {}, session = null) {
     if (!(deadlineS > 0 && deadlineS < Infinity)) {
       throw new UsageError(`deadlineS: expected a positive number of seconds, got ${show(deadlineS)}`);
     }
     const end = now() + deadlineS;
     await this.connect();
     const request = await this.#request(target, input);
+    request.session = session;
     if (request.body.length > MAX_REQUEST_BYTES) {
       throw new UsageError(`expected a request of at most ${MAX_REQUEST_BYTES} bytes, got ${request.body.length}`);
     }
@@ -440,6 +491,7 @@ export class Client {
             reply_to: replyTo,
             id,
             deadline_s: Math.max(0.001, end - now()),
+            ...request.session,
             ...(request.json ?? JSON.parse(decode(request.body))),
           }),
         );
@@ -472,7 +524,12 @@ export class Client {
         responseTopic: replyTo,
         correlationData: encode(id),
         messageExpiryInterval: Math.max(1, Math.ceil(left)),
-        userProperties: { accept: RAW, ...(request.tensors.length > 0 ? { tensor: request.tensors } : {}), ...trace },
+        userProperties: {
+          accept: RAW,
+          ...(request.tensors.length > 0 ? { tensor: request.tensors } : {}),
+          ...sessionProperties(request.session),
+          ...trace,
+        },
       };
       this.#mqtt.publish(target.topic, body, this.#isV5 ? { qos, properties } : { qos }, (error, packet) => {
         const code = error?.code ?? this.#verdicts.get(packet?.messageId) ?? 0;
@@ -536,6 +593,11 @@ export class Client {
         `expected { image } or { tensors }, got ${show(input)}`,
         'model({ image: "cat.jpg" }) or model({ tensors: { x: { shape: [1, 4], data } } })',
       );
+    }
+    if (input === END_OF_SESSION) return { contentType: RAW, body: new Uint8Array(0), tensors: [] };
+    if (input.audio !== undefined) {
+      const body = await pictureBytes(input.audio);
+      return { contentType: input.contentType ?? "audio/wav", body, tensors: [] };
     }
     if (input.image !== undefined) return pictureRequest(await pictureBytes(input.image));
     const tensors = [];
@@ -632,6 +694,9 @@ export class Client {
       inputs: list(state.inputs),
       outputs: list(state.outputs),
       imageInput: state.image_input ?? null,
+      audioInput: state.audio_input ?? null,
+      audioRate: state.audio_rate ?? null,
+      hasState: state.has_state === true,
       postprocess: list(state.postprocess),
       ready: state.ready === true,
       state: String(state.state ?? ""),
@@ -746,6 +811,13 @@ export class Client {
       "allow more time, or check that the broker's access list lets this user read its answers",
     );
   }
+}
+
+/** The user properties of a step; MQTT's are texts. */
+function sessionProperties(session) {
+  if (session === null || session === undefined) return {};
+  const end = session.session_end ? { session_end: "1" } : {};
+  return { session: session.session, session_step: String(session.session_step), ...end };
 }
 
 function readAnswer({ payload, properties }, agent) {

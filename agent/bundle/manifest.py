@@ -19,10 +19,12 @@ from typing import Final
 
 from agent.bundle import canonical_json
 from agent.bundle.archive import MANIFEST, MAX_BUNDLE_BYTES, MAX_MEMBER_BYTES, SIGNATURE, max_member_bytes
+from agent.bundle.audio import Audio, Keywords, Speech
 from agent.bundle.buckets import Buckets
 from agent.bundle.names import COMPATIBLE, MAX_VERSION_CHARS, MODEL_NAME, SEMVER, SHA256
 from agent.bundle.output_length import OutputLength, check_lengths
-from agent.bundle.processing import Normalise, Postprocess, Preprocess, Softmax
+from agent.bundle.processing import Normalise, Postprocess, Preprocess, Softmax, outputs_of
+from agent.bundle.state import State, check_states, requested
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EndlessDataError, FormatError, InputError
 
@@ -364,6 +366,10 @@ class Manifest:
         Axes of outputs whose length changes from answer to answer, or None if there are none.
     format
         Version of the manifest's format, 1.
+    states
+        Outputs that are inputs of the next run, kept for each session of a client; None for a model without.
+    audio
+        How a recording becomes an input, or None.
     buckets
         The dimensions that change from request to request, and the sizes of its graphs; None if
         all shapes are fixed. `inputs` and `outputs` then have the shapes of the largest bucket.
@@ -390,6 +396,8 @@ class Manifest:
     provenance: Provenance
     lengths: tuple[OutputLength, ...] | None = field(default=None, metadata=canonical_json.LATER)
     format: int = FORMAT
+    states: tuple[State, ...] | None = field(default=None, metadata=canonical_json.LATER)
+    audio: Audio | None = field(default=None, metadata=canonical_json.LATER)
     buckets: Buckets | None = field(default=None, metadata=canonical_json.LATER)
 
     def __post_init__(self) -> None:
@@ -413,6 +421,9 @@ class Manifest:
         if self.lengths is not None:
             processed = frozenset() if self.postprocess is None else frozenset(self.postprocess.outputs)
             check_lengths(self.lengths, self.outputs, processed)
+        if self.states is not None:
+            check_states(self.states, self.inputs, self.outputs)
+        _check_over_time(self)
 
     @property
     def has_labels(self) -> bool:
@@ -503,6 +514,29 @@ class Manifest:
         if manifest.to_bytes() != raw:
             raise FormatError("manifest.json: expected canonical JSON (sorted keys, no spaces, ASCII)")
         return manifest
+
+
+def _check_over_time(manifest: Manifest) -> None:
+    """Check what takes a recording, or is kept from one request to the next, against the rest."""
+    states, audio = manifest.states or (), manifest.audio
+    if (states or audio is not None) and (manifest.buckets is not None or manifest.lengths is not None):
+        raise ValueError("states and audio: expected fixed shapes, got buckets or lengths")
+    steps = () if manifest.postprocess is None else manifest.postprocess.steps
+    for name in sorted({state.output for state in states} & {n for s in steps for n in outputs_of(s)}):
+        raise ValueError(f"postprocess is for output {name!r:.80}, which is a state")
+    taken = [each.input for each in (manifest.preprocess, audio) if each is not None]
+    for name in sorted({state.input for state in states} & set(taken)):
+        raise ValueError(f"input {name!r:.80} is a state and takes a picture or a recording")
+    if audio is None:
+        if any(isinstance(step, Speech | Keywords) for step in steps):
+            raise ValueError("postprocess: speech and keywords need audio, got none")
+        return
+    if manifest.preprocess is not None:
+        raise ValueError("expected preprocess or audio, got both")
+    if [spec.name for spec in requested(manifest.inputs, [s.input for s in states])] != [audio.input]:
+        raise ValueError(f"audio: expected input {audio.input!r:.80} as the only one besides the states")
+    if not all(isinstance(step, Softmax | Speech | Keywords) for step in steps):
+        raise ValueError("postprocess: expected softmax, speech or keywords for a model that takes audio")
 
 
 def _check_tensors(kind: str, specs: tuple[TensorSpec, ...]) -> None:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from agent.bundle.audio import Keywords, Speech
 from agent.bundle.canonical_json import LATER
 from agent.bundle.detection import MAX_LIST, Objects, check_thresholds, one_of, within
 
@@ -229,7 +230,7 @@ class Ctc:
         one_of("activation", self.activation, ("none", "softmax"))
 
 
-Step = Softmax | TopK | Detect | Objects | ClassMap | Normalise | Ctc
+Step = Softmax | TopK | Detect | Objects | ClassMap | Normalise | Ctc | Speech | Keywords
 
 
 def outputs_of(step: Step) -> tuple[str, ...]:

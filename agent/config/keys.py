@@ -265,6 +265,24 @@ KEYS: Final = (
         _WORKER.require_sandbox,
         "Run models only in a complete sandbox; `edge-agent check` says whether this kernel has it.",
     ),
+    Key(
+        "worker.sessions",
+        _whole(1, 100_000),
+        _WORKER.sessions,
+        "Sessions of one model's clients; with more, the client that has most loses its oldest.",
+    ),
+    Key(
+        "worker.session_idle_s",
+        _number(1, 7 * _DAY_S),
+        _WORKER.session_idle_s,
+        "A session that nobody uses for this long ends.",
+    ),
+    Key(
+        "worker.session_bytes",
+        _whole(1 << 16, 1 << 40),
+        _WORKER.session_bytes,
+        "Bytes of the states of all sessions of one model together.",
+    ),
     Key("metrics.interval_s", _number(0.1, _DAY_S), 10.0, "How often metrics are published."),
     Key(
         "metrics.listen",

@@ -48,6 +48,8 @@ class WorkerSettings:
         Address space of a worker beyond what its bundle's weights and tensors need; 0 for no limit.
     require_sandbox
         Refuse to load a model unless the sandbox is complete.
+    sessions, session_idle_s, session_bytes
+        Sessions of one model's clients, seconds after which an unused one ends, and their bytes together.
     batch
         Compute requests that wait together, for models that declare a batch.
     batch_delay_s
@@ -61,6 +63,9 @@ class WorkerSettings:
     share_cores: bool = True
     memory_bytes: int = 512 << 20
     require_sandbox: bool = False
+    sessions: int = 16
+    session_idle_s: float = 600.0
+    session_bytes: int = 64 << 20
     batch: bool = False
     batch_delay_s: float = 0.0
 

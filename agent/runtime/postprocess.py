@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from agent.bundle.audio import Keywords, Speech
 from agent.bundle.detection import Objects
 from agent.bundle.processing import (
     ClassMap,
@@ -259,6 +260,11 @@ def class_count(step: Step, specs: Mapping[str, TensorSpec]) -> int:
                     f"{spec}"
                 )
             return shape[2]
+        case Speech() | Keywords():  # `agent.runtime.audio` carries them out
+            count = spec.nbytes // spec.itemsize
+            if isinstance(step, Speech) and count != 1:
+                raise FormatError(f"speech: expected one probability, got {spec}")
+            return 0 if isinstance(step, Speech) else count
         case Objects():
             return (step.classes or 0) - (step.background == "last")
         case ClassMap():

@@ -82,6 +82,8 @@ def of_model(model: Model) -> Gauges:
         ("edge_worker_resident_memory_bytes", labels): status.rss_bytes,
         ("edge_worker_restarts_total", labels): status.restarts,
         ("edge_inference_quarantined_total", labels): status.quarantined,
+        ("edge_model_sessions", labels): status.sessions,
+        ("edge_model_sessions_evicted_total", labels): status.sessions_evicted,
     }
     if model.sandbox is not None:
         gauges["edge_sandbox_complete", labels] = int(model.sandbox.complete)

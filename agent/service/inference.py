@@ -282,6 +282,7 @@ class Inference:
             server_timing=str(
                 ServerTiming(answer.queue_us, answer.decode_us, answer.compute_us, answer.encode_us)
             ),
+            session_step=answer.step,
         )
         self._finish(pending, final, cheap=False)
         # After the answer is sent, so that metrics never delay it.

@@ -19,6 +19,8 @@ from agent.errors import (
     OverloadedError,
     PayloadError,
     RequestError,
+    SessionGoneError,
+    SessionStepError,
     UnknownModelError,
 )
 from agent.mqtt.message import Message
@@ -26,7 +28,7 @@ from agent.mqtt.properties import Properties
 from agent.wire import document
 from agent.wire.answer_head import OK, AnswerHead, one_line
 from agent.wire.content_types import JSON, RAW
-from agent.wire.properties import MODEL_VERSION, SERVER_TIMING, STATUS, STATUS_MESSAGE, TENSOR
+from agent.wire.properties import MODEL_VERSION, SERVER_TIMING, SESSION_STEP, STATUS, STATUS_MESSAGE, TENSOR
 from agent.wire.tensors import JsonTensor, parse_tensor
 
 OVERLOADED: Final = OverloadedError.status
@@ -36,6 +38,8 @@ STATUSES: Final = (
     InputError.status,
     UnknownModelError.status,
     DeadlineError.status,
+    SessionStepError.status,
+    SessionGoneError.status,
     PayloadError.status,
     MediaTypeError.status,
     ExecutionError.status,
@@ -59,6 +63,8 @@ class FinalAnswer:
         One `name;FP32;1,3,4` for each tensor of a raw payload, in order.
     server_timing
         Where the device's part of the time went, as `server_timing` writes it; empty if nothing was computed.
+    session_step
+        The request's number in its session, or None.
     """
 
     status: int
@@ -68,6 +74,7 @@ class FinalAnswer:
     model_version: str = ""
     tensors: tuple[str, ...] = ()
     server_timing: str = ""
+    session_step: int | None = None
 
     def properties(
         self, *, correlation: bytes | None, expiry_s: int, trace: tuple[tuple[str, str], ...] = ()
@@ -90,6 +97,8 @@ class FinalAnswer:
             user.append((MODEL_VERSION, self.model_version))
         if self.server_timing:
             user.append((SERVER_TIMING, self.server_timing))
+        if self.session_step is not None:
+            user.append((SESSION_STEP, str(self.session_step)))
         return Properties(
             content_type=self.content_type or None,
             correlation_data=correlation,

@@ -15,5 +15,12 @@ PNG: Final = "image/png"
 # The only input of a model that declares a preprocessing.
 IMAGES: Final = (JPEG, PNG)
 
+# A recording, for a model that declares audio; RFC 2586 has the second, RFC 2361 the names of the first.
+WAV: Final = "audio/wav"
+L16: Final = "audio/l16"
+RECORDINGS: Final = (WAV, L16)
+# Other names of WAV, which browsers and old programs use.
+SAME_AS_WAV: Final = ("audio/x-wav", "audio/wave", "audio/vnd.wave")
+
 # In the order in which an agent lists what it accepts.
-REQUESTS: Final = (JSON, RAW, JPEG, PNG, CBOR)
+REQUESTS: Final = (JSON, RAW, JPEG, PNG, WAV, L16, CBOR)

@@ -1,6 +1,6 @@
-"""The envelope of a JSON request without MQTT 5: `reply_to`, `id` and `deadline_s` beside the model's inputs.
+"""The envelope of a JSON request without MQTT 5: `reply_to`, `id`, `deadline_s` and the session.
 
-Promises: `read_envelope` finds these three keys at the top level of a JSON object, without recursion and
+Promises: `read_envelope` finds these keys at the top level of a JSON object, without recursion and
 without building the rest of the object. It takes the same bounded time for a body of any length: it reads
 from the start, and if it does not get to the end, from the end backwards. The keys may stand anywhere in a
 short body, and before or behind the long arrays of a long one.
@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from agent.errors import InputError
 from agent.wire import document
+from agent.wire.session import SessionStep, make_step
 from agent.wire.topics import MAX_TOPIC_CHARACTERS
 
 # An id names a request; it is not a place for data.
@@ -35,7 +37,10 @@ _STRUCTURE: Final = re.compile(rb'["\[\]{}]')
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 # A string read backwards: a quote belongs to it if an odd number of backslashes stands before it.
 _BACKWARD_STRING: Final = re.compile(rb'"[^"]*+(?:"(?=\\(?:\\\\)*+(?!\\))[^"]*+)*+"')
-_KEYS: Final = {b'"reply_to"': "reply_to", b'"id"': "id", b'"deadline_s"': "deadline_s"}
+_KEYS: Final = {
+    f'"{key}"'.encode(): key
+    for key in ("reply_to", "id", "deadline_s", "session", "session_step", "session_end")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +55,14 @@ class Envelope:
         The requester's name for the request.
     deadline_s
         Seconds from its arrival until the answer is of no use.
+    session
+        Which step of which session it is, or None.
     """
 
     reply_to: str | None = None
     id: str | None = None
     deadline_s: float | None = None
+    session: SessionStep | None = None
 
 
 def read_envelope(body: bytes) -> Envelope:
@@ -79,6 +87,7 @@ def read_envelope(body: bytes) -> Envelope:
         reply_to=_text("reply_to", found.get("reply_to"), MAX_TOPIC_CHARACTERS),
         id=_text("id", found.get("id"), MAX_ID_CHARACTERS),
         deadline_s=_seconds(found.get("deadline_s")),
+        session=_session(found),
     )
 
 
@@ -90,7 +99,15 @@ def write_envelope(envelope: Envelope, body: bytes) -> bytes:
     FormatError
         If the body is not a JSON object.
     """
-    keys = {"reply_to": envelope.reply_to, "id": envelope.id, "deadline_s": envelope.deadline_s}
+    session = envelope.session
+    keys = {
+        "reply_to": envelope.reply_to,
+        "id": envelope.id,
+        "deadline_s": envelope.deadline_s,
+        "session": None if session is None else session.name,
+        "session_step": None if session is None else session.step,
+        "session_end": True if session is not None and session.end else None,
+    }
     given = {key: value for key, value in keys.items() if value is not None}
     return document.encode({**given, **document.parse_object(body, "the request", len(body)), **given})
 
@@ -253,6 +270,22 @@ def _text(name: str, raw: bytes | None, limit: int) -> str | None:
             f"{name}: expected a string of at most {limit} characters, got {document.shown(value)}"
         )
     return value
+
+
+def _session(found: Mapping[str, bytes]) -> SessionStep | None:
+    name = _text("session", found.get("session"), MAX_TOPIC_CHARACTERS)
+    raw_step, raw_end = found.get("session_step"), found.get("session_end")
+    step = None if raw_step is None else _scalar("session_step", raw_step)
+    end = None if raw_end is None else _scalar("session_end", raw_end)
+    if name is None:
+        if step is not None or end is not None:
+            raise InputError("session_step and session_end need a session, got none")
+        return None
+    if step is not None and type(step) is not int:
+        raise InputError(f"session_step: expected a number from 0, got {document.shown(step)}")
+    if end is not None and type(end) is not bool:
+        raise InputError(f"session_end: expected true or false, got {document.shown(end)}")
+    return make_step(name, step, end=bool(end))
 
 
 def _seconds(raw: bytes | None) -> float | None:

@@ -53,6 +53,10 @@ class ModelState:
         The input that takes an image, or None.
     postprocess
         Names of the declared postprocessing steps, in order.
+    audio_input, audio_rate
+        The input that takes a recording, and samples a second; None for a model without.
+    has_state
+        Whether tensors need a session.
     next_try_s
         When a failed model is tried again, in seconds since the epoch by the device's clock; None otherwise.
     """
@@ -70,6 +74,9 @@ class ModelState:
     image_input: str | None
     postprocess: tuple[str, ...]
     next_try_s: float | None = None
+    audio_input: str | None = None
+    audio_rate: int | None = None
+    has_state: bool = False
     smallest_inputs: tuple[tuple[int, ...], ...] = ()
     smallest_outputs: tuple[tuple[int, ...], ...] = ()
 
@@ -90,6 +97,9 @@ class ModelState:
                 "digest": self.digest,
                 "key_id": self.key_id,
                 "image_input": self.image_input,
+                "audio_input": self.audio_input,
+                "audio_rate": self.audio_rate,
+                "has_state": self.has_state,
                 "postprocess": self.postprocess,
                 "next_try": document.format_time(self.next_try_s),
             }
@@ -123,6 +133,9 @@ class ModelState:
             key_id=document.text(fields.get("key_id")),
             image_input=document.optional_text(fields.get("image_input")),
             postprocess=document.texts(fields.get("postprocess")),
+            audio_input=document.optional_text(fields.get("audio_input")),
+            audio_rate=document.integer(fields.get("audio_rate")),
+            has_state=fields.get("has_state") is True,
             next_try_s=document.parse_time(fields.get("next_try")),
         )
 

@@ -15,5 +15,10 @@ SERVER_TIMING: Final = "server-timing"
 TENSOR: Final = "tensor"
 # Of a request: the content type that the answer should have.
 ACCEPT: Final = "accept"
+# Of a request: its session, its number in it, and `1` if the session ends with it. The number is also that of
+# the answer.
+SESSION: Final = "session"
+SESSION_STEP: Final = "session_step"
+SESSION_END: Final = "session_end"
 # W3C Trace Context: MQTT; copied from a request to its answer.
 TRACE: Final = ("traceparent", "tracestate")

@@ -17,6 +17,7 @@ from agent.mqtt.properties import Properties
 from agent.wire.content_types import JSON
 from agent.wire.envelope import Envelope, read_envelope, write_envelope
 from agent.wire.properties import ACCEPT, TENSOR, TRACE
+from agent.wire.session import SessionStep
 from agent.wire.topics import PREFIX, Reply, parse_topic
 
 # Type and subtype have at most 127 characters each (RFC 6838, 4.2); this leaves room for no parameter, and
@@ -57,6 +58,8 @@ class InferMessage:
         The requester has no MQTT 5 properties: status and message belong in the answer's JSON.
     trace
         User properties that the answer carries on; none if they are too long.
+    session
+        Which step of which session it is, or None.
     refusal
         Why the request must be refused: a property is over a limit. The properties in this object are within
         theirs, except for `correlation`, which a refusal repeats and nothing else keeps.
@@ -72,6 +75,7 @@ class InferMessage:
     id: str | None = None
     has_envelope: bool = False
     trace: tuple[tuple[str, str], ...] = ()
+    session: SessionStep | None = None
     refusal: RequestError | None = None
 
     def properties(self) -> Properties:
@@ -83,7 +87,12 @@ class InferMessage:
             correlation_data=self.correlation,
             expiry_s=None if self.deadline_s is None else max(1, math.ceil(self.deadline_s)),
             utf8=self.content_type == JSON,
-            user=(*((TENSOR, tensor) for tensor in self.tensors), *accept, *self.trace),
+            user=(
+                *((TENSOR, tensor) for tensor in self.tensors),
+                *accept,
+                *(() if self.session is None else self.session.properties()),
+                *self.trace,
+            ),
         )
 
     @classmethod
@@ -110,6 +119,7 @@ class InferMessage:
             deadline_s=envelope.deadline_s,
             id=identifier,
             has_envelope=True,
+            session=envelope.session,
         )
 
     @classmethod
@@ -125,7 +135,9 @@ class InferMessage:
         if properties.response_topic is None:
             request = _from_envelope(message)
         else:
-            error = _over_limit(message)
+            error, session = _over_limit(message), None
+            if error is None:
+                session, error = _session(properties)
             request = cls(
                 reply_to=properties.response_topic,
                 body=message.payload,
@@ -135,6 +147,7 @@ class InferMessage:
                 correlation=properties.correlation_data,
                 deadline_s=None if properties.expiry_s is None else float(properties.expiry_s),
                 trace=_trace(properties),
+                session=session,
                 refusal=error,
             )
         if not isinstance(parse_topic(request.reply_to), Reply):
@@ -170,7 +183,26 @@ def _from_envelope(message: Message) -> InferMessage:
         id=envelope.id,
         has_envelope=True,
         trace=_trace(properties),
-        refusal=over_limit,
+        session=envelope.session,
+        refusal=over_limit or _unrepeatable(envelope.session, correlation),
+    )
+
+
+def _session(properties: Properties) -> tuple[SessionStep | None, RequestError | None]:
+    try:
+        session = SessionStep.of(properties)
+    except InputError as error:
+        return None, error
+    return session, _unrepeatable(session, properties.correlation_data)
+
+
+def _unrepeatable(session: SessionStep | None, correlation: bytes | None) -> RequestError | None:
+    """Return the error for a step that could not be told from its repetition."""
+    if session is None or correlation:
+        return None
+    return InputError(
+        "a session: expected Correlation Data, or id in the JSON, different for each request, got none",
+        hint="without it, a repeated delivery would be a second step",
     )
 
 

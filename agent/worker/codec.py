@@ -4,6 +4,7 @@
 `application/json`           Open Inference Protocol v2; an image as a BYTES tensor in base64
 `application/octet-stream`   raw tensors, described by user properties `tensor`
 `image/jpeg`, `image/png`    the only input of a model that declares a preprocessing
+`audio/wav`, `audio/l16`     a recording, for a model that declares audio
 `application/cbor`           the JSON's form with tensors as byte strings, if cbor2 is installed
 ===========================  =======================================================================
 """
@@ -17,13 +18,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from agent.bundle.manifest import Manifest
+from agent.bundle.state import requested
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import ExecutionError, InputError, MediaTypeError
 from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Value
 from agent.runtime.storage import Array
+from agent.runtime.wav import Recording, read_recording
 from agent.wire.answer_head import AnswerHead
-from agent.wire.content_types import CBOR, IMAGES, JSON, RAW
+from agent.wire.content_types import CBOR, IMAGES, JSON, RAW, RECORDINGS, SAME_AS_WAV, WAV
 from agent.worker import oip, oip_json, raw_tensors
 from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.frames import Request
@@ -46,11 +49,14 @@ class Decoded:
         Names of the outputs to return, or None for all.
     placement
         Where the image lies in the input, or None if there is no image.
+    recording
+        The recording, which the model has not got yet, or None if there is none.
     """
 
     id: str | None
     outputs: tuple[str, ...] | None = None
     placement: Placement | None = None
+    recording: Recording | None = None
 
 
 class Codec:
@@ -79,7 +85,9 @@ class Codec:
         fit: raw_tensors.Fit | None = None,
     ) -> None:
         self._manifest = manifest
-        self._inputs: dict[str, TensorSpec] = {spec.name: spec for spec in manifest.inputs}
+        self._inputs: dict[str, TensorSpec] = {
+            spec.name: spec for spec in requested(manifest.inputs, [s.input for s in manifest.states or ()])
+        }
         self._preprocessor = preprocessor
         self._target = target
         self._cbor = cbor
@@ -123,10 +131,14 @@ class Codec:
             return Decoded(request.id)
         if media_type in IMAGES:
             return Decoded(request.id, placement=self._decode_image(payload, media_type))
+        if media_type in RECORDINGS:
+            recording = self._recording(payload, request.content_type)
+            return Decoded(request.id, recording=recording)
         if media_type == CBOR and self._cbor is not None:
             return self._decode_document(self._parse_cbor(payload), request.id)
         raise MediaTypeError(
-            f"expected a request in {', '.join(self._served(JSON, RAW, *IMAGES))}, got {media_type!r:.80}"
+            f"expected a request in {', '.join(self._served(JSON, RAW, *IMAGES, *RECORDINGS))}, "
+            f"got {media_type!r:.80}"
         )
 
     def encode(
@@ -136,6 +148,7 @@ class Codec:
         media_type: str,
         values: Mapping[str, Value],
         max_bytes: int = MAX_PAYLOAD_BYTES,
+        step: int | None = None,
     ) -> tuple[tuple[str, ...], Payload]:
         """Return the user properties `tensor` of an answer, and its payload.
 
@@ -147,6 +160,8 @@ class Codec:
             Results by name, BYTES as a tuple. The payload may be the memory of a result.
         max_bytes
             Largest payload that may be returned.
+        step
+            The request's number in its session, which a requester without user properties reads in the JSON.
 
         Raises
         ------
@@ -170,6 +185,8 @@ class Codec:
             return raw_tensors.format_answer(values)
         manifest = self._manifest
         head = AnswerHead(manifest.name, manifest.version, decoded.id, request.client_json).to_document()
+        if step is not None and request.client_json:
+            head |= {"session_step": step}
         if media_type == CBOR:
             assert self._cbor is not None
             outputs = [_cbor_tensor(name, value) for name, value in values.items()]
@@ -188,26 +205,28 @@ class Codec:
         inputs: Mapping[str, TensorSpec] = self._inputs
         if self._fit is not None:
             inputs = self._fit({t.name: t.shape for t in request.inputs if t.datatype != "BYTES"}, None)
-        placement = None
+        placement, recording = None, None
         for tensor in request.inputs:
-            if tensor.datatype == "BYTES":
+            if tensor.datatype == "BYTES" and self._manifest.audio is not None:
+                recording = self._recording(_file_of(tensor), tensor.content_type or "")
+            elif tensor.datatype == "BYTES":
                 placement = self._decode_image_tensor(tensor)
             else:
                 oip.fill(self._target(tensor.name), inputs[tensor.name], tensor)
-        return Decoded(request.id if request.id is not None else given_id, request.outputs, placement)
+        return Decoded(
+            request.id if request.id is not None else given_id, request.outputs, placement, recording
+        )
 
     def _decode_image_tensor(self, tensor: oip.RequestTensor) -> Placement:
         if self._preprocessor is None or tensor.name != self._preprocessor.input:
             raise InputError(f"expected {self._inputs[tensor.name]}, got BYTES: this input takes no image")
-        if tensor.shape != (1,):
-            raise InputError(f"expected an image as BYTES of shape [1], got shape {list(tensor.shape)!r:.80}")
         media_type = _media_type(tensor.content_type or "")
         if media_type not in IMAGES:
             raise InputError(
                 f"expected {' or '.join(IMAGES)} as content_type in the parameters of input {tensor.name!r}, "
                 f"got {tensor.content_type!r:.80}"
             )
-        data = oip_json.image_bytes(tensor.data)
+        data = _file_of(tensor)
         return self._preprocessor(self._preprocessor.decode(data, media_type), self._target(tensor.name))
 
     def _decode_image(self, payload: memoryview, media_type: str) -> Placement:
@@ -221,6 +240,20 @@ class Codec:
         if self._fit is not None:
             self._fit({}, None)
         return self._preprocessor(image, self._target(self._preprocessor.input))
+
+    def _recording(self, data: bytes | memoryview, content_type: str) -> Recording:
+        media_type, _, parameters = content_type.partition(";")
+        media_type = _media_type(media_type)
+        if self._manifest.audio is None:
+            raise MediaTypeError(
+                f"expected tensors, got {media_type}: model {self._manifest.name} takes no recordings"
+            )
+        if media_type not in RECORDINGS:
+            raise InputError(
+                f"expected {' or '.join(RECORDINGS)} as content_type in the parameters of input "
+                f"{self._manifest.audio.input!r}, got {content_type!r:.80}"
+            )
+        return read_recording(data, media_type, parameters)
 
     def _parse_cbor(self, payload: memoryview) -> object:
         assert self._cbor is not None
@@ -240,7 +273,14 @@ class Codec:
 
 def _media_type(text: str) -> str:
     # RFC 9110, 8.3.1: parameters follow a semicolon, names are case-insensitive.
-    return text.partition(";")[0].strip().lower()
+    media_type = text.partition(";")[0].strip().lower()
+    return WAV if media_type in SAME_AS_WAV else media_type
+
+
+def _file_of(tensor: oip.RequestTensor) -> bytes | memoryview:
+    if tensor.shape != (1,):
+        raise InputError(f"expected a file as BYTES of shape [1], got shape {list(tensor.shape)!r:.80}")
+    return oip_json.image_bytes(tensor.data)
 
 
 def import_cbor() -> ModuleType | None:

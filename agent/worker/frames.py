@@ -46,6 +46,11 @@ class Load:
         Processor seconds over all threads until the agent allows more; 0 for no limit.
     max_pixels
         Pixels of the largest image that is decoded; 0 for the decoder's default.
+    sessions, session_idle_s, session_bytes
+        How many sessions of clients are kept, after how many seconds one that nobody uses ends, and bytes of
+        what all of them keep.
+    compute_limit_s
+        Seconds after which the agent ends a worker; a long recording is refused before that. 0 for no limit.
     require_sandbox
         Refuse to load unless the sandbox is complete.
     batch
@@ -61,6 +66,10 @@ class Load:
     cpu_s: int = 0
     max_pixels: int = 0
     require_sandbox: bool = False
+    sessions: int = 16
+    session_idle_s: float = 600.0
+    session_bytes: int = 64 << 20
+    compute_limit_s: float = 0.0
     batch: bool = False
     batch_delay_s: float = 0.0
 
@@ -88,6 +97,10 @@ class Request:
         When its answer becomes useless (`time.monotonic`), or None.
     client_json
         The requester has no user properties (MQTT 3.1.1): the JSON answer has `status` and `message`.
+    client
+        Who sent it; its sessions are its own.
+    session, step, session_end
+        The session, the number of this request in it or None, and whether the session ends with it.
     by_itself
         Not to be computed with others: a worker died that had it.
     """
@@ -100,6 +113,10 @@ class Request:
     received_s: float = 0.0
     deadline_s: float | None = None
     client_json: bool = False
+    client: str = ""
+    session: str | None = None
+    step: int | None = None
+    session_end: bool = False
     by_itself: bool = False
 
 
@@ -196,6 +213,10 @@ class Answer:
     queue_us, decode_us, compute_us, encode_us
         Microseconds from `received_s` until the worker began, for decoding and preprocessing, for the graph,
         and for postprocessing and encoding.
+    step
+        The number of this request in its session, or None.
+    sessions, evicted
+        How many sessions the model has, and how many ended early since it was loaded.
     """
 
     seq: int
@@ -207,6 +228,9 @@ class Answer:
     decode_us: int = 0
     compute_us: int = 0
     encode_us: int = 0
+    step: int | None = None
+    sessions: int = 0
+    evicted: int = 0
 
 
 Header = Load | Request | Share | Stop | Ready | Failed | Answer
@@ -234,6 +258,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = MappingProxyType(
         "int": _is_int,
         "str": _is_str,
         "float": _is_float,
+        "int | None": lambda value: value is None or _is_int(value),
         "str | None": lambda value: value is None or _is_str(value),
         "float | None": lambda value: value is None or _is_float(value),
         "tuple[str, ...]": lambda value: type(value) is list and all(map(_is_str, value)),

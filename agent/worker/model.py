@@ -18,20 +18,22 @@ from typing import TYPE_CHECKING, Final
 
 from agent.bundle.graph import Graph
 from agent.bundle.manifest import Manifest
-from agent.errors import DeadlineError, ExecutionError, FormatError, RequestError
+from agent.errors import DeadlineError, ExecutionError, FormatError, InputError, RequestError
 from agent.runtime.bucketed_module import BucketedModule
 from agent.runtime.graph_executor import GraphModule, create
 from agent.runtime.lengths import cut
 from agent.runtime.module import KernelModule
-from agent.runtime.postprocess import Postprocessor
+from agent.runtime.postprocess import Postprocessor, Value
 from agent.runtime.self_test import check_samples
 from agent.runtime.storage import Array
+from agent.runtime.streaming import is_streaming
 from agent.wire.answer_head import OK, AnswerHead, one_line
-from agent.wire.content_types import JSON
+from agent.wire.content_types import JSON, RAW
 from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.codec import Codec, Decoded, Payload, import_cbor
 from agent.worker.fitting import fitting
 from agent.worker.frames import Answer, Load, Request
+from agent.worker.streams import Step, Streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,13 +117,21 @@ class Model:
         self._postprocess = prepared.postprocessor
         manifest = prepared.manifest
         self._lengths = manifest.lengths
+        self._streams: Streams | None = None
         self._outputs: Callable[[], Mapping[str, Array]]
         target: Callable[[str], Array]
         if isinstance(module, BucketedModule):
             self._outputs, target, fit = module.outputs, module.input_view, fitting(manifest, module)
         else:
+            if is_streaming(manifest):
+                self._streams = Streams(manifest, module, prepared.labels, prepared.load)
             # Looked up once, so that a request writes straight into the inputs' memory.
-            outputs = {spec.name: module.output_view(i) for i, spec in enumerate(manifest.outputs)}
+            kept = {state.output for state in manifest.states or ()}
+            outputs = {
+                spec.name: module.output_view(i)
+                for i, spec in enumerate(manifest.outputs)
+                if spec.name not in kept
+            }
             views = {spec.name: module.input_view(spec.name) for spec in manifest.inputs}
             self._outputs, target, fit = lambda: outputs, views.__getitem__, None
         self._codec = Codec(manifest, prepared.preprocessor, target, prepared.cbor, fit)
@@ -160,11 +170,18 @@ class Model:
         """
         times = [clock()]
         try:
+            if request.session_end and not payload.nbytes and _is_raw(request) and self._streams is not None:
+                self._streams.close(request)
+                return self._streams.counted(Answer(request.seq, OK, content_type=RAW), None), b""
             media_type, decoded = self.decode(request, payload, times[0])
             times.append(clock())
-            self._module.run()
+            step = self._enter(request, decoded, clock)
+            if step is None:
+                self._module.run()
+            else:
+                step.run()
             times.append(clock())
-            return self.encode(request, decoded, media_type, self._outputs(), times, clock)
+            return self.encode(request, decoded, media_type, self._outputs(), times, clock, step)
         except Exception as error:  # noqa: BLE001 - the outermost loop of a request: one must not end the worker
             return self.failed(request, error, times, clock)
 
@@ -188,6 +205,7 @@ class Model:
         outputs: Mapping[str, Array],
         times: list[float],
         clock: Callable[[], float],
+        step: Step | None = None,
     ) -> tuple[Answer, Payload]:
         """Turn outputs into a request's answer.
 
@@ -196,12 +214,28 @@ class Model:
         RequestError
             If the answer cannot be made or encoded.
         """
-        values = self._postprocess(outputs, decoded.placement)
+        values: Mapping[str, Value]
+        if step is None or step.heard is None:
+            values = self._postprocess(outputs, decoded.placement)
+        else:
+            values = step.heard
         if self._lengths is not None:
             values = cut(values, outputs, self._lengths)
-        tensors, body = self._codec.encode(request, decoded, media_type, values, MAX_ANSWER_BYTES)
+        number = None if step is None else step.number
+        tensors, body = self._codec.encode(request, decoded, media_type, values, MAX_ANSWER_BYTES, number)
+        if step is not None:
+            # Only now: what is refused can be sent again.
+            step.commit()
         times.append(clock())
-        return Answer(request.seq, OK, "", media_type, tensors, **_durations(request, times)), body
+        answer = Answer(request.seq, OK, "", media_type, tensors, **_durations(request, times))
+        return answer if self._streams is None else self._streams.counted(answer, step), body
+
+    def _enter(self, request: Request, decoded: Decoded, clock: Callable[[], float]) -> Step | None:
+        if self._streams is not None:
+            return self._streams.enter(request, decoded.recording, clock)
+        if request.session is not None:
+            raise InputError(f"model {self._name} keeps nothing between requests: expected no session")
+        return None
 
     def failed(
         self, request: Request, error: Exception, times: list[float], clock: Callable[[], float]
@@ -261,7 +295,11 @@ class Prepared:
             max_pixels = load.max_pixels or pictures.MAX_PIXELS
             self.preprocessor = preprocess.Preprocessor(manifest.preprocess, spec, max_pixels)
         labels = members.read("labels.txt").splitlines() if "labels.txt" in members else []
-        self.postprocessor = Postprocessor(manifest.postprocess, manifest.smallest_outputs, labels)
+        # What follows a recording is `agent.runtime.audio`'s.
+        after = manifest.postprocess if manifest.audio is None else None
+        self.postprocessor = Postprocessor(after, manifest.smallest_outputs, labels)
+        self.labels = labels
+        self.load = load
 
 
 def load_kernels(members: Members, threads: int) -> KernelModule:
@@ -340,6 +378,10 @@ def _check_deadline(request: Request, now_s: float) -> None:
     if request.deadline_s is not None and now_s >= request.deadline_s:
         late_ms = (now_s - request.deadline_s) * 1e3
         raise DeadlineError(f"the deadline passed {late_ms:.0f} ms before the model was free")
+
+
+def _is_raw(request: Request) -> bool:
+    return request.content_type == RAW and not request.tensors
 
 
 def _durations(request: Request, times: list[float]) -> dict[str, int]:

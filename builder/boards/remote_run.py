@@ -20,8 +20,8 @@ from builder.boards.measuring_process import MeasuringProcess
 from builder.boards.rpc_boards import NO_BOARD_S, SESSION_S
 from builder.boards.tracker_client import Tracker
 from builder.bundles.package import Package
-from builder.errors import BoardError, CandidateError, FleetError, PackageError
-from builder.running.inputs import Inputs, Picture, read_inputs
+from builder.errors import BoardError, CandidateError, FleetError, ModelError, PackageError
+from builder.running.inputs import Inputs, Picture, Sound, read_inputs
 from builder.running.local_run import FillMode, RunResult
 
 BOARD_WAIT_S: Final = 60.0  # someone else may be tuning on it
@@ -171,6 +171,11 @@ def _call(
 def _input_file(inputs: Inputs, package: Package) -> tuple[str, bytes]:
     """Return a name for the file of inputs, whose suffix gives its format, and its bytes."""
     given = read_inputs(inputs, package.manifest.inputs)
+    if isinstance(given, Sound):
+        raise ModelError(
+            "expected tensors or a picture on a board, got a recording",
+            hint="run it here, without --rpc-tracker",
+        )
     if isinstance(given, Picture):
         return f"inputs{given.suffix}", given.content
     buffer = io.BytesIO()

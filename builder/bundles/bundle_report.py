@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agent.bundle import archive, canonical_json
+from agent.bundle.audio import Audio, Keywords, Speech
 from agent.bundle.buckets import Buckets
 from agent.bundle.detection import Objects
 from agent.bundle.keyring import Keyring
@@ -29,6 +30,7 @@ from agent.bundle.processing import (
     TopK,
 )
 from agent.bundle.signature import claimed_key_id
+from agent.bundle.state import State
 from agent.bundle.tensor_spec import TensorSpec
 from agent.bundle.verify import verify
 from agent.errors import BundleError, FormatError
@@ -94,7 +96,8 @@ class BundleReport:
             *(("input", _tensor(spec, manifest.buckets)) for spec in manifest.inputs),
             *(("output", _tensor(spec, manifest.buckets)) for spec in manifest.outputs),
             *(("bucket", line) for line in _buckets(manifest)),
-            ("before", "nothing" if manifest.preprocess is None else _preprocess(manifest.preprocess)),
+            ("before", _before(manifest)),
+            *(() if manifest.states is None else (("kept", _states(manifest.states)),)),
             ("after", "nothing" if manifest.postprocess is None else _postprocess(manifest.postprocess)),
             ("parity", _parity(manifest)),
             ("samples", f"{samples.count}, checked within rtol {samples.rtol:g} and atol {samples.atol:g}"),
@@ -195,6 +198,12 @@ def _tensor(spec: TensorSpec, buckets: Buckets | None) -> str:
     return f"{spec.name} {spec.datatype} {shape}"
 
 
+def _before(manifest: Manifest) -> str:
+    if manifest.audio is not None:
+        return _audio(manifest.audio)
+    return "nothing" if manifest.preprocess is None else _preprocess(manifest.preprocess)
+
+
 def _preprocess(declared: Preprocess) -> str:
     steps = [declared.colour + (", inverted" if declared.invert else "")]
     if declared.resize:
@@ -234,6 +243,31 @@ def _step(step: Step) -> str:
             return f"{step.output} divided by its length"
         case Ctc():
             return f"the text of {step.output} (CTC)"
+        case Speech():
+            return f"the times of speech from {step.output}, probability of {step.threshold:g} or more"
+        case Keywords():
+            return f"the words of {step.output} and their times, score of {step.threshold:g} or more"
+
+
+def _audio(declared: Audio) -> str:
+    steps = [f"{declared.window} samples every {declared.hop}"]
+    if declared.peak != "none":
+        steps.append(f"divided by their {declared.peak}")
+    features = declared.features
+    if features is not None:
+        what = f"{features.coefficients} MFCCs of " if features.coefficients else ""
+        steps.append(
+            f"{declared.frames} frames of {what}{features.bands} mel bands from {features.low_hz:g} to "
+            f"{features.high_hz:g} Hz"
+        )
+    return f"recording of {declared.rate} Hz to {declared.input}: {', '.join(steps)}"
+
+
+def _states(states: tuple[State, ...]) -> str:
+    return ", ".join(
+        f"{state.output} becomes {state.input}" + (f", first {state.initial:g}" if state.initial else "")
+        for state in states
+    )
 
 
 def _parity(manifest: Manifest) -> str:

@@ -19,6 +19,8 @@ def table(answers: Mapping[str, Any]) -> list[str]:
     from builder.running.drawing import strings
 
     labels = strings(answers["labels"]) if "labels" in answers else None
+    if "segments" in answers:
+        return _segments(answers, labels)
     if "text" in answers:
         return [
             f"{float(score):8.4f}  {text}"
@@ -45,6 +47,29 @@ def table(answers: Mapping[str, Any]) -> list[str]:
             )
         lines.append(line.rstrip())
     return lines
+
+
+def _segments(answers: Mapping[str, Any], labels: list[str] | None) -> list[str]:
+    """Return a line for each stretch of time: `0:01.25 to 0:03.10  speech`."""
+    names = labels or [f"class {int(index)}" for index in answers.get("classes", ())]
+    lines = []
+    for i, (start, end) in enumerate(answers["segments"]):
+        line = f"{clock(float(start))} to {clock(float(end))}"
+        lines.append(f"{line}  {float(answers['scores'][i]):.4f}  {names[i]}" if names else f"{line}  speech")
+    heard = f"{float(answers['seconds'][0]):.2f} s heard"
+    if names or "probabilities" not in answers:
+        count = len(lines)
+        return [*lines, f"{heard}, {count} word{'' if count == 1 else 's'}"]
+    spoken = sum(float(end - start) for start, end in answers["segments"])
+    return [*lines, f"{heard}, {spoken:.2f} s of speech"]
+
+
+def clock(seconds: float) -> str:
+    """Return a time such as `1:02:03.45`, without hours if there are none."""
+    minutes, rest = divmod(round(seconds * 100), 6000)
+    hours, minutes = divmod(minutes, 60)
+    tail = f"{rest // 100:02}.{rest % 100:02}"
+    return f"{hours}:{minutes:02}:{tail}" if hours else f"{minutes}:{tail}"
 
 
 def found_objects(answers: Mapping[str, Any] | None) -> list[Detection]:

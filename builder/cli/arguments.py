@@ -59,15 +59,16 @@ def add_declarations(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--preprocess",
         metavar="PRESET|TOML",
-        help="how to turn a picture into the input: a preset (such as imagenet, yolox, yolov8, nanodet), "
-        "with options (yolox,pad=0) or without, or a TOML file",
+        help="how to turn a picture into the input: a preset (such as imagenet, yolox, yolov8, nanodet), or "
+        "a recording (silero, kws, samples, whisper, librosa, torchaudio), with options (yolox,pad=0) or "
+        "without, or a TOML file",
     )
     parser.add_argument(
         "--postprocess",
         metavar="STEPS|TOML",
         help="how to turn the outputs into an answer: softmax,top5, or a preset (such as yolox, yolov8, "
-        "yolov8-seg, yolov8-pose, nanodet, ssd, yunet, detr, segmentation, embedding, ctc), with options "
-        "(yolox,score_threshold=0.5) or without, or a TOML file",
+        "yolov8-seg, yolov8-pose, nanodet, ssd, yunet, detr, segmentation, embedding, ctc, speech, "
+        "keywords), with options (yolox,score_threshold=0.5) or without, or a TOML file",
     )
     parser.add_argument(
         "--labels",
@@ -78,15 +79,15 @@ def add_declarations(parser: argparse._ActionsContainer) -> None:
 
 def load_model(args: argparse.Namespace, progress: Callable[[str], None] | None = None) -> ImportedModel:
     """Import the model that the flags of `add_model` describe."""
+    from builder.compiling.audio_presets import import_options
     from builder.importer import load, parse_input_shapes, parse_input_values
 
-    return load(
-        args.model,
-        input_shapes=parse_input_shapes(args.input_shapes) if args.input_shapes else None,
-        input_values=parse_input_values(args.input_values) if args.input_values else None,
-        python=args.python,
-        progress=progress,
+    options = import_options(
+        getattr(args, "preprocess", None),
+        parse_input_shapes(args.input_shapes) if args.input_shapes else None,
+        parse_input_values(args.input_values) if args.input_values else None,
     )
+    return load(args.model, **options, python=args.python, progress=progress)
 
 
 def add_json(parser: Parser) -> None:

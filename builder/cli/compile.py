@@ -38,6 +38,8 @@ EXAMPLES: Final = """examples:
   edgebundle compile model.onnx --target "llvm -mcpu=cascadelake" --input-shapes "data:[1,3,224,224]"
   edgebundle compile model.onnx --preprocess imagenet --postprocess softmax,top5 --labels synset.txt
   edgebundle compile yolox_nano.onnx --preprocess yolox --postprocess yolox,score_threshold=0.4 --labels coco
+  edgebundle compile silero_vad_16k_op15.onnx --preprocess silero -o vad.bundle
+  edgebundle compile rnn.onnx --state "h:hn c:cn"
   edgebundle compile model.onnx --report nodes.html
   edgebundle compile bert.onnx --input-shapes "input_ids:[1,s=1..512] attention_mask:[1,s]"
   edgebundle compile model.onnx --preprocess imagenet --precision int8 --calibration pictures/
@@ -97,6 +99,13 @@ def add_parsers(subparsers: SubParsers) -> None:
         "repeatable (default: any Linux on this CPU architecture)",
     )
     add_declarations(manifest)
+    manifest.add_argument(
+        "--state",
+        action="append",
+        metavar='"IN:OUT ..."',
+        help="outputs that are inputs of the next run, such as h:hn c:cn; devices keep them for each session "
+        "of a client (h:hn=0.5: the first value; default: 0)",
+    )
     manifest.add_argument("--picture", metavar="FILE", help="a JPEG or PNG picture for --show-input")
     manifest.add_argument(
         "--show-input",
@@ -124,6 +133,7 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 def _compile(args: argparse.Namespace) -> int:
     from builder.bundles.key_files import read_private
+    from builder.errors import ModelError
 
     # Loading the compiler takes seconds, and compiling minutes.
     identity = Identity(args.name, args.model_version, args.security_counter, args.compatible)
@@ -143,6 +153,7 @@ def _compile(args: argparse.Namespace) -> int:
         if labels is not None:
             progress(f"labels: the {len(labels)} names in the model file")
         progress("loading the compiler")
+        from builder.compiling.audio_presets import is_audio
         from builder.compiling.compilation import compile
         from builder.compiling.recognition import recognise
         from builder.target.device_target import resolve
@@ -154,9 +165,12 @@ def _compile(args: argparse.Namespace) -> int:
         if model is not None and args.precision is not None:
             quantised = quantise(args, model, target, progress)
             model, quantisation = quantised.imported(progress), quantised.report
-        if model is not None and proposal is None and not args.postprocess:  # the file did not say its shapes
+        declares = args.postprocess or args.state or is_audio(args.preprocess or "")
+        if model is not None and proposal is None and not declares:  # the file did not say its shapes
             proposal = recognise(model.inputs, model.outputs)
         if model is None:
+            if args.state or is_audio(args.preprocess or ""):
+                raise ModelError("--state, recordings: expected fixed shapes, got bounds")
             package = compile_bounded(args, target, identity, labels, progress)
         else:
             package = compile(
@@ -166,6 +180,7 @@ def _compile(args: argparse.Namespace) -> int:
                 preprocess=args.preprocess,
                 postprocess=args.postprocess,
                 labels=args.labels or labels,
+                states=args.state or (),
                 tolerance=args.tolerance,
                 tuning_records=args.tuning_records,
                 progress=progress,
@@ -192,7 +207,7 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
     sequence or None
         The labels in the model file, if the user gives none and the postprocess has a use for them.
     """
-    from builder.compiling import declarations
+    from builder.compiling import audio_presets, declarations
     from builder.errors import ModelError
 
     if (args.show_input is None) != (args.picture is None):
@@ -208,6 +223,10 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
     from builder.compiling.recognition import contradicts, recognise
     from builder.running.shown_input import show_input
 
+    if args.preprocess and audio_presets.is_audio(args.preprocess):
+        if args.show_input:
+            raise ModelError("--show-input: expected a preprocess for pictures, got one for recordings")
+        return None, None
     outline = read_outline(args.model)
     proposal = recognise(outline.inputs, outline.outputs) if outline is not None else None
     if args.labels and not args.postprocess:

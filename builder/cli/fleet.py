@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from builder.fleet.agents import AgentSummary
     from builder.fleet.deploy import DeployProgress
     from edgebundle.answer import Answer
+    from edgebundle.async_model import AsyncModel
     from edgebundle.broker import Broker
     from edgebundle.output import Output
 
@@ -85,6 +86,8 @@ def _add_infer(subparsers: SubParsers) -> None:
         description="Send a picture, tensors or a JSON request to a model on an agent, and print the answer.",
         epilog="examples:\n"
         "  edgebundle infer --agent kitchen --model resnet50 --input cat.jpg --broker mqtt://localhost\n"
+        "  arecord -q -t wav -f S16_LE -r 16000 | edgebundle infer --agent kitchen --model vad --input - "
+        "--broker mqtt://localhost\n"
         "  edgebundle infer --agent kitchen --model bert --input tokens.npz --outputs out.npz "
         "--broker mqtt://localhost\n"
         "  edgebundle infer --agent kitchen --model resnet50 --input cat.jpg --repeat 100 "
@@ -95,7 +98,8 @@ def _add_infer(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--input",
         metavar="FILE",
-        help="a .jpg or .png picture, an .npz of inputs, or a .json request; - reads a picture from stdin",
+        help="a .jpg or .png picture, a .wav recording, an .npz of inputs, or a .json request; - reads a "
+        "picture or a WAV from stdin, and hears the WAV while it comes",
     )
     add_broker(parser)
     parser.add_argument(
@@ -299,26 +303,71 @@ def _infer(args: argparse.Namespace) -> int:
 
 
 def _given(name: str) -> object:
-    """Read the file of `--input`; `-` is a picture on standard input."""
+    """Read the file of `--input`; `-` is a picture or a recording on standard input."""
+    from builder.fleet.listening import WAV_HEAD_BYTES, Piped, is_wav
     from edgebundle.errors import UsageError
     from edgebundle.request import MAX_REQUEST_BYTES, Request, read_arrays
 
     if name != "-":
         path = Path(name)
         return read_arrays(path) if path.suffix == ".npz" else Request.from_file(path)
+    head = sys.stdin.buffer.read(WAV_HEAD_BYTES)
+    if is_wav(head):
+        return Piped(head)
     try:
-        return Request.image(sys.stdin.buffer.read(MAX_REQUEST_BYTES + 1))
+        return Request.image(head + sys.stdin.buffer.read(MAX_REQUEST_BYTES + 1 - len(head)))
     except UsageError as error:
         raise UsageError(f"standard input: {error.message}", hint=error.hint) from error
 
 
 async def _ask(args: argparse.Namespace, data: object) -> list[Answer]:
     """Ask as often as `--repeat` says."""
+    from builder.fleet.listening import Piped, listen
     from edgebundle.async_client import AsyncClient
+    from edgebundle.request import Request
 
     async with AsyncClient(broker_of(args), progress=print_line) as client:
         model = client.model(args.agent, args.model)
+        if isinstance(data, Piped):
+            return [await listen(model, data, sys.stdin.buffer, args.deadline, _print_heard(args))]
+        if not isinstance(data, Request) and (await _keeps_state(model)):
+            async with model.session() as session:  # each repetition is a step
+                return [await session(data, deadline_s=args.deadline) for _ in range(args.repeat)]
         return [await model(data, deadline_s=args.deadline) for _ in range(args.repeat)]
+
+
+async def _keeps_state(model: AsyncModel) -> bool:
+    from edgebundle.errors import UnknownModelError
+
+    try:
+        return (await model.info()).has_state
+    except UnknownModelError:  # this user may not read what it is; the agent will say what it needs
+        return False
+
+
+def _print_heard(args: argparse.Namespace) -> Callable[[Answer], None]:
+    def show(answer: Answer) -> None:
+        for line in _heard(answer):
+            print(json.dumps(line) if args.json else line["text"], flush=True)
+
+    return show
+
+
+def _heard(answer: Answer) -> list[dict[str, Any]]:
+    """Return the stretches of time that an answer has: start and end in seconds, label, and all as text."""
+    from builder.cli.answers import clock
+
+    if "segments" not in answer:
+        return []
+    labels = answer.output("labels").flat() if "labels" in answer else ()
+    classes = answer.output("classes").flat() if "classes" in answer else ()
+    edges = answer.output("segments").flat()
+    found = []
+    for i, (start, end) in enumerate(zip(edges[::2], edges[1::2], strict=True)):
+        label = str(labels[i]) if labels else f"class {classes[i]}" if classes else "speech"
+        text = f"{clock(start)} to {clock(end)}  {label}"
+        found.append({"start_s": start, "end_s": end, "label": label, "text": text})
+    return found
 
 
 def _agents(args: argparse.Namespace) -> int:
@@ -347,12 +396,14 @@ def _agents(args: argparse.Namespace) -> int:
 
 def _print_answer(answers: Sequence[Answer], count: int) -> None:
     answer = answers[-1]
+    for line in _heard(answer):
+        print(line["text"])
     for label in answer.labels[:count]:
         print(f"{label.score:10.6f}  {label.label}")
     for box in answer.boxes[:count]:
         corners = ", ".join(f"{edge:.0f}" for edge in (box.x0, box.y0, box.x1, box.y1))
         print(f"{box.score:10.6f}  {box.label}  [{corners}]")
-    if not answer.labels and not answer.boxes:
+    if not answer.labels and not answer.boxes and "segments" not in answer:
         for output in answer.outputs:
             shape = ",".join(map(str, output.shape))
             values = output.flat()[:9]

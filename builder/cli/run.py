@@ -26,6 +26,7 @@ RUN_EXAMPLES: Final = """examples:
   edgebundle run resnet50.bundle --inputs cat.jpg
   edgebundle run yolox.bundle --inputs street.jpg --draw drawn.jpg
   edgebundle run yolox.bundle --inputs photos/ --draw drawn/
+  edgebundle run vad.bundle --inputs speech.wav
   edgebundle run resnet50.bundle --accuracy photos/labels.csv
   edgebundle run yolox.bundle --inputs photos/ --accuracy instances.json
   edgebundle run model.bundle --fill-mode ones --print-top 5
@@ -59,8 +60,8 @@ def add_parsers(subparsers: SubParsers) -> None:
         metavar="FILE",
         nargs="+",
         action="append",
-        help="an .npz file with the inputs, or a JPEG or PNG picture; or several pictures, folders of them, "
-        "or patterns such as 'photos/*.jpg'",
+        help="an .npz file with the inputs, a JPEG or PNG picture, or a WAV recording; or several of them, "
+        "folders, or patterns such as 'photos/*.jpg'",
     )
     _add_fill_mode(parser)
     parser.add_argument(
@@ -414,11 +415,11 @@ def _profile(args: argparse.Namespace) -> int:
     report = _profile_report(package, args, number=args.number)
     if args.html:
         from builder.bundles.graph_page import write_page
-        from builder.running.inputs import Picture, read_inputs
+        from builder.running.inputs import Picture, Sound, read_inputs
         from builder.running.sizes import timed_bucket
 
         given = read_inputs(args.inputs, package.manifest.inputs)
-        values = {} if isinstance(given, Picture) else given
+        values = {} if isinstance(given, Picture | Sound) else given
         shapes = {s.name: s.shape for s in package.manifest.smallest_inputs}
         shapes = shapes if isinstance(given, Picture) else _shapes(args) or {}
         write_page(timed_bucket(package, values, shapes), args.html, report, other)

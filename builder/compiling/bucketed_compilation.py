@@ -44,6 +44,7 @@ from builder.compiling.identity import Identity
 from builder.compiling.labels import Labels, read_named_labels
 from builder.compiling.layers import Layers
 from builder.compiling.lower import lower
+from builder.compiling.over_time import Declarations
 from builder.compiling.padding import reference, request_inputs
 from builder.compiling.sized_models import SizedModels, Sizes
 from builder.compiling.uncovered import uncovered_kernels
@@ -177,8 +178,7 @@ def compile_buckets(
         device,
         largest,
         members,
-        preprocess=before,
-        postprocess=after,
+        over_time=Declarations(before, after, None, None),
         resources=resources_of_buckets(merged.graphs, weights, kernels.workspaces),
         compared=worst,
         tuned=tuned,

@@ -31,7 +31,6 @@ from agent.bundle.manifest import (
 from agent.bundle.manifest import ShippedRecords as ManifestShipped
 from agent.bundle.manifest import Target as ManifestTarget
 from agent.bundle.params import dump_params
-from agent.bundle.processing import Postprocess, Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime import debug_executor
 from agent.runtime.debug_executor import GraphModuleDebug
@@ -39,12 +38,19 @@ from builder.bundles.package import Package, digests
 from builder.codegen.graph_codegen import generate
 from builder.codegen.kernel_object import compile_kernels, compile_object, count_flops
 from builder.codegen.link.linker import describe, link
-from builder.compiling import block_parity, declarations, framework_parity, parity, tolerances
+from builder.compiling import (
+    audio_presets,
+    block_parity,
+    framework_parity,
+    parity,
+    tolerances,
+)
 from builder.compiling.footprint import resources_of
 from builder.compiling.identity import Identity, bundle_name
 from builder.compiling.labels import Labels, read_named_labels, usable_labels
 from builder.compiling.layers import Layers
 from builder.compiling.lower import lower
+from builder.compiling.over_time import Declarations, over_time_of
 from builder.compiling.sample_inputs import make_inputs
 from builder.compiling.truth import exact_outputs
 from builder.compiling.uncovered import uncovered_kernels
@@ -69,6 +75,7 @@ def compile(
     preprocess: str | None = None,
     postprocess: str | None = None,
     labels: Labels | None = None,
+    states: Sequence[str] = (),
     tolerance: float | None = None,
     tuning_records: Records | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -91,6 +98,9 @@ def compile(
     labels
         The labels, a file with one label per line, or `coco` for the 80 classes of COCO. With None, the
         labels that are in the model's file, unless there is a postprocess that has no use for them.
+    states
+        Outputs that are inputs of the next run, as `builder.compiling.states` takes them; added to those of
+        an audio preset.
     tolerance
         Largest relative error that is allowed against the reference. With None, it is
         `builder.compiling.tolerances.PARITY`, or more if the model amplifies rounding.
@@ -119,9 +129,11 @@ def compile(
     device = target if isinstance(target, DeviceTarget) else resolve(target)
     if not isinstance(model, ImportedModel):
         progress("importing the model")
-        model = load(model, input_shapes=input_shapes, progress=progress)
-    before = declarations.preprocess(preprocess, model.inputs) if preprocess else model.preprocess
-    after = declarations.postprocess(postprocess, model.outputs, model.inputs) if postprocess else None
+        model = load(model, **audio_presets.import_options(preprocess, input_shapes), progress=progress)
+    over_time = over_time_of(model, preprocess, postprocess, states)
+    before = over_time.preprocess
+    after = over_time.postprocess
+    labels = labels or over_time.labels
     label_lines: bytes | None
     if labels is None and model.labels and after is None:
         label_lines = "".join(f"{label}\n" for label in model.labels).encode()  # for a postprocess to come
@@ -168,8 +180,7 @@ def compile(
         device,
         model,
         members,
-        preprocess=before,
-        postprocess=after,
+        over_time=over_time,
         resources=resources_of(graph.graph, (spec.name for spec, _ in graph.params), kernels.workspaces),
         compared=compared,
         tuned=tuned,
@@ -335,8 +346,7 @@ def describe_model(
     model: ImportedModel,
     members: Mapping[str, bytes],
     *,
-    preprocess: Preprocess | None,
-    postprocess: Postprocess | None,
+    over_time: Declarations,
     resources: Resources,
     compared: Compared,
     tuned: Tuned,
@@ -360,8 +370,10 @@ def describe_model(
             runtime=_runtime(code),
             inputs=model.inputs,
             outputs=model.outputs,
-            preprocess=preprocess,
-            postprocess=postprocess,
+            preprocess=over_time.preprocess,
+            postprocess=over_time.postprocess,
+            states=over_time.states,
+            audio=over_time.audio,
             lengths=model.lengths or None,
             samples=Samples(1, compared.self_test_rtol, tolerances.SELF_TEST_ATOL),
             resources=resources,

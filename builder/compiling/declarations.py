@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.bundle import canonical_json
+from agent.bundle.audio import Keywords, Speech
 from agent.bundle.detection import Level, Objects, Part
 from agent.bundle.processing import (
     ClassMap,
@@ -36,7 +37,8 @@ from agent.bundle.processing import (
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
 from agent.runtime.postprocess import Postprocessor
-from builder.compiling.output_presets import OUTPUT_PRESETS, Signature, step_of
+from builder.compiling import audio_presets
+from builder.compiling.output_presets import OUTPUT_PRESETS, SOUND_PRESETS, Signature, step_of
 from builder.compiling.recognition import recognise
 from builder.errors import ModelError, ShapeError
 
@@ -75,9 +77,10 @@ _SAME_PREPROCESS: Final = {
     **dict.fromkeys(("yolov7", "yolov8", "yolov9", "yolov10", "yolo11", "yolo12"), "yolov5"),
 }  # fmt: skip
 PREPROCESS_PRESETS: Final = (*_PREPROCESS, *_SAME_PREPROCESS)
-POSTPROCESS_WORDS: Final = ("softmax", "topK", *OUTPUT_PRESETS)
+POSTPROCESS_WORDS: Final = ("softmax", "topK", *OUTPUT_PRESETS, *SOUND_PRESETS)
+_WORDS: Final = ("softmax", *OUTPUT_PRESETS, *SOUND_PRESETS)
 _STEPS: Final[Mapping[str, type[Step]]] = {
-    step.kind: step for step in (Softmax, TopK, Detect, Objects, ClassMap, Normalise, Ctc)
+    step.kind: step for step in (Softmax, TopK, Detect, Objects, ClassMap, Normalise, Ctc, Speech, Keywords)
 }
 _TOP: Final = re.compile(r"top(\d{1,6})")
 
@@ -90,7 +93,7 @@ def check_names(preprocess: str | None, postprocess: str | None) -> None:
     ModelError
         If a name is unknown, or a file does not exist or is not TOML.
     """
-    if preprocess is not None:
+    if preprocess is not None and not audio_presets.is_audio(preprocess):
         _fields_of(preprocess)
     if postprocess is not None and not postprocess.endswith(".toml"):
         _words(postprocess)
@@ -220,7 +223,7 @@ def _words(text: str) -> list[tuple[str, dict[str, Any]]]:
     for item in _split(text):
         name, is_option, value = item.partition("=")
         if not is_option:
-            if item not in OUTPUT_PRESETS and item != "softmax" and not _TOP.fullmatch(item):
+            if item not in _WORDS and not _TOP.fullmatch(item):
                 raise ModelError(
                     f"postprocess: expected a preset, softmax, topK or a .toml file, got {text[:80]!r}",
                     hint=_did_you_mean(item, POSTPROCESS_WORDS),
@@ -287,7 +290,7 @@ def _postprocess_file(text: str, signature: Signature) -> Postprocess:
 
 
 def _step(word: str, options: Mapping[str, Any], signature: Signature) -> Step:
-    if word in OUTPUT_PRESETS:
+    if word in (*OUTPUT_PRESETS, *SOUND_PRESETS):
         step = step_of(word, signature)
     else:
         if len(signature.outputs) != 1:
@@ -320,8 +323,9 @@ def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
         for level in levels:
             level["anchors"] = tuple(tuple(size) for size in level.get("anchors", ()))
         found["levels"] = tuple(Level(**level) for level in levels)
-    if isinstance(found.get("variances"), list):
-        found["variances"] = tuple(found["variances"])
+    for name in ("variances", "ignore"):
+        if isinstance(found.get(name), list):
+            found[name] = tuple(found[name])
     return found
 
 
@@ -358,7 +362,8 @@ def _fields_of(text: str) -> dict[str, Any]:
     name = _SAME_PREPROCESS.get(preset, preset) if isinstance(preset, str) else preset
     if name not in _PREPROCESS:
         raise ModelError(
-            f"preprocess: unknown preset {preset!r:.80}", hint=_did_you_mean(str(preset), PREPROCESS_PRESETS)
+            f"preprocess: unknown preset {preset!r:.80}",
+            hint=_did_you_mean(str(preset), (*PREPROCESS_PRESETS, *audio_presets.AUDIO_PRESETS)),
         )
     base = dict(_PREPROCESS[name])
     if fields.get("resize_mode", "letterbox") != "letterbox":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from agent.bundle.archive import MAX_MEMBER_BYTES
+from agent.bundle.audio import Keywords
 from agent.bundle.detection import Objects
 from agent.bundle.processing import ClassMap, Ctc, Detect, Postprocess, Step, TopK, outputs_of
 from agent.bundle.tensor_spec import TensorSpec
@@ -20,7 +21,7 @@ from builder.errors import ModelError
 MAX_LABELS_BYTES: Final = MAX_MEMBER_BYTES["labels.txt"]
 Labels: TypeAlias = str | os.PathLike[str] | Sequence[str]
 BACKGROUND: Final = "background"
-_NAMED: Final = frozenset(step.kind for step in (TopK, Detect, Objects, ClassMap, Ctc))
+_NAMED: Final = frozenset(step.kind for step in (TopK, Detect, Objects, ClassMap, Ctc, Keywords))
 COCO: Final = "coco"
 # The 80 classes of COCO's detection task, in the order of its annotations (cocodataset.org).
 COCO_LABELS: Final = (

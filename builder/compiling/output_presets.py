@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from agent.bundle.audio import Keywords, Speech
 from agent.bundle.detection import Level, Objects, Part
 from agent.bundle.processing import ClassMap, Ctc, Detect, Normalise, Step
 from agent.bundle.tensor_spec import TensorSpec
@@ -98,7 +99,7 @@ def step_of(preset: str, signature: Signature) -> Step:
     Parameters
     ----------
     preset
-        One of `OUTPUT_PRESETS`.
+        One of `OUTPUT_PRESETS` or `SOUND_PRESETS`.
     signature
         The model's outputs and the size of its image.
 
@@ -303,6 +304,21 @@ def _embedding(signature: Signature) -> Normalise:
     return Normalise(signature.outputs[0].name)
 
 
+def _speech(signature: Signature) -> Speech:
+    found = [spec for spec in signature.outputs if spec.nbytes == spec.itemsize]
+    if len(found) != 1:
+        raise _MisfitError("one output of one probability")
+    return Speech(found[0].name)
+
+
+def _keywords(signature: Signature) -> Keywords:
+    found = [spec for spec in signature.outputs if spec.shape and spec.nbytes > spec.itemsize]
+    found = [spec for spec in found if spec.nbytes == spec.itemsize * spec.shape[-1]]
+    if len(found) != 1:
+        raise _MisfitError("one output [1, classes]")
+    return Keywords(found[0].name)
+
+
 def _ctc(signature: Signature) -> Ctc:
     spec, _ = _only(signature, 3, "[1, steps, classes] or [steps, 1, classes], one output")
     return Ctc(spec.name)
@@ -334,9 +350,13 @@ _PRESETS: Final[Mapping[str, Callable[[Signature], Step]]] = MappingProxyType(
         "segmentation": _segmentation,
         "embedding": _embedding,
         "ctc": _ctc,
+        "speech": _speech,
+        "keywords": _keywords,
     }
 )
-OUTPUT_PRESETS: Final = tuple(_PRESETS)
+# What comes of sound over time.
+SOUND_PRESETS: Final = ("speech", "keywords")
+OUTPUT_PRESETS: Final = tuple(name for name in _PRESETS if name not in SOUND_PRESETS)
 
 
 def _only(signature: Signature, dimensions: int, expected: str) -> tuple[TensorSpec, Shape]:

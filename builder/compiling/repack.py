@@ -6,14 +6,17 @@ so they stay right whatever happens before and after the model. The result is un
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from agent.bundle.audio import Keywords
 from agent.bundle.processing import Postprocess
+from agent.bundle.state import requested
+from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import MixAndMatchError
 from builder.bundles.package import Package, digests
-from builder.compiling import declarations
+from builder.compiling import audio_presets, declarations
 from builder.compiling.bucket_plan import check_declared
 from builder.compiling.identity import Identity
 from builder.compiling.labels import Labels, check_labels, read_named_labels
@@ -65,15 +68,21 @@ def repack(
         )
     identity = identity or Identity(version=manifest.version)
     identity.check()
-    before, after = manifest.preprocess, manifest.postprocess
+    before, after, audio = manifest.preprocess, manifest.postprocess, manifest.audio
+    inputs = requested(manifest.smallest_inputs, [state.input for state in manifest.states or ()])
+    outputs = requested(manifest.smallest_outputs, [state.output for state in manifest.states or ()])
     if preprocess is not None:
-        before = None if preprocess == NONE else declarations.preprocess(preprocess, manifest.smallest_inputs)
+        before, audio = None, None
+        if preprocess != NONE and audio_presets.is_audio(preprocess):
+            audio = audio_presets.audio(preprocess, inputs)
+            old = None if manifest.audio is None else manifest.audio.features
+            if audio.features is not None and old is not None:
+                # The scale of a quantised input is the model's, whatever is computed.
+                audio = replace(audio, features=replace(audio.features, mean=old.mean, std=old.std))
+        elif preprocess != NONE:
+            before = declarations.preprocess(preprocess, inputs)
     if postprocess is not None:
-        after = (
-            None
-            if postprocess == NONE
-            else declarations.postprocess(postprocess, manifest.smallest_outputs, manifest.smallest_inputs)
-        )
+        after = None if postprocess == NONE else _like(after, postprocess, outputs, inputs)
     if manifest.buckets is not None:
         check_declared(manifest.buckets, before, after)
     members = _with_labels(package, labels, after)
@@ -83,6 +92,7 @@ def repack(
         "security_counter": identity.counter(),
         "compatible": tuple(identity.compatible or manifest.compatible),
         "preprocess": before,
+        "audio": audio,
         "postprocess": after,
         "files": digests(members),
     }
@@ -90,6 +100,22 @@ def repack(
         return Package(replace(manifest, **changes), members, uncovered=package.uncovered)
     except ValueError as error:
         raise ModelError(f"the bundle cannot be described: {error}") from error
+
+
+def _like(
+    before: Postprocess | None, text: str, outputs: Sequence[TensorSpec], inputs: Sequence[TensorSpec]
+) -> Postprocess:
+    """Declare a postprocess; keywords keep the scale of a quantised output."""
+    after = declarations.postprocess(text, outputs, inputs)
+    known = {step.output: step for step in (before.steps if before else ()) if isinstance(step, Keywords)}
+    return Postprocess(
+        tuple(
+            replace(step, scale=known[step.output].scale, zero=known[step.output].zero)
+            if isinstance(step, Keywords) and step.output in known
+            else step
+            for step in after.steps
+        )
+    )
 
 
 def _with_labels(package: Package, labels: Labels | None, after: Postprocess | None) -> dict[str, bytes]:

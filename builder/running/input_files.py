@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from builder.errors import ModelError
-from builder.running.inputs import PICTURE_SUFFIXES
+from builder.running.inputs import PICTURE_SUFFIXES, RECORDING_SUFFIXES
 
 # A folder of a day's pictures; a longer list is a mistake, such as a pattern that begins at /.
 MAX_FILES: Final = 100_000
-_SUFFIXES: Final = f"pictures end in {', '.join(PICTURE_SUFFIXES)}"
+_TAKEN: Final = (*PICTURE_SUFFIXES, *RECORDING_SUFFIXES)
+_SUFFIXES: Final = f"pictures and recordings end in {', '.join(_TAKEN)}"
 
 
 def input_files(names: Sequence[str]) -> list[Path]:
@@ -24,8 +25,8 @@ def input_files(names: Sequence[str]) -> list[Path]:
     Parameters
     ----------
     names
-        Files; folders, whose pictures are taken, sorted by name; or patterns such as `photos/*.jpg`, for
-        shells that do not expand them and for quoted ones.
+        Files; folders, whose pictures and recordings are taken, sorted by name; or patterns such as
+        `photos/*.jpg`, for shells that do not expand them and for quoted ones.
 
     Raises
     ------
@@ -36,7 +37,7 @@ def input_files(names: Sequence[str]) -> list[Path]:
     for name in names:
         path = Path(name)
         if path.is_dir():
-            inside = sorted(each for each in path.iterdir() if each.suffix.lower() in PICTURE_SUFFIXES)
+            inside = sorted(each for each in path.iterdir() if each.suffix.lower() in _TAKEN)
             if not inside:
                 raise ModelError(f"{name}: expected pictures in the folder, got none", hint=_SUFFIXES)
             found |= dict.fromkeys(inside)

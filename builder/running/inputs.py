@@ -1,4 +1,4 @@
-"""Read the inputs of a run, on this machine or on a board: arrays, an .npz file or a picture."""
+"""Read the inputs of a run, on this machine or on a board: arrays, an .npz file, a picture or a recording."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ import numpy.typing as npt
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError, ShapeError
 
-MAX_PICTURE_BYTES: Final = 64 << 20  # a 24 megapixel photograph takes some 12 MB
+# A 24 megapixel photograph takes some 12 MB, 35 minutes of speech 64 MiB: what a request may have.
+MAX_FILE_BYTES: Final = 64 << 20
 _PICTURE_TYPES: Final = MappingProxyType(
     {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png"}  # suffix -> content type
 )
 
+RECORDING_SUFFIXES: Final = (".wav", ".wave")
 PICTURE_SUFFIXES: Final = tuple(_PICTURE_TYPES)
 
 Inputs: TypeAlias = Mapping[str, npt.ArrayLike] | str | os.PathLike[str] | None
@@ -46,20 +48,27 @@ class Picture:
     suffix: str
 
 
-def read_inputs(inputs: Inputs, specs: Sequence[TensorSpec]) -> Arrays | Picture:
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """A recording that is not decoded yet: the bytes of a WAV file."""
+
+    content: bytes
+
+
+def read_inputs(inputs: Inputs, specs: Sequence[TensorSpec]) -> Arrays | Picture | Sound:
     """Read the inputs that the user gave.
 
     Parameters
     ----------
     inputs
-        Arrays by input name; the path of an .npz file of them; the path of a picture (.jpg, .jpeg or .png);
-        or None for no arrays.
+        Arrays by input name; the path of an .npz file of them; the path of a picture (.jpg, .jpeg or .png)
+        or of a recording (.wav); or None for no arrays.
     specs
         The model's inputs.
 
     Returns
     -------
-    Arrays or Picture
+    Arrays, Picture or Sound
         Arrays for some or all of the inputs; shapes and dtypes are not checked yet.
 
     Raises
@@ -77,7 +86,9 @@ def read_inputs(inputs: Inputs, specs: Sequence[TensorSpec]) -> Arrays | Picture
         path = Path(inputs)
         suffix = path.suffix.lower()
         if suffix in _PICTURE_TYPES:
-            return Picture(_read_picture(path), _PICTURE_TYPES[suffix], suffix)
+            return Picture(_read_file(path, "a picture"), _PICTURE_TYPES[suffix], suffix)
+        if suffix in RECORDING_SUFFIXES:
+            return Sound(_read_file(path, "a recording"))
         arrays = _read_npz(path)
     names = [spec.name for spec in specs]
     for name in arrays:
@@ -95,16 +106,16 @@ def _read_npz(path: Path) -> dict[str, npt.NDArray[np.generic]]:
             return {name: file[name] for name in file.files}
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, AttributeError) as error:
         raise ModelError(
-            f"{path}: expected an .npz file, a JPEG or a PNG ({str(error)[:120]})",
+            f"{path}: expected an .npz file, a JPEG, a PNG or a WAV ({str(error)[:120]})",
             hint="numpy.savez('inputs.npz', data=array) makes one",
         ) from error
 
 
-def _read_picture(path: Path) -> bytes:
+def _read_file(path: Path, what: str) -> bytes:
     try:
         size = path.stat().st_size
-        if size > MAX_PICTURE_BYTES:
-            raise ModelError(f"{path}: expected a picture of at most {MAX_PICTURE_BYTES} bytes, got {size}")
+        if size > MAX_FILE_BYTES:
+            raise ModelError(f"{path}: expected {what} of at most {MAX_FILE_BYTES} bytes, got {size}")
         return path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror})") from error

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.bundle.machine import Machine
+from agent.bundle.state import requested
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
 from agent.runtime.benchmark import BenchmarkResult
@@ -29,10 +30,13 @@ from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Postprocessor, Value
 from agent.runtime.preprocess import Preprocessor
 from agent.runtime.report import Report, Stage
+from agent.runtime.streaming import StreamingModel, is_streaming
+from agent.runtime.wav import read_recording
+from agent.wire.content_types import WAV
 from builder.bundles.package import Package
 from builder.errors import ModelError, PackageError, ShapeError
 from builder.running.in_memory import load_kernels
-from builder.running.inputs import Arrays, Inputs, Picture, read_inputs
+from builder.running.inputs import Arrays, Inputs, Picture, Sound, read_inputs
 from builder.running.sizes import Shapes, fit, make_module, recorded_input
 
 FillMode = Literal["zeros", "ones", "random"]
@@ -91,8 +95,8 @@ def run(
     package
         The result of `builder.compile`, or a bundle's path.
     inputs
-        Arrays by input name; an .npz file of them; or a JPEG or PNG picture, for a model that declares a
-        preprocess. Missing inputs are filled.
+        Arrays by input name; an .npz file of them; or a JPEG or PNG picture or a WAV file, for a model that
+        declares a preprocess for it. Missing inputs are filled.
     device
         `cpu`, the only one.
     fill_mode
@@ -147,8 +151,14 @@ class Runner:
         self._package = package
         manifest = package.manifest
         labels = package.members.get("labels.txt", b"").splitlines()
+        self._declared = manifest.postprocess if manifest.audio is None else None
+        self._kept = {state.output for state in manifest.states or ()}
+        self._streaming: StreamingModel | None = None
         try:
-            self._finish = Postprocessor(manifest.postprocess, manifest.smallest_outputs, labels)
+            self._finish = Postprocessor(self._declared, manifest.smallest_outputs, labels)
+            if isinstance(self.module, GraphModule) and is_streaming(manifest):
+                self._streaming = StreamingModel(manifest, self.module, labels)
+                self._stream = self._streaming.begin()
         except EdgeError as error:
             raise PackageError(
                 f"the bundle's postprocess cannot work: {error}", hint="change it: edgebundle repack"
@@ -157,23 +167,58 @@ class Runner:
     def __call__(
         self, inputs: Inputs = None, fill_mode: FillMode = "random", input_shapes: Shapes | None = None
     ) -> RunResult:
-        """Run the model once; the parameters and errors are those of `run`."""
+        """Run the model once; the parameters and errors are those of `run`.
+
+        A model with states goes on from the call before, until `reset`. A recording begins and ends in its
+        call.
+        """
         package, module = self._package, self.module
-        given = read_inputs(inputs, package.manifest.inputs)
+        given = read_inputs(inputs, self._requested)
+        if isinstance(given, Sound):
+            return self._listen(given)
         _set_all(package, module, given, fill_mode, input_shapes or {})
         placement = _set_picture(package, module, given) if isinstance(given, Picture) else None
-        module.run()
+        if self._streaming is None:
+            module.run()
+        else:
+            self._streaming.run(self._stream)
+            self._streaming.commit(self._stream)
         manifest = package.manifest
         computed = _outputs(module, package)
         named = {spec.name: value for spec, value in zip(manifest.outputs, computed, strict=True)}
         whole = cut(named, named, manifest.lengths or ())
         outputs = {f"output_{i}": np.asarray(array) for i, array in enumerate(whole.values())}
         answers = None
-        if manifest.postprocess is not None:
+        if self._declared is not None:
+            made = {name: value for name, value in named.items() if name not in self._kept}
             try:
-                answers = cut(self._finish(named, placement), named, manifest.lengths or ())
+                answers = cut(self._finish(made, placement), made, manifest.lengths or ())
             except EdgeError as error:
                 raise ModelError(f"the outputs cannot be turned into an answer: {error}") from error
+        return RunResult(outputs, answers, None)
+
+    def reset(self) -> None:
+        """Let a model with states begin again."""
+        if self._streaming is not None:
+            self._stream = self._streaming.begin()
+
+    @property
+    def _requested(self) -> tuple[TensorSpec, ...]:
+        manifest = self._package.manifest
+        return requested(manifest.inputs, [state.input for state in manifest.states or ()])
+
+    def _listen(self, sound: Sound) -> RunResult:
+        if self._streaming is None or self._streaming.listener is None:
+            raise ModelError(
+                "the model does not declare how to turn a recording into its input",
+                hint="add it: edgebundle compile --preprocess silero (or another preset for recordings)",
+            )
+        try:
+            recording = read_recording(sound.content, WAV)
+            answers = self._streaming.listen(self._streaming.begin(), recording, end=True)
+        except EdgeError as error:
+            raise ModelError(str(error), hint=error.hint) from error
+        outputs = {name: value for name, value in answers.items() if not isinstance(value, tuple)}
         return RunResult(outputs, answers, None)
 
 
@@ -211,6 +256,8 @@ def profile(
     package = package if isinstance(package, Package) else Package.load(package)
     module = _executor(package, threads, GraphModuleDebug)
     given = read_inputs(inputs, package.manifest.inputs)
+    if isinstance(given, Sound):
+        raise ModelError("profile: expected tensors, got a recording", hint="leave out --inputs")
     _set_all(package, module, given, fill_mode, input_shapes or {})
     stages: list[Stage] = []
     placement = None
@@ -221,7 +268,7 @@ def profile(
     timed = module if isinstance(module, GraphModule) else module.module
     assert isinstance(timed, GraphModuleDebug)
     report = timed.profile(number=number, flops=timed.flops())
-    if package.manifest.postprocess is not None:
+    if package.manifest.postprocess is not None and package.manifest.audio is None:
         finish = _postprocessor(package)
         names = [spec.name for spec in package.manifest.outputs]
         outputs = dict(zip(names, _outputs(module, package), strict=True))

@@ -40,6 +40,12 @@ class Site:
 
     ports: Mapping[str, int]
     authority: str
+    folder: Path
+
+    @property
+    def key(self) -> Path:
+        """The key that the agent trusts."""
+        return self.folder / "keys" / "signing.key"
 
     @property
     def port(self) -> int:
@@ -72,7 +78,10 @@ def odd(message: Message) -> Reply:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("site")
+    yield from run_site(tmp_path_factory.mktemp("site"), digits_bundle)
+
+
+def run_site(folder: Path, digits_bundle: Path) -> Iterator[Site]:
     pair = key_files.generate(folder / "keys")
     (folder / "keyring").mkdir()
     shutil.copy(pair.public, folder / "keyring" / "test.pub")
@@ -114,7 +123,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Itera
         give_up = time.monotonic() + START_LIMIT_S
         while cli.main(["deploy", str(signed), "--agent", "kitchen", "--broker", broker.url]):
             assert time.monotonic() < give_up, (folder / "agent.log").read_text()
-        yield Site({"mqtt": broker.port, **ports}, authority.path.read_text())
+        yield Site({"mqtt": broker.port, **ports}, authority.path.read_text(), folder)
     finally:
         with contextlib.suppress(Exception):
             asyncio.run_coroutine_threadsafe(responder.__aexit__(), loop).result(5)

@@ -59,6 +59,10 @@ METRICS: Final = {
         GAUGE, "1 for the state of a model in the reported document, 0 for the others.", (*_MODEL, "state")
     ),
     "edge_model_queue_length": Metric(GAUGE, "Requests that wait for a model or are computed.", _MODEL),
+    "edge_model_sessions": Metric(GAUGE, "Sessions of a model's clients.", _MODEL),
+    "edge_model_sessions_evicted_total": Metric(
+        COUNTER, "Sessions that ended early: too many, unused, or their worker ended.", _MODEL
+    ),
     "edge_worker_restarts_total": Metric(COUNTER, "Deaths of a model's worker.", _MODEL),
     "edge_inference_quarantined_total": Metric(
         COUNTER, "Requests answered 500 because equal ones had ended the model's worker.", _MODEL

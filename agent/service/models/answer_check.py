@@ -17,15 +17,27 @@ from agent.errors import (
     ExecutionError,
     InputError,
     MediaTypeError,
+    PayloadError,
+    SessionGoneError,
+    SessionStepError,
 )
 from agent.wire.answer_head import MAX_STATUS_MESSAGE_CHARACTERS, OK
 from agent.wire.content_types import CBOR, JSON, RAW
+from agent.wire.session import MAX_STEP
 from agent.wire.tensors import parse_tensor
 from agent.worker.frames import Answer
 
 # The refusals that a worker may give; the others are the agent's own.
 _REFUSALS: Final = frozenset(
-    {InputError.status, DeadlineError.status, MediaTypeError.status, ExecutionError.status}
+    {
+        InputError.status,
+        DeadlineError.status,
+        SessionStepError.status,
+        SessionGoneError.status,
+        PayloadError.status,
+        MediaTypeError.status,
+        ExecutionError.status,
+    }
 )
 _RESULTS: Final = frozenset({JSON, RAW, CBOR})
 # Eleven days: far above every deadline, and exact as a float, so that sums of durations stay sensible.
@@ -39,6 +51,9 @@ def fault_of(answer: Answer, payload: bytes) -> str | None:
     durations = (answer.queue_us, answer.decode_us, answer.compute_us, answer.encode_us)
     if min(durations) < 0 or max(durations) > _MAX_DURATION_US:
         return f"expected durations from 0 to {_MAX_DURATION_US} us, got {durations}"
+    counts = (answer.step or 0, answer.sessions, answer.evicted)
+    if min(counts) < 0 or max(counts) > MAX_STEP:
+        return f"expected counts of sessions from 0 to {MAX_STEP}, got {counts}"
     if answer.content_type == JSON and not payload.isascii():
         return "expected JSON in ASCII, got other bytes"
     if answer.status != OK:

@@ -19,6 +19,7 @@ from typing import Final
 
 from agent.bundle.manifest import Manifest
 from agent.bundle.output_length import answered
+from agent.bundle.state import requested
 from agent.bundle.verify import VerifiedBundle
 from agent.config.settings import QueueLimits, WorkerSettings
 from agent.deploy.trial import Score
@@ -60,6 +61,8 @@ class ModelStatus:
         When a model that is out of service is tried again, in seconds since the epoch; None otherwise.
     quarantined
         How many requests were refused because equal ones had ended its worker.
+    sessions, sessions_evicted
+        How many sessions of clients it has, and how many ended early.
     """
 
     name: str
@@ -73,6 +76,8 @@ class ModelStatus:
     rss_bytes: int
     next_try_s: float | None = None
     quarantined: int = 0
+    sessions: int = 0
+    sessions_evicted: int = 0
 
     @property
     def ready(self) -> bool:
@@ -86,8 +91,11 @@ class ModelStatus:
         return ModelState(
             name=self.name,
             version=manifest.version,
-            inputs=manifest.inputs,
-            outputs=answered(manifest.outputs, manifest.lengths or ()),
+            inputs=requested(manifest.inputs, [state.input for state in manifest.states or ()]),
+            outputs=answered(
+                requested(manifest.outputs, [state.output for state in manifest.states or ()]),
+                manifest.lengths or (),
+            ),
             smallest_inputs=manifest.smallest_shapes(manifest.smallest_inputs),
             smallest_outputs=manifest.smallest_shapes(manifest.smallest_outputs),
             ready=self.ready,
@@ -98,6 +106,9 @@ class ModelStatus:
             digest=self.digest,
             key_id=self.key_id,
             image_input=None if manifest.preprocess is None else manifest.preprocess.input,
+            audio_input=None if manifest.audio is None else manifest.audio.input,
+            audio_rate=None if manifest.audio is None else manifest.audio.rate,
+            has_state=manifest.states is not None,
             postprocess=tuple(type(step).__name__.lower() for step in steps),
         )
 
@@ -282,6 +293,8 @@ class Model:
             rss_bytes=supervisor.rss_bytes(),
             next_try_s=supervisor.next_try_s,
             quarantined=self._quarantined,
+            sessions=supervisor.sessions.count,
+            sessions_evicted=supervisor.sessions.evicted,
         )
 
     def score(self) -> Score:

@@ -53,11 +53,12 @@ from agent.service.models.life_cycle import (
     next_state,
     retry_delay_s,
 )
+from agent.service.models.session_counts import SessionCounts
 from agent.service.models.track_record import TrackRecord
 from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.service.requests.pending import Pending
 from agent.service.requests.quarantine import Quarantine, Verdict
-from agent.wire.answer_head import one_line
+from agent.wire.answer_head import OK, one_line
 from agent.wire.info import Sandbox
 from agent.worker.frames import Answer, Failed, Frame, Load, Ready, Share
 
@@ -120,6 +121,8 @@ class Supervisor:
         The latest deaths of its processes, and all of them by their cause.
     quarantine
         The requests that ended its processes.
+    sessions
+        How many sessions it has.
     """
 
     def __init__(
@@ -156,6 +159,7 @@ class Supervisor:
         self._fault = ""
         self.deaths = CrashWindow(settings.crash_limit, settings.crash_window_s)
         self.quarantine = Quarantine()
+        self.sessions = SessionCounts()
         self._restarting: asyncio.Task[None] | None = None
         self._retries = 0
         self._ready_since_s = self._ready_for_s = 0.0
@@ -274,6 +278,10 @@ class Supervisor:
             memory_bytes=worker_limits.memory_bytes(self._settings, manifest, self._share),
             cpu_s=worker_limits.cpu_s(self._settings, share),
             require_sandbox=self._settings.require_sandbox,
+            sessions=self._settings.sessions,
+            session_idle_s=self._settings.session_idle_s,
+            session_bytes=self._settings.session_bytes,
+            compute_limit_s=self._settings.compute_limit_s,
             batch=self._settings.batch,
             batch_delay_s=self._settings.batch_delay_s,
         )
@@ -344,6 +352,8 @@ class Supervisor:
             self.quarantine.acquit(pending.suspect)
             self._on_suspect(pending, Verdict.ACQUITTED)
         self.record.answered(answer, pending.client)
+        if answer.status == OK:
+            self.sessions.note(answer)
         pending.answer(answer, payload, self.verified.manifest.version)
         if self.has_room:
             self._on_room()
@@ -388,6 +398,7 @@ class Supervisor:
 
     def _on_end(self, how: str) -> None:
         """Take note that the process is gone, and how it ended."""
+        self.sessions.process_ended()
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None

@@ -31,7 +31,10 @@ def memory_bytes(settings: WorkerSettings, manifest: Manifest, share: Share) -> 
     if resources.thread_bytes is None:
         model += (_EARLY_WEIGHT_COPIES - 1) * resources.params_bytes
     files = sum(file.size for file in manifest.files.values())
-    return settings.memory_bytes + files + model + threads * _STACK_BYTES
+    sessions = 0
+    if manifest.states is not None or manifest.audio is not None:
+        sessions = settings.session_bytes
+    return settings.memory_bytes + sessions + files + model + threads * _STACK_BYTES
 
 
 def cpu_s(settings: WorkerSettings, share: Share) -> int:

@@ -50,7 +50,7 @@ _LENGTH: Final = struct.Struct(">I")
 
 FILE: Final = "answers.db"
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_SCHEMA: Final = 4
+_SCHEMA: Final = 5
 _MEMORY: Final = ":memory:"
 # How often a file is tried again that could not be written.
 _RETRY_INTERVAL_S: Final = 60.0
@@ -462,12 +462,15 @@ def _head(record: AnswerRecord) -> str:
             answer.model_version,
             answer.tensors,
             answer.server_timing,
+            answer.session_step,
         ]
     )
 
 
 def _record(key: RequestKey, head: str, payload: bytes, deadline_s: float) -> AnswerRecord:
-    topic, correlation, qos, trace, status, message, content_type, version, tensors, timing = json.loads(head)
+    (topic, correlation, qos, trace, status, message, content_type, version, tensors, timing, step) = (
+        json.loads(head)
+    )
     return AnswerRecord(
         key,
         ReplyTo(
@@ -477,5 +480,5 @@ def _record(key: RequestKey, head: str, payload: bytes, deadline_s: float) -> An
             deadline_s,
             tuple((name, value) for name, value in trace),
         ),
-        FinalAnswer(status, message, content_type, payload, version, tuple(tensors), timing),
+        FinalAnswer(status, message, content_type, payload, version, tuple(tensors), timing, step),
     )

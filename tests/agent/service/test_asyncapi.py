@@ -154,13 +154,15 @@ def test_words_are_those_of_the_code() -> None:
     assert set(SCHEMAS["state"]["properties"]["state"]["enum"]) == set(AgentState)
     answer = DOCUMENT["components"]["messageTraits"]["answer"]["headers"]["properties"]
     sent = {properties.STATUS, properties.STATUS_MESSAGE, properties.MODEL_VERSION, properties.TENSOR}
-    sent |= {properties.SERVER_TIMING}
+    sent |= {properties.SERVER_TIMING, properties.SESSION_STEP}
     assert answer.keys() == {*sent, *properties.TRACE}
     assert {int(status) for status in answer[properties.STATUS]["enum"]} == set(STATUSES)
     assert answer[properties.STATUS_MESSAGE]["maxLength"] == MAX_STATUS_MESSAGE_CHARACTERS
     assert answer[properties.SERVER_TIMING]["maxLength"] == server_timing.MAX_CHARACTERS
     request = DOCUMENT["components"]["messageTraits"]["request"]["headers"]["properties"]
-    assert request.keys() == {"responseTopic", properties.TENSOR, properties.ACCEPT, *properties.TRACE}
+    session = {properties.SESSION, properties.SESSION_STEP, properties.SESSION_END}
+    taken = {"responseTopic", properties.TENSOR, properties.ACCEPT, *session}
+    assert request.keys() == {*taken, *properties.TRACE}
     named = {message["contentType"] for name, message in MESSAGES.items() if name.startswith("request")}
     assert named < set(content_types.REQUESTS)
     for key in MESSAGES["metrics"]["examples"][0]["payload"]:

@@ -8,7 +8,7 @@ import pytest
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError, ShapeError
 from builder.running import inputs
-from builder.running.inputs import Picture, read_inputs
+from builder.running.inputs import Picture, Sound, read_inputs
 
 SPECS = (TensorSpec("image", "FP32", (1, 4)), TensorSpec("mask", "INT64", (1, 4)))
 
@@ -19,7 +19,7 @@ def test_no_inputs_are_no_arrays() -> None:
 
 def test_arrays_are_taken_by_name() -> None:
     given = read_inputs({"mask": [[1, 0, 1, 0]]}, SPECS)
-    assert not isinstance(given, Picture)
+    assert not isinstance(given, Picture | Sound)
     assert list(given) == ["mask"]
     np.testing.assert_array_equal(given["mask"], [[1, 0, 1, 0]])
 
@@ -27,7 +27,7 @@ def test_arrays_are_taken_by_name() -> None:
 def test_npz_file_is_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "inputs.npz", image=np.ones((1, 4), "float32"))
     given = read_inputs(tmp_path / "inputs.npz", SPECS)
-    assert not isinstance(given, Picture)
+    assert not isinstance(given, Picture | Sound)
     assert given["image"].dtype == np.float32
 
 
@@ -67,7 +67,7 @@ def test_missing_picture_is_named(tmp_path: Path) -> None:
 
 
 def test_large_picture_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "MAX_PICTURE_BYTES", 4)
+    monkeypatch.setattr(inputs, "MAX_FILE_BYTES", 4)
     (tmp_path / "large.png").write_bytes(b"12345")
     with pytest.raises(ModelError, match="at most 4 bytes, got 5"):
         read_inputs(tmp_path / "large.png", SPECS)

@@ -1,0 +1,184 @@
+"""The sessions of one model's clients: who has one, which step comes next, and which one must go.
+
+A session is named by its client, and belongs to it: two clients may use the same name. Each answered request
+is a step, counted from 0. A request that says its step is computed only if it is the next one, so that a
+repeated delivery never counts twice; step 0 begins again.
+
+Promises: bounded in number; sessions that nobody uses end after a time; when there are too many, the client
+that has the most loses the one that it used least recently. Whoever asks for a session that has ended is told
+so, with the reason if it is still known. No I/O and no numpy.
+Leaves to others: what a session keeps (`agent.runtime.streaming`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from agent.errors import SessionGoneError, SessionStepError
+
+# Ended sessions whose reason is remembered. A client that does not count its steps learns only from it that
+# its session has begun again, so it is larger than the number of sessions that a device usually has.
+MAX_GONE: Final = 1024
+_SHOWN: Final = 80
+
+Kept = TypeVar("Kept")
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Visit(Generic[Kept]):
+    """One request of a session.
+
+    Attributes
+    ----------
+    key
+        The client and the session's name.
+    step
+        The number of this request in its session.
+    kept
+        What the session keeps.
+    """
+
+    key: Key
+    step: int
+    kept: Kept
+
+
+@dataclass(slots=True)
+class _Session(Generic[Kept]):
+    kept: Kept
+    next_step: int
+    used_s: float
+
+
+class Sessions(Generic[Kept]):
+    """The sessions of one model.
+
+    Parameters
+    ----------
+    most
+        How many there may be.
+    idle_s
+        Seconds after which a session that nobody uses ends.
+    begin
+        Makes what a new session keeps.
+    clock
+        Returns seconds; `time.monotonic` except in tests.
+
+    Attributes
+    ----------
+    evicted
+        How many sessions ended because there were too many, or nobody used them.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        idle_s: float,
+        begin: Callable[[], Kept],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.evicted = 0
+        self._most = most
+        self._idle_s = idle_s
+        self._begin = begin
+        self._clock = clock
+        # Least recently used first.
+        self._sessions: OrderedDict[Key, _Session[Kept]] = OrderedDict()
+        self._counts: Counter[str] = Counter()
+        self._gone: OrderedDict[Key, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def enter(self, client: str, name: str, step: int | None) -> Visit[Kept]:
+        """Begin a request; nothing changes before `leave`.
+
+        Parameters
+        ----------
+        client, name
+            Whose session, and which.
+        step
+            The request's number in its session; 0 begins again. None continues the session, or begins one.
+
+        Raises
+        ------
+        SessionGoneError
+            If the session has ended.
+        SessionStepError
+            If this is not its next step.
+        """
+        self._end_idle()
+        key = (client, name)
+        session = self._sessions.get(key)
+        if step == 0 or (step is None and session is None and key not in self._gone):
+            return Visit(key, 0, self._begin())
+        if session is None:
+            why = self._gone.pop(key, "") if step is None else self._gone.get(key, "")
+            why = why or "the model was restarted or replaced, or the session began elsewhere"
+            raise SessionGoneError(
+                f"session {name[:_SHOWN]!r} has ended: {why}", hint="begin again, with session_step 0"
+            )
+        if step is not None and step != session.next_step:
+            raise SessionStepError(
+                f"session {name[:_SHOWN]!r}: expected step {session.next_step}, got {step}",
+                hint="send each step once, after the answer to the one before, or begin again with 0",
+            )
+        return Visit(key, session.next_step, session.kept)
+
+    def leave(self, visit: Visit[Kept], *, end: bool = False) -> None:
+        """Take note that a request was answered; with `end`, its session ends."""
+        self._gone.pop(visit.key, None)
+        if end:
+            self._drop(visit.key)
+            return
+        session = self._sessions.get(visit.key)
+        if session is None:
+            while len(self._sessions) >= self._most:
+                self._evict(self._surplus(visit.key[0]), "it made room for others")
+            session = self._sessions[visit.key] = _Session(visit.kept, 0, 0.0)
+            self._counts[visit.key[0]] += 1
+        session.kept = visit.kept
+        session.next_step, session.used_s = visit.step + 1, self._clock()
+        self._sessions.move_to_end(visit.key)
+
+    def end(self, client: str, name: str) -> None:
+        """End a session, if there is one."""
+        self._gone.pop((client, name), None)
+        self._drop((client, name))
+
+    def _surplus(self, client: str) -> Key:
+        """Return the session that must go when this client begins one."""
+        counts = self._counts.copy()
+        counts[client] += 1
+        most = max(counts.values())
+        return next(
+            (key for key in self._sessions if counts[key[0]] == most),
+            # Only if the new one is the first of the client with the most.
+            next(iter(self._sessions)),
+        )
+
+    def _end_idle(self) -> None:
+        before_s = self._clock() - self._idle_s
+        while self._sessions:
+            key, session = next(iter(self._sessions.items()))
+            if session.used_s > before_s:
+                return
+            self._evict(key, f"nobody used it for {self._idle_s:g} s")
+
+    def _evict(self, key: Key, why: str) -> None:
+        self._drop(key)
+        self.evicted += 1
+        self._gone[key] = why
+        if len(self._gone) > MAX_GONE:
+            self._gone.popitem(last=False)
+
+    def _drop(self, key: Key) -> None:
+        if self._sessions.pop(key, None) is not None:
+            self._counts[key[0]] -= 1
+            if not self._counts[key[0]]:
+                del self._counts[key[0]]

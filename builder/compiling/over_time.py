@@ -1,0 +1,122 @@
+"""All that is declared around a model: what comes before it and after it, and what is kept between its runs.
+
+Promises declarations that fit the model and each other. A quantised input or output gets its scale here, so
+that a preset for floats serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import onnx
+from onnx import numpy_helper
+
+from agent.bundle.audio import Audio, Keywords
+from agent.bundle.processing import Postprocess, Preprocess
+from agent.bundle.state import State, requested
+from builder.compiling import audio_presets, declarations
+from builder.compiling.states import states as declare_states
+from builder.importer import ImportedModel
+
+# Operators that only move values.
+_TRANSPARENT: Final = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"})
+
+
+@dataclass(frozen=True, slots=True)
+class Declarations:
+    """What a manifest declares around a model; None for what it does not.
+
+    Attributes
+    ----------
+    preprocess, postprocess, states, audio
+        The manifest's fields of these names.
+    labels
+        The labels of an audio preset, if the model has as many classes.
+    """
+
+    preprocess: Preprocess | None
+    postprocess: Postprocess | None
+    states: tuple[State, ...] | None
+    audio: Audio | None
+    labels: tuple[str, ...] | None = None
+
+
+def over_time_of(
+    model: ImportedModel, preprocess: str | None, postprocess: str | None, states: Sequence[str]
+) -> Declarations:
+    """Declare what surrounds a model.
+
+    Parameters
+    ----------
+    model
+        The model.
+    preprocess, postprocess
+        Presets or TOML files; None for what the model's file says, and for a preset's own postprocess.
+    states
+        As `builder.compiling.states` takes them.
+
+    Raises
+    ------
+    ModelError, ShapeError
+        If a declaration cannot be used, or does not fit the model.
+    """
+    preset = audio_presets.preset_of(preprocess)
+    names = [*(preset.states if preset is not None else ()), *states]
+    kept = declare_states(names, model.inputs, model.outputs)
+    inputs = requested(model.inputs, [state.input for state in kept or ()])
+    outputs = requested(model.outputs, [state.output for state in kept or ()])
+    audio = None
+    before = model.preprocess
+    if preset is not None and preprocess is not None:
+        before, audio = None, _quantised(model, audio_presets.audio(preprocess, inputs))
+        postprocess = postprocess or preset.postprocess
+    elif preprocess:
+        before = declarations.preprocess(preprocess, inputs)
+    after = declarations.postprocess(postprocess, outputs, inputs) if postprocess else None
+    if after is not None:
+        after = Postprocess(
+            tuple(_scaled(model, step) if isinstance(step, Keywords) else step for step in after.steps)
+        )
+    labels = None
+    if preset is not None and preset.labels and any(len(preset.labels) in spec.shape for spec in outputs):
+        labels = preset.labels
+    return Declarations(before, after, kept, audio, labels)
+
+
+def _quantised(model: ImportedModel, audio: Audio) -> Audio:
+    """Declare features in the steps of a quantised input."""
+    found = _parameters(model.onnx, "DequantizeLinear", audio.input)
+    features = audio.features
+    if found is None or features is None or (features.mean, features.std) != (0.0, 1.0):
+        return audio
+    scale, zero = found
+    return replace(audio, features=replace(features, mean=-zero * scale, std=scale))
+
+
+def _scaled(model: ImportedModel, step: Keywords) -> Keywords:
+    found = _parameters(model.onnx, "QuantizeLinear", step.output)
+    if found is None or (step.scale, step.zero) != (1.0, 0.0):
+        return step
+    return replace(step, scale=found[0], zero=found[1])
+
+
+def _parameters(model: onnx.ModelProto, operator: str, name: str) -> tuple[float, float] | None:
+    """Return scale and zero point with which a tensor at the model's edge is quantised, or None."""
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    is_output = operator == "QuantizeLinear"
+    names = {name}  # of the same values, in another shape or order
+    for node in reversed(model.graph.node) if is_output else model.graph.node:
+        near, far = (node.output, node.input[:1]) if is_output else (node.input[:1], node.output)
+        if names.isdisjoint(near):
+            continue
+        if node.op_type in _TRANSPARENT:
+            names.update(far)
+        if node.op_type != operator:
+            continue
+        values = [numpy_helper.to_array(constants[each]) for each in node.input[1:] if each in constants]
+        if len(values) == len(node.input) - 1 and values and all(value.size == 1 for value in values):
+            zero = float(values[1].reshape(())) if len(values) > 1 else 0.0
+            return float(values[0].reshape(())), zero
+    return None

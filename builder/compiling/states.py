@@ -1,0 +1,70 @@
+"""Which outputs of a model are inputs of its next run, as a user writes it: `state:stateN`.
+
+Promises states that fit the model's tensors. Leaves keeping them to the device (`agent.runtime.state`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from agent.bundle.state import State, check_states
+from agent.bundle.tensor_spec import TensorSpec
+from builder.errors import ModelError
+
+_HINT: Final = 'for example --state "h:hn c:cn", an input and the output that it becomes'
+
+
+def states(
+    texts: Sequence[str], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> tuple[State, ...] | None:
+    """Declare states.
+
+    Parameters
+    ----------
+    texts
+        Each `INPUT:OUTPUT` or `INPUT:OUTPUT=INITIAL`; several may be in one text, separated by spaces.
+    inputs, outputs
+        The model's tensors.
+
+    Returns
+    -------
+    tuple or None
+        The states, or None if there are none.
+
+    Raises
+    ------
+    ModelError
+        If one has another form or does not fit the model.
+    """
+    items = [item for text in texts for item in text.split()]
+    if not items:
+        return None
+    found = tuple(_state(item, inputs, outputs) for item in items)
+    try:
+        check_states(found, inputs, outputs)
+    except ValueError as error:
+        raise ModelError(str(error), hint=_HINT) from error
+    return found
+
+
+def _state(item: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> State:
+    # Names may contain ':' and '=', so that the model's decide where one ends.
+    pairs = [(before.name, after.name) for before in inputs for after in outputs]
+    for before, after in pairs:
+        if item == f"{before}:{after}":
+            return State(before, after)
+    for before, after in pairs:
+        begin = f"{before}:{after}="
+        if item.startswith(begin):
+            try:
+                return State(before, after, float(item[len(begin) :]))
+            except ValueError as error:
+                raise ModelError(
+                    f"--state {item[:80]}: expected a finite number as the initial value"
+                ) from error
+    names = [", ".join(spec.name for spec in specs)[:200] for specs in (inputs, outputs)]
+    raise ModelError(
+        f"--state: expected INPUT:OUTPUT, got {item[:80]!r}; inputs are {names[0]}, outputs {names[1]}",
+        hint=_HINT,
+    )
