@@ -83,6 +83,15 @@ bench-agent: $(STAMP) broker ## measure latency, throughput, overload and versio
 deb: $(STAMP) ## build the Debian packages of the agent in dist/
 	$(BIN)/python packaging/build_deb.py
 
+.PHONY: docs
+docs: $(STAMP) ## make the site of the documentation in dist/docs, with search; every warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs/reference . dist/docs
+	@echo 'dist/docs/index.html'
+
+.PHONY: man
+man: $(STAMP) ## write the manual pages of edgebundle and edge-agent to dist/man
+	$(BIN)/python packaging/man_pages.py
+
 .PHONY: install
 install: $(STAMP) ## only set up the virtual environment
 

@@ -28,6 +28,7 @@ from onnx.backend.test.case import node, test_case
 
 from agent.bundle.params import dump_params
 from agent.errors import EdgeError
+from agent.runtime.lengths import cut
 from builder.codegen.graph_codegen import generate
 from builder.codegen.kernel_object import compile_kernels
 from builder.codegen.link.linker import link
@@ -156,7 +157,9 @@ def run_as_shipped(
         spec.name: np.asarray(feeds[spec.name], order="C").astype(spec.dtype, copy=False)
         for spec in imported.inputs
     }
-    return list(execute(code, made.graph, params, inputs))
+    results = execute(code, made.graph, params, inputs)
+    named = {spec.name: np.asarray(array) for spec, array in zip(imported.outputs, results, strict=True)}
+    return list(cut(named, named, imported.lengths).values())
 
 
 def _run_plain(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:

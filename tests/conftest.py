@@ -134,6 +134,18 @@ def shared_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Call
 
 
 @pytest.fixture(scope="session")
+def attention_bundle(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    """A bundle, unsigned, of `changing_models.attention` for batches from 1 to 3 and 1 to 16 tokens."""
+
+    def write(path: Path) -> None:
+        from tests.changing_models import compiled_attention
+
+        compiled_attention(path.parent).save(path)
+
+    return shared_file("attention.bundle", write)
+
+
+@pytest.fixture(scope="session")
 def digits_bundle(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     """The example model for this machine with all of its processing, not signed."""
     from builder import compile

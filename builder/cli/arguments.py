@@ -41,7 +41,7 @@ def add_model_file(parser: Parser) -> None:
     parser.add_argument(
         "--input-shapes",
         metavar='"NAME:[1,3,224,224] ..."',
-        help="shapes of inputs that have symbolic dimensions",
+        help="shapes of inputs that have symbolic dimensions; `compile` also takes bounds: ids:[1,1..512]",
     )
     parser.add_argument(
         "--input-values", metavar='"NAME=VALUE ..."', help="inputs to turn into constants, such as sr=16000"

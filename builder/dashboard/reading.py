@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from builder.dashboard.shown import number, shown
-from edgebundle.answer import Answer, Output
+from edgebundle.answer import Answer
+from edgebundle.output import Output
 
 # More cannot be told apart in a picture.
 _MAX_OBJECTS: Final = 300

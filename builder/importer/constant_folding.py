@@ -153,6 +153,13 @@ def _evaluate(graph: OnnxGraph, nodes: list[onnx.NodeProto]) -> dict[str, NDArra
         return values
 
 
+def evaluate(graph: OnnxGraph, node: onnx.NodeProto) -> dict[str, NDArray[Any]]:
+    """Values of the outputs of one node whose inputs are constants; empty if it cannot be folded."""
+    if not all(graph.is_constant(name) for name in node.input if name) or not _is_foldable(graph, node):
+        return {}
+    return _evaluate(graph, [node])
+
+
 def _run(
     graph: OnnxGraph, nodes: list[onnx.NodeProto], known: dict[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:

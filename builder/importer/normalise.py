@@ -12,6 +12,9 @@ import onnx
 import onnxslim
 from onnx import helper
 
+from builder.importer.bounded.length import UnboundedError
+from builder.importer.bounded.padding import pad_lengths
+from builder.importer.bounded.suppression import define
 from builder.importer.classic.kept import PLACEHOLDER_DOMAIN, is_kept, restore, with_placeholders
 from builder.importer.constant_folding import fold_constants
 from builder.importer.control_flow import has_control_flow, inline_constant_ifs
@@ -19,10 +22,10 @@ from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.half_precision import widen_halves
 from builder.importer.narrow_types import widen_narrow_weights
 from builder.importer.onnx_graph import OnnxGraph, ValueType, name_nodes, value_type
-from builder.importer.opset import convert_opset
+from builder.importer.opset import WITH_BLOCKS, convert_opset, raise_opset
 from builder.importer.relax_module import supported_operators
 from builder.importer.rewrites import apply_rewrites
-from builder.importer.rewrites.microsoft import has_contrib, replace_contrib
+from builder.importer.rewrites.microsoft import has_contrib, needs_blocks, replace_contrib
 from builder.importer.shapes import refuse_huge_values
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.static_inputs import Shapes, Values, fix_inputs
@@ -64,6 +67,8 @@ def normalise(
     if has_contrib(model):
         # Before anything else: ONNX cannot infer the types of what reads these operators.
         model = convert_opset(model)
+        if needs_blocks(model):
+            model = raise_opset(model, WITH_BLOCKS)
         replace_contrib(model)
     widen_halves(model, progress)
     return simplify(convert_opset(model))
@@ -75,6 +80,8 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
         # Not strict yet: ONNX's inference fails on some operators that are about to be rewritten.
         fold_constants(model, strict=False)
         changed = apply_rewrites(model) + inline_constant_ifs(model)
+        if not changed and _pad_lengths(model):
+            continue
         if not changed:
             missing = _defined_by_others(model)
             if not missing or (expanded := expand(model, missing)) is model:
@@ -84,7 +91,16 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     model = _slim(convert_opset(model))
     fold_constants(model)
     name_nodes(model.graph)
+    define(model)
     return model
+
+
+def _pad_lengths(model: onnx.ModelProto) -> bool:
+    """Pad lengths that are only known at run time; a model that cannot be padded is refused later."""
+    try:
+        return pad_lengths(model)
+    except UnboundedError:
+        return False
 
 
 def _defined_by_others(model: onnx.ModelProto) -> set[Operator]:
@@ -100,6 +116,8 @@ def _defined_by_others(model: onnx.ModelProto) -> set[Operator]:
             or any(graph.shape_of(name) is None for name in node.output if name)
         )
         and has_body((node.domain, node.op_type), graph.opset)
+        # Its definition is a loop whose length is as unknown as before.
+        and (node.domain, node.op_type) != ("", "Range")
     }
 
 

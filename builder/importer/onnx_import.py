@@ -11,10 +11,12 @@ import onnx
 from numpy.typing import ArrayLike
 from tvm.ir import IRModule
 
+from agent.bundle.output_length import OutputLength
 from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import FrontEndError, ModelError
 from builder.importer import advice
+from builder.importer.bounded.padding import bounded_outputs
 from builder.importer.classic.strings import replace_strings
 from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.model_file import ModelFile, read_model
@@ -51,6 +53,9 @@ class ImportedModel:
     source
         The nodes of the original model, and which of them each node of `onnx` comes from. Calls in `mod` have
         spans with names of nodes of `onnx`.
+    lengths
+        Axes of outputs whose length is only known at run time. These outputs are padded with zeros, and their
+        lengths are the last of `outputs`.
     """
 
     mod: IRModule
@@ -63,6 +68,7 @@ class ImportedModel:
     source: SourceNodes
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
+    lengths: tuple[OutputLength, ...] = ()
 
 
 def import_onnx(
@@ -125,6 +131,7 @@ def import_onnx(
         name,
         source_nodes.normalised_as(model),
         labels=labels,
+        lengths=bounded_outputs(model),
     )
 
 

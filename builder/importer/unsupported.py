@@ -11,6 +11,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from builder.errors import FrontEndError, ModelError, Obstacle, UnsupportedOperatorError
+from builder.importer.bounded.length import UnboundedError
+from builder.importer.bounded.padding import pad_lengths
 from builder.importer.classic.kept import is_kept
 from builder.importer.half_precision import HALVES
 from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, describe, names_of, subgraphs
@@ -131,8 +133,22 @@ def _obstacles(model: onnx.ModelProto) -> list[_Refused]:
         if reason is not None:
             operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
             groups.setdefault((operator, reason), []).append(node)
+    if (unbounded := _unbounded(model)) is not None:
+        # The length itself is no fault, nor is what follows: only what cannot take it, or does not bound it.
+        groups = {key: nodes for key, nodes in groups.items() if not key[1].depends_on_values}
+        reason = Reason(unbounded.reason, depends_on_values=True)
+        groups.setdefault((unbounded.node.op_type, reason), []).append(unbounded.node)
     ordered = sorted(groups.items(), key=lambda group: (group[0][0], group[0][1].text))
     return [_Refused(operator, reason, tuple(nodes)) for (operator, reason), nodes in ordered]
+
+
+def _unbounded(model: onnx.ModelProto) -> UnboundedError | None:
+    """Why lengths that are only known at run time cannot be padded; None if there are none."""
+    try:
+        pad_lengths(model)
+    except UnboundedError as error:
+        return error
+    return None
 
 
 def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str]) -> Reason | None:

@@ -21,7 +21,7 @@ def refused(path: Path, producer: str) -> Path:
         helper.make_node("NonZero", ["x"], ["n"], name="/where"),
         helper.make_node("RandomNormalLike", ["x"], ["r"], name="/noise"),
     ]
-    x, r = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xr")
+    x, r = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1100, 1000]) for name in "xr")
     n = helper.make_tensor_value_info("n", TensorProto.INT64, [2, None])
     graph = helper.make_graph(nodes, "graph", [x], [n, r])
     opset = [helper.make_opsetid("", 17)]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.bundle.manifest import Manifest
+from agent.bundle.output_length import answered
 from agent.bundle.verify import VerifiedBundle
 from agent.config.settings import QueueLimits, WorkerSettings
 from agent.deploy.trial import Score
@@ -86,7 +87,9 @@ class ModelStatus:
             name=self.name,
             version=manifest.version,
             inputs=manifest.inputs,
-            outputs=manifest.outputs,
+            outputs=answered(manifest.outputs, manifest.lengths or ()),
+            smallest_inputs=manifest.smallest_shapes(manifest.smallest_inputs),
+            smallest_outputs=manifest.smallest_shapes(manifest.smallest_outputs),
             ready=self.ready,
             state=self.phase,
             message=self.message,

@@ -1,8 +1,9 @@
-"""The operators of ai.onnx.ml that are compiled as they are: trees and support vector machines.
+"""Operators that are compiled as they are: trees and support vector machines of ai.onnx.ml, and suppression.
 
 The normalised model keeps these nodes, so ONNX Runtime's own kernels are the reference. Their attributes may
 be a gigabyte, and shape inference, opset conversion and TVM's front end would copy them or make Python lists
-of them: those see a placeholder.
+of them: those see a placeholder. Padded non-maximum suppression (`builder.importer.bounded.suppression`) is
+unknown to them altogether.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from onnx import TensorProto, helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from builder.importer.bounded import suppression
 from builder.importer.classic import ensemble, ensemble_call, svm
 
 DOMAIN: Final = "ai.onnx.ml"
@@ -28,7 +30,7 @@ _PLACE: Final = "place"
 
 def is_kept(node: onnx.NodeProto) -> bool:
     """Whether a node is compiled as it is."""
-    return bool(node.domain == DOMAIN and node.op_type in KEPT)
+    return bool((node.domain == DOMAIN and node.op_type in KEPT) or node.domain == suppression.DOMAIN)
 
 
 def placeholder(node: onnx.NodeProto, place: int) -> onnx.NodeProto:
@@ -70,6 +72,8 @@ def output_types(
 
     An empty list means that its attributes are wrong.
     """
+    if node.domain == suppression.DOMAIN:
+        return suppression.output_types(node)
     samples = shape[0] if len(shape) > 1 else 1
     try:
         count = svm.score_count if node.op_type in svm.OPERATORS else ensemble.target_count
@@ -100,6 +104,8 @@ class _Converter:
         self, bb: relax.BlockBuilder, inputs: Sequence[relax.Expr], attrs: Mapping[str, Any], _params: object
     ) -> relax.Expr:
         node = self._nodes[int(attrs[_PLACE])]
+        if node.domain == suppression.DOMAIN:
+            return relax.Tuple(suppression.convert(bb, node, inputs))
         convert = svm.convert if node.op_type in svm.OPERATORS else ensemble_call.convert
         outputs = convert(bb, node, inputs[0])
         return relax.Tuple(outputs) if len(outputs) > 1 else outputs[0]

@@ -7,45 +7,61 @@ divides by a computed number stays, because the condition may guard it against z
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import onnx
 
 from builder.importer.control_flow import inline_body
 from builder.importer.onnx_graph import OnnxGraph, attributes, walk_nodes
-from builder.importer.rewrites.loops import MAX_UNROLLED_NODES
+from builder.importer.rewrites.loops import MAX_UNROLLED_NODES, may_fault
 from builder.importer.rewrites.replacement import Replacement
 
 
 def select_branch(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """If whose branches make tensors of equal shapes: both branches, and Where."""
-    options = attributes(node)
-    branches: list[onnx.GraphProto] = [options["then_branch"], options["else_branch"]]
     if graph.is_constant(node.input[0]) or any(graph.shape_of(name) is None for name in node.output if name):
         return None
-    if sum(1 for branch in branches for _ in walk_nodes(branch)) > MAX_UNROLLED_NODES:
-        return None
-    if any(_may_fault(branch, graph) for branch in branches):
+    found = write_out(node, graph)
+    if found is None:
         return None
     new = Replacement(node, graph)
+    new.nodes += found.nodes
     condition = new.op("Reshape", node.input[0], new.ints())
-    made = []
-    for branch, scope in zip(branches, ("then", "else"), strict=True):
-        names = [graph.fresh(name or "unread") for name in node.output]
-        new.nodes += inline_body(graph, branch, f"{node.name}/{scope}", [], names)
-        made.append(names)
-    for name, taken, other in zip(node.output, *made, strict=True):
+    for name, taken, other in zip(node.output, found.taken, found.other, strict=True):
         if name:
             new.op("Where", condition, taken, other, to=name)
     return new.nodes
 
 
-def _may_fault(branch: onnx.GraphProto, graph: OnnxGraph) -> bool:
-    """Whether a branch divides by a number that is not a constant."""
-    constants = {tensor.name for tensor in branch.initializer}
-    constants |= {name for n in branch.node if n.op_type == "Constant" for name in n.output}
-    return any(
-        inner.op_type in ("Div", "Mod")
-        and inner.input[1] not in constants
-        and not graph.is_constant(inner.input[1])
-        for inner in walk_nodes(branch)
-    )
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Both branches of an If, written out.
+
+    Attributes
+    ----------
+    nodes
+        The nodes of both.
+    taken, other
+        What the first and the second branch make, in the order of the If's outputs.
+    """
+
+    nodes: list[onnx.NodeProto]
+    taken: list[str]
+    other: list[str]
+
+
+def write_out(node: onnx.NodeProto, graph: OnnxGraph) -> Branches | None:
+    """Write both branches of an If out; None if they are too large, or one may fault."""
+    options = attributes(node)
+    branches: list[onnx.GraphProto] = [options["then_branch"], options["else_branch"]]
+    if sum(1 for branch in branches for _ in walk_nodes(branch)) > MAX_UNROLLED_NODES:
+        return None
+    if any(may_fault(branch, graph) for branch in branches):
+        return None
+    nodes: list[onnx.NodeProto] = []
+    made = []
+    for branch, scope in zip(branches, ("then", "else"), strict=True):
+        names = [graph.fresh(name or "unread") for name in node.output]
+        nodes += inline_body(graph, branch, f"{node.name}/{scope}", [], names)
+        made.append(names)
+    return Branches(nodes, *made)

@@ -1,4 +1,4 @@
-"""Writes the loops of tree ensembles and of pairwise coupling, which the importer leaves as calls."""
+"""Writes the loops of trees, of pairwise coupling and of suppression, which the importer leaves as calls."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
+from builder.importer.bounded.suppression import SuppressionCall
 from builder.importer.classic.ensemble_call import EnsembleCall
 from builder.importer.classic.svm import CouplingCall
 from builder.kernels.rewriter import Values, rewrite_main
-from builder.kernels.spaces import coupling, trees
+from builder.kernels.spaces import coupling, suppression, trees
 from builder.target.device_target import DeviceTarget
 
 
@@ -25,6 +26,11 @@ def write_classic(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
         pairs = CouplingCall.of(call)
         if pairs is not None:
             table.define(var, coupling.emit(table.bb, table.plain(pairs.pairs)))
+            return True
+        choice = SuppressionCall.of(call)
+        if choice is not None:
+            inputs = [table.plain(value) for value in choice.inputs]
+            table.define(var, suppression.emit(table.bb, inputs, choice.capacity, centred=choice.centred))
             return True
         return False
 

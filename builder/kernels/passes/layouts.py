@@ -28,6 +28,7 @@ from builder.kernels.spaces import (
     depthwise,
     integer_convolution,
     integer_matmul,
+    integer_winograd,
     matmul,
     planes,
     pooling,
@@ -192,7 +193,13 @@ class _Packing:
         x = table.as_packed(data, block)
         out_block = block_of(op.out_channels, self._target)
         point = relax.const(np.int32(zero))
-        new = integer_convolution.emit(table.bb, op, x.expr, point, weight, out_block, self._target)
+        m = integer_winograd.output_tile(op, weight, str(data.ty.dtype), self._target)
+        if m is None:
+            new = integer_convolution.emit(table.bb, op, x.expr, point, weight, out_block, self._target)
+        else:
+            new = integer_winograd.emit(
+                table.bb, op, x.expr, point, weight, out_block=out_block, m=m, target=self._target
+            )
         table.define_packed(var, Packed.dense(new, op.out_channels))
         return True
 

@@ -8,7 +8,8 @@ import struct
 from typing import Any
 
 from builder.dashboard import reading
-from edgebundle.answer import Answer, Output, Timing
+from edgebundle.answer import Answer, Timing
+from edgebundle.output import Output
 
 
 def answer(*outputs: Output) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,17 +28,19 @@ def hopeless(make_model: ModelMaker) -> onnx.ModelProto:
         # A converter that refuses this rank.
         helper.make_node("LRN", ["v"], ["t"], name="deep", size=3),
         helper.make_node("LRN", ["f"], ["u"], name="flat", size=3),
-        # An output whose shape depends on values.
-        helper.make_node("NonZero", ["a"], ["n"], name="where"),
+        # An output whose length depends on values, and that nothing bounds.
+        helper.make_node("Range", ["start", "limit", "delta"], ["n"], name="count"),
     ]
     outputs = {
         "d1": [2, 3, 3],
         "d2": [2, 3, 3],
         "t": [1, 2, 3, 3, 3],
         "u": [1, 2, 3, 3],
-        "n": ([3, None], INT64),
+        "n": ([None], INT64),
     }
-    return make_model(nodes, {"x": [2, 3, 3], "v": [1, 2, 3, 3, 3], "f": [1, 2, 3, 3]}, outputs)
+    inputs: dict[str, Any] = {"x": [2, 3, 3], "v": [1, 2, 3, 3, 3], "f": [1, 2, 3, 3], "limit": ([], INT64)}
+    weights = {"start": np.array(0), "delta": np.array(1)}
+    return make_model(nodes, inputs, outputs, weights)
 
 
 def test_every_obstacle_is_named_in_one_pass(hopeless: onnx.ModelProto) -> None:
@@ -48,7 +51,7 @@ def test_every_obstacle_is_named_in_one_pass(hopeless: onnx.ModelProto) -> None:
     assert "3 operators cannot be imported" in message
     assert "RandomUniformLike (random_1, random_2): there is no converter" in message
     assert "LRN (deep)" in message
-    assert "NonZero (where)" in message
+    assert "Range (count): its length depends on values" in message
     assert "fine" not in message
     assert "flat" not in message
 
@@ -80,10 +83,14 @@ def test_many_nodes_are_counted_and_not_all_listed(make_model: ModelMaker) -> No
 
 def test_exporting_without_non_max_suppression_is_suggested(make_model: ModelMaker) -> None:
     node = helper.make_node("NonMaxSuppression", ["boxes", "scores", "n"], ["y"], name="nms")
+    boxes = 20_000
     model = make_model(
-        [node], {"boxes": [1, 9, 4], "scores": [1, 1, 9]}, {"y": ([None, 3], INT64)}, {"n": np.array([3])}
+        [node],
+        {"boxes": [1, boxes, 4], "scores": [1, 80, boxes]},
+        {"y": ([None, 3], INT64)},
+        {"n": np.array([boxes])},
     )
-    with pytest.raises(UnsupportedOperatorError) as caught:
+    with pytest.raises(UnsupportedOperatorError, match="max_output_boxes_per_class") as caught:
         import_onnx(model)
     assert "--postprocess" in (caught.value.hint or "")
 

@@ -1,0 +1,47 @@
+"""The length of an axis that is only known at run time, and small integer tensors made of such lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import onnx
+
+from builder.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """A length that is computed at run time.
+
+    Attributes
+    ----------
+    name
+        The value in the graph that holds it, INT64 of shape [1]; equal names are equal lengths.
+    capacity
+        Its largest value: the extent of the padded axis.
+    """
+
+    name: str
+    capacity: int
+
+
+# A dimension, or an element of a shape.
+Entry: TypeAlias = int | Length
+
+
+class UnboundedError(ModelError):
+    """A node that cannot take, or make, a length that is only known at run time.
+
+    Parameters
+    ----------
+    node
+        The node.
+    reason
+        Why, in one line.
+    """
+
+    def __init__(self, node: onnx.NodeProto, reason: str) -> None:
+        super().__init__(f"{node.op_type} ({node.name}): {reason}")
+        self.node = node
+        self.reason = reason
