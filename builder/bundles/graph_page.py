@@ -26,6 +26,7 @@ from builder.bundles.package import Package
 from builder.errors import PackageError
 
 _DATA: Final = "/*data*/null"
+_COLOURS: Final = "/*colours*/"
 # Of the drawing, in its own units.
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y = 230, 58, 26, 34
 _ROUTE_WIDTH: Final = 16.0
@@ -124,8 +125,9 @@ def write_page(
         "other": None if other is None else _compared(other),
     }
     template = (resources.files(__package__) / "graph_page.html").read_text("utf-8")
+    colours = (resources.files(__package__) / "colours.css").read_text("utf-8")
     # Inside a script, only `<` could begin markup.
-    page = template.replace(_DATA, json.dumps(data).replace("<", "\\u003c"))
+    page = template.replace(_COLOURS, colours).replace(_DATA, json.dumps(data).replace("<", "\\u003c"))
     try:
         with replacing(Path(path)) as file:
             file.write(page.encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
+from importlib import resources
 from pathlib import Path
 from typing import Final
 
@@ -73,6 +74,7 @@ def render(records: Records, model: str) -> str:
     if meta.peak_gflops is not None:
         facts.append((f"{meta.peak_gflops:,.0f}", "GFLOP/s at peak"))
     return _PAGE.format(
+        colours=(resources.files("builder.bundles") / "colours.css").read_text("utf-8"),
         title=escape(result.name),
         target=escape(meta.device),
         versions=escape(f"TVM {meta.tvm}, design spaces {meta.spaces}"),
@@ -177,28 +179,24 @@ _PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Tuning of {title}</title>
 <style>
-:root {{ --paper:#fff; --ink:#1c2733; --soft:#66717e; --line:#dde2e8; --card:#f6f8fa;
-  --before:#b8bec6; --after:#0072B2; }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ --paper:#14181d; --ink:#e4e9ee; --soft:#98a3af; --line:#2d343c; --card:#1c2128;
-    --before:#5d6873; --after:#56B4E9; }}
-}}
-body {{ font:15px/1.5 system-ui,sans-serif; color:var(--ink); background:var(--paper);
+{colours}
+:root {{ --before: light-dark(#b8bec6, #5d6873); }}
+body {{ font:15px/1.5 system-ui,sans-serif; color:CanvasText; background:Canvas;
   max-width:1000px; margin:32px auto; padding:0 20px; }}
 h1 {{ margin:0; font-size:26px; }} h2 {{ margin:40px 0 6px; font-size:18px; }}
-p {{ margin:4px 0 14px; color:var(--soft); }}
-.head {{ font-size:17px; color:var(--ink); margin:18px 0; }} .head b {{ font-size:30px; color:var(--after); }}
-.head span {{ color:var(--soft); font-size:15px; }}
+p {{ margin:4px 0 14px; color:var(--muted); }}
+.head {{ font-size:17px; color:CanvasText; margin:18px 0; }} .head b {{ font-size:30px; color:var(--cool); }}
+.head span {{ color:var(--muted); font-size:15px; }}
 .facts {{ display:flex; flex-wrap:wrap; gap:12px; }}
-.facts div {{ background:var(--card); border-radius:8px; padding:10px 16px; min-width:130px; }}
-.facts b {{ display:block; font-size:20px; }} .facts span {{ color:var(--soft); font-size:13px; }}
-svg {{ max-width:100%; height:auto; }} svg text {{ font:12px system-ui,sans-serif; fill:var(--ink); }}
-svg text.small {{ font-size:11px; fill:var(--soft); }} svg text.bad {{ fill:#D55E00; }}
-.grid {{ stroke:var(--line); }} .dash {{ stroke:var(--soft); stroke-dasharray:4 3; }}
-.dot {{ fill:var(--before); }} .best {{ fill:none; stroke:var(--after); stroke-width:2; }}
-.before {{ fill:var(--before); }} .after {{ fill:var(--after); }}
+.facts div {{ background:var(--soft); border-radius:8px; padding:10px 16px; min-width:130px; }}
+.facts b {{ display:block; font-size:20px; }} .facts span {{ color:var(--muted); font-size:13px; }}
+svg {{ max-width:100%; height:auto; }} svg text {{ font:12px system-ui,sans-serif; fill:CanvasText; }}
+svg text.small {{ font-size:11px; fill:var(--muted); }} svg text.bad {{ fill:var(--hot); }}
+.grid {{ stroke:var(--line); }} .dash {{ stroke:var(--muted); stroke-dasharray:4 3; }}
+.dot {{ fill:var(--before); }} .best {{ fill:none; stroke:var(--cool); stroke-width:2; }}
+.before {{ fill:var(--before); }} .after {{ fill:var(--cool); }}
 .curves {{ display:grid; grid-template-columns:repeat(auto-fill,minmax(300px,1fr)); gap:10px 20px; }}
-figure {{ margin:0; }} figcaption {{ font-size:12px; color:var(--soft); }}
+figure {{ margin:0; }} figcaption {{ font-size:12px; color:var(--muted); }}
 table {{ border-collapse:collapse; width:100%; font-size:13px; }}
 td,th {{ padding:4px 8px; text-align:right; border-bottom:1px solid var(--line); }}
 td:first-child,th:first-child {{ text-align:left; overflow-wrap:anywhere; }}

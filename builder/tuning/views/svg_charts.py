@@ -111,7 +111,7 @@ def stacked(rows: Sequence[tuple[str, Sequence[Slice]]], width: int = 940) -> st
             title = f"<title>{escape(share.label)}: {share.value:,.1f} us</title>"
             parts.append(
                 f'<rect x="{x:.1f}" y="{y}" width="{max(wide, 0.5):.1f}" height="{height}" '
-                f'fill="{colours[share.label]}" stroke="var(--paper)">{title}</rect>'
+                f'fill="{colours[share.label]}" stroke="Canvas">{title}</rect>'
             )
             x += wide
         parts.append(_text(x + 8, y + 22, f"{sum(s.value for s in shares):,.0f} us"))
