@@ -173,7 +173,7 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
                     f"{self.name}: expected arrays for {len(info.inputs)} inputs, got one array",
                     hint=f"name each: its inputs are {', '.join(map(str, info.inputs))}",
                 )
-            return Request.arrays({info.inputs[0].name: data}, info.inputs)
+            return Request.arrays({info.inputs[0].name: data}, info.inputs, info.smallest_inputs)
         if tensors:
             return await self._arrays(tensors)
         raise UsageError(
@@ -184,10 +184,10 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
     async def _arrays(self, arrays: Mapping[str, Any]) -> Request:
         """Convert arrays to the datatypes of the inputs, if this user may read what they are."""
         try:
-            inputs = (await self._client.directory.info(self._target)).inputs
+            info = await self._client.directory.info(self._target)
         except UnknownModelError:
-            inputs = ()  # the agent decides
-        return Request.arrays(arrays, inputs)
+            return Request.arrays(arrays)  # the agent decides
+        return Request.arrays(arrays, info.inputs, info.smallest_inputs)
 
     async def _explained(self, error: RefusedError) -> ClientError:
         if not isinstance(error, UnknownModelError):

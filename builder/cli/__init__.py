@@ -55,6 +55,7 @@ VERB_MODULES: Final = (
         "rpc",
         "fleet",
         "metrics",
+        "dashboard",
         "completion",
     ),
 )

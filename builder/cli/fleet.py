@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import add_json, not_negative, positive, seconds
 from builder.cli.progress import print_line
-from builder.cli.refused_bundle import deployment_hint, naming_file
+from builder.cli.refused_bundle import naming_file
+from builder.fleet.hints import deployment_hint
 
 if TYPE_CHECKING:
     from builder.fleet.agents import AgentSummary
@@ -93,11 +94,16 @@ def _add_infer(subparsers: SubParsers) -> None:
     parser.add_argument("--model", required=True, metavar="NAME", help="the model's name on the agent")
     parser.add_argument(
         "--input",
-        required=True,
         metavar="FILE",
-        help="a .jpg or .png picture, an .npz of inputs, or a .json request",
+        help="a .jpg or .png picture, an .npz of inputs, or a .json request; - reads a picture from stdin",
     )
     add_broker(parser)
+    parser.add_argument(
+        "--accuracy",
+        metavar="CSV|JSON",
+        help="how often the device's answers are right, as `edgebundle run --accuracy` says; --input may be "
+        "the folder of the pictures",
+    )
     parser.add_argument("--outputs", metavar="FILE", help="write the output tensors to this .npz file")
     parser.add_argument(
         "--print-top",
@@ -187,12 +193,13 @@ def broker_of(args: argparse.Namespace) -> Broker:
 
 
 def _deploy(args: argparse.Namespace) -> int:
+    from builder.fleet.bundle_file import BundleFile
     from builder.fleet.bundle_set import list_files
 
     files = list_files(args.bundles)
     for file in files:
         with naming_file(str(file)):
-            _check_signed(str(file))
+            BundleFile.read(file).require_signature(str(file))
     for agent in dict.fromkeys(args.agent):
         _deploy_to(args, files, agent)
     return 0
@@ -248,35 +255,20 @@ def _deploy_to(args: argparse.Namespace, files: Sequence[Path], agent: str) -> N
         )
 
 
-def _check_signed(bundle: str) -> None:
-    """Check that a bundle has a signature: every agent refuses it without one, but only after the upload."""
-    import os
-
-    from agent.bundle.archive import SIGNATURE, read_index
-    from builder.errors import PackageError
-
-    descriptor = os.open(bundle, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        is_signed = any(member.name == SIGNATURE for member in read_index(descriptor))
-    finally:
-        os.close(descriptor)
-    if not is_signed:
-        raise PackageError(
-            f"{bundle}: expected a signed bundle, got one without a signature",
-            hint=f"edgebundle sign {bundle} --sign-key keys/signing.key",
-        )
-
-
 def _infer(args: argparse.Namespace) -> int:
     import asyncio
 
     from builder.errors import FleetError
     from edgebundle.errors import ClientError, RefusedError
-    from edgebundle.request import Request, read_arrays
 
+    if args.input is None and args.accuracy is None:
+        raise FleetError("expected --input, got none", hint="for example --input cat.jpg")
     try:
-        path = Path(args.input)
-        data = read_arrays(path) if path.suffix == ".npz" else Request.from_file(path)
+        if args.accuracy is not None:
+            from builder.cli.device_accuracy import infer_accuracy
+
+            return asyncio.run(infer_accuracy(args, broker_of(args)))
+        data = _given(args.input)
         answers = asyncio.run(_ask(args, data))
     except RefusedError as error:
         if args.json:
@@ -304,6 +296,20 @@ def _infer(args: argparse.Namespace) -> int:
     else:
         _print_answer(answers, args.print_top)
     return 0
+
+
+def _given(name: str) -> object:
+    """Read the file of `--input`; `-` is a picture on standard input."""
+    from edgebundle.errors import UsageError
+    from edgebundle.request import MAX_REQUEST_BYTES, Request, read_arrays
+
+    if name != "-":
+        path = Path(name)
+        return read_arrays(path) if path.suffix == ".npz" else Request.from_file(path)
+    try:
+        return Request.image(sys.stdin.buffer.read(MAX_REQUEST_BYTES + 1))
+    except UsageError as error:
+        raise UsageError(f"standard input: {error.message}", hint=error.hint) from error
 
 
 async def _ask(args: argparse.Namespace, data: object) -> list[Answer]:

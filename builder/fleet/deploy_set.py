@@ -16,9 +16,10 @@ from agent.mqtt.message import Message
 from agent.wire import topics
 from agent.wire.info import Info
 from builder.errors import FleetError
+from builder.fleet.bundle_file import BundleFile
 from builder.fleet.bundle_set import BundleSet, Refusal, Variant, printable
 from builder.fleet.client import Client
-from builder.fleet.deploy import DeployProgress, DeployResult, deploy_async, read_bundle
+from builder.fleet.deploy import DeployProgress, DeployResult, deploy_async
 from builder.fleet.presence import unknown_agent
 from edgebundle.broker import Broker
 
@@ -103,7 +104,7 @@ async def deploy_set_async(
 
 
 def _variant(path: Path) -> Variant:
-    return Variant(path, read_bundle(path)[0])
+    return Variant(path, BundleFile.read(path).manifest)
 
 
 async def _info(agent: str, broker: Broker, wait_s: float) -> Info:

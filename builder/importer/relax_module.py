@@ -101,7 +101,7 @@ def convert(model: onnx.ModelProto) -> IRModule:
     nodes = list(model.graph.node)
     with quiet_native(), _own_converters(), kept_converters(nodes), tracing_front_end():
         try:
-            mod = from_onnx(_with_placeholders(model), keep_params_in_input=False)
+            mod = from_onnx(_with_placeholders(model), _empty_inputs(model), keep_params_in_input=False)
             return carry(mod, clean_up(mod))
         except FOREIGN_FAILURES as error:
             reason = first_line(error)
@@ -110,6 +110,14 @@ def convert(model: onnx.ModelProto) -> IRModule:
         gc.collect()
     # Only the message says why: "Dynamic pads are not supported", "Slice with dynamic parameters".
     raise FrontEndError(reason, depends_on_values="dynamic" in reason.lower())
+
+
+def _empty_inputs(model: onnx.ModelProto) -> dict[str, list[int]] | None:
+    """Shapes of inputs without elements: the front end takes an extent of 0 for an unknown one."""
+    shapes = {
+        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input
+    }
+    return {name: shape for name, shape in shapes.items() if 0 in shape} or None
 
 
 def _with_placeholders(model: onnx.ModelProto) -> onnx.ModelProto:

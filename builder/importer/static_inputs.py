@@ -14,8 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from builder.errors import ModelError, ShapeError
+from builder.importer.control_flow import rename
 from builder.importer.input_shapes import MAX_DIM, MAX_RANK
-from builder.importer.onnx_graph import is_known_type
+from builder.importer.onnx_graph import is_known_type, walk_nodes
 
 Dim = int | str | None
 Shapes = Mapping[str, Sequence[int]]
@@ -67,7 +68,21 @@ def fix_inputs(
         assert found is not None
         elem_type = value.type.tensor_type.elem_type
         value.CopyFrom(helper.make_tensor_value_info(value.name, elem_type, list(found)))
+        if 0 in found:
+            _fold_empty(graph, value.name, elem_type, found)
     forget_shapes(graph)
+
+
+def _fold_empty(graph: onnx.GraphProto, name: str, elem_type: int, shape: Sequence[Dim]) -> None:
+    """Let what reads an input without elements read a weight instead: its value is known."""
+    dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+    weight = f"{name}/empty"
+    while any(weight in (*node.input, *node.output) for node in walk_nodes(graph)):
+        weight += "_"
+    for node in graph.node:
+        rename(node, {name: weight})
+    nothing = np.zeros([int(dim or 0) for dim in shape], dtype)
+    graph.initializer.append(numpy_helper.from_array(nothing, weight))
 
 
 def forget_shapes(graph: onnx.GraphProto) -> None:
@@ -129,8 +144,8 @@ def _check_names(model: onnx.ModelProto, names: Sequence[str]) -> None:
 def _check_given(
     model: onnx.ModelProto, name: str, shape: tuple[int, ...], declared: tuple[Dim, ...] | None
 ) -> None:
-    if len(shape) > MAX_RANK or any(type(dim) is not int or not 0 < dim <= MAX_DIM for dim in shape):
-        raise ShapeError(f"expected positive integers as the shape of input '{name}', got {_text(shape)}")
+    if len(shape) > MAX_RANK or any(type(dim) is not int or not 0 <= dim <= MAX_DIM for dim in shape):
+        raise ShapeError(f"expected integers from 0 as the shape of input '{name}', got {_text(shape)}")
     if declared is None:
         return
     if len(shape) != len(declared):

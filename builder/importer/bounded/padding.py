@@ -21,6 +21,8 @@ from builder.importer.onnx_graph import OnnxGraph, copy_node, subgraphs
 from builder.importer.rewrites.branches import write_out
 
 _COUNT: Final = re.compile(r"edgebundle/length/(\d+)/(.+)", re.DOTALL)
+# What a rule raises for a node whose inputs or attributes contradict the specification.
+_MALFORMED: Final = (ArithmeticError, LookupError, TypeError, ValueError)
 # Nodes of a graph with all branches written out.
 MAX_NODES: Final = 200_000
 
@@ -61,8 +63,11 @@ def pad_lengths(model: onnx.ModelProto) -> bool:
                 break
             node = waiting.pop()
             padded.begin(node)
-            if (written_out := _pad(node, padded)) is not None:
-                waiting += reversed(written_out)
+            try:
+                written_out = _pad(node, padded)
+            except _MALFORMED:
+                padded.refuse("its inputs or attributes contradict the specification")
+            waiting += reversed(written_out or [])
         counts = _close(model, padded)
     except UnboundedError:
         del model.graph.initializer[weights:]

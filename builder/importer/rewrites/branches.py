@@ -13,7 +13,7 @@ import onnx
 
 from builder.importer.control_flow import inline_body
 from builder.importer.onnx_graph import OnnxGraph, attributes, walk_nodes
-from builder.importer.rewrites.loops import MAX_UNROLLED_NODES
+from builder.importer.rewrites.loops import MAX_UNROLLED_NODES, may_fault
 from builder.importer.rewrites.replacement import Replacement
 
 
@@ -56,7 +56,7 @@ def write_out(node: onnx.NodeProto, graph: OnnxGraph) -> Branches | None:
     branches: list[onnx.GraphProto] = [options["then_branch"], options["else_branch"]]
     if sum(1 for branch in branches for _ in walk_nodes(branch)) > MAX_UNROLLED_NODES:
         return None
-    if any(_may_fault(branch, graph) for branch in branches):
+    if any(may_fault(branch, graph) for branch in branches):
         return None
     nodes: list[onnx.NodeProto] = []
     made = []
@@ -65,15 +65,3 @@ def write_out(node: onnx.NodeProto, graph: OnnxGraph) -> Branches | None:
         nodes += inline_body(graph, branch, f"{node.name}/{scope}", [], names)
         made.append(names)
     return Branches(nodes, *made)
-
-
-def _may_fault(branch: onnx.GraphProto, graph: OnnxGraph) -> bool:
-    """Whether a branch divides by a number that is not a constant."""
-    constants = {tensor.name for tensor in branch.initializer}
-    constants |= {name for n in branch.node if n.op_type == "Constant" for name in n.output}
-    return any(
-        inner.op_type in ("Div", "Mod")
-        and inner.input[1] not in constants
-        and not graph.is_constant(inner.input[1])
-        for inner in walk_nodes(branch)
-    )

@@ -222,5 +222,6 @@ def reduce_bool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
     options = attributes(node)
     wide = new.cast(node.input[0], TensorProto.INT32)
     result = new.op(node.op_type, wide, *node.input[1:], **options)
-    new.cast(result, TensorProto.BOOL, to=node.output[0])
+    # Of no elements, the largest and the smallest are the limits of the type.
+    new.op("Greater", result, new.constant(0, np.int32), to=node.output[0])
     return new.nodes

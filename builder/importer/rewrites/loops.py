@@ -8,13 +8,17 @@ from typing import Final
 
 import numpy as np
 import onnx
+from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from builder.importer.control_flow import inline_body
-from builder.importer.onnx_graph import OnnxGraph, attributes
+from builder.importer.onnx_graph import OnnxGraph, ValueType, attributes, reads, value_type, walk_nodes
 from builder.importer.rewrites.replacement import Replacement, input_name
+from builder.importer.silence import FOREIGN_FAILURES
 
 # Limits the nodes of an unrolled loop: a body of 20 nodes may run 500 times.
 MAX_UNROLLED_NODES: Final = 10_000
+# Constants up to this size are given to the inference of types: shapes and axes.
+_SMALL: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +38,16 @@ class _Row:
 
 
 def unroll_loop(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Unroll a Loop with a constant trip count that never ends early."""
+    """Unroll a Loop with a constant trip count, which may end early."""
     body: onnx.GraphProto = attributes(node)["body"]
     trips = graph.constant(node.input[0]) if node.input[0] else None
-    if trips is None or trips.size != 1 or not _stays_true(node, graph, body):
+    if trips is None or trips.size != 1:
         return None
     count = int(trips.reshape(()))
     if count < 1 or count * len(body.node) > MAX_UNROLLED_NODES:
         return None
+    if not _stays_true(node, graph, body):
+        return _unroll_while(node, graph, body, count)
     carried = list(node.input[2:])
     scanned = len(body.output) - 1 - len(carried)
     new = Replacement(node, graph)
@@ -56,6 +62,78 @@ def unroll_loop(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
             row.append(value)
     _make_outputs(new, node.output, carried, [_Row(row, 0) for row in rows])
     return new.nodes
+
+
+def _unroll_while(
+    node: onnx.NodeProto, graph: OnnxGraph, body: onnx.GraphProto, count: int
+) -> Sequence[onnx.NodeProto] | None:
+    """Unroll a Loop that may end early: all steps are computed, and those after the end change nothing.
+
+    The rows of stacked outputs are selected by Compress, whose length is only known at run time.
+    """
+    carried = list(node.input[2:])
+    kinds = [graph.type_of(name) for name in carried]
+    if any(kind is None or kind.static_shape is None for kind in kinds) or may_fault(body, graph):
+        return None
+    scanned = len(body.output) - 1 - len(carried)
+    new = Replacement(node, graph)
+    start = input_name(node, 1)
+    active = new.op("Reshape", start, new.ints()) if start else new.constant(True, np.bool_)
+    rows: list[list[str]] = [[] for _ in range(scanned)]
+    steps: list[str] = []
+    for step in range(count):
+        outputs = [graph.fresh(output.name) for output in body.output]
+        index = new.constant(step, np.int64)
+        new.nodes += inline_body(graph, body, f"{node.name}/{step}", [index, active, *carried], outputs)
+        made = outputs[1 : 1 + len(carried)]
+        if step == 0 and _types_of(new.nodes, made, graph) != kinds:
+            return None
+        carried = [
+            _kept(new, active, value, old, is_bool=kind is not None and kind.elem_type == TensorProto.BOOL)
+            for value, old, kind in zip(made, carried, kinds, strict=True)
+        ]
+        for row, value in zip(rows, outputs[1 + len(made) :], strict=True):
+            row.append(new.op("Unsqueeze", value, new.ints(0)))
+        steps.append(new.op("Reshape", active, new.ints(1)))
+        active = new.op("And", active, new.op("Reshape", outputs[0], new.ints()))
+    for name, value in zip(node.output, carried, strict=False):
+        if name:
+            new.op("Identity", value, to=name)
+    done = new.op("Concat", *steps, axis=0)
+    for name, row in zip(node.output[len(carried) :], rows, strict=False):
+        if name:
+            new.op("Compress", new.op("Concat", *row, axis=0), done, to=name, axis=0)
+    return new.nodes
+
+
+def _types_of(
+    nodes: Sequence[onnx.NodeProto], names: Sequence[str], graph: OnnxGraph
+) -> list[ValueType | None]:
+    """Types of values that some nodes make from values of the graph."""
+    inner = {name for node in nodes for name in node.output}
+    shell = onnx.ModelProto(ir_version=graph.model.ir_version, opset_import=graph.model.opset_import)
+    shell.graph.name = "step"
+    shell.graph.node.extend(nodes)
+    for name in sorted({name for node in nodes for name in reads(node)} - inner):
+        found, value = graph.type_of(name), graph.constant(name)
+        if value is not None and value.size <= _SMALL:
+            shell.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+        elif found is not None:
+            shell.graph.input.append(helper.make_tensor_value_info(name, found.elem_type, found.shape))
+    try:
+        inferred = shape_inference.infer_shapes(shell, data_prop=True)
+    except FOREIGN_FAILURES:
+        return []
+    infos = {info.name: value_type(info) for info in inferred.graph.value_info}
+    return [infos.get(name) for name in names]
+
+
+def _kept(new: Replacement, active: str, value: str, old: str, *, is_bool: bool) -> str:
+    """A state after a step: as it was, if the loop has ended. ONNX Runtime's Where takes no booleans."""
+    if not is_bool:
+        return new.op("Where", active, value, old)
+    changed = new.op("And", active, value)
+    return new.op("Or", changed, new.op("And", new.op("Not", active), old))
 
 
 def _stays_true(node: onnx.NodeProto, graph: OnnxGraph, body: onnx.GraphProto) -> bool:
@@ -77,6 +155,18 @@ def _stays_true(node: onnx.NodeProto, graph: OnnxGraph, body: onnx.GraphProto) -
         return bool(onnx.numpy_helper.to_array(maker.attribute[0].t).reshape(()))
     outer = graph.constant(name)
     return outer is not None and bool(outer.reshape(()))
+
+
+def may_fault(branch: onnx.GraphProto, graph: OnnxGraph) -> bool:
+    """Whether a subgraph divides by a number that is not a constant."""
+    constants = {tensor.name for tensor in branch.initializer}
+    constants |= {name for n in branch.node if n.op_type == "Constant" for name in n.output}
+    return any(
+        inner.op_type in ("Div", "Mod")
+        and inner.input[1] not in constants
+        and not graph.is_constant(inner.input[1])
+        for inner in walk_nodes(branch)
+    )
 
 
 def unroll_scan(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from builder.importer.onnx_graph import OnnxGraph
+from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, input_name
 
 
@@ -112,3 +112,51 @@ def _dtype_of(name: str, graph: OnnxGraph) -> np.dtype[Any]:
     if kind is None:
         raise ValueError(f"expected a tensor of a known type, got {name}")
     return kind.dtype
+
+
+def dequantise_blocks(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """DequantizeLinear with a scale for each block along an axis."""
+    return _with_scales_of_blocks(node, graph)
+
+
+def quantise_blocks(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """QuantizeLinear with a scale for each block along an axis."""
+    return _with_scales_of_blocks(node, graph)
+
+
+def _with_scales_of_blocks(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """The node's arithmetic, with each scale and zero point repeated for the elements of its block."""
+    options = attributes(node)
+    block = int(options.get("block_size", 0))
+    shape, scales = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
+    found, kind = graph.type_of(node.input[0]), graph.type_of(node.input[1])
+    if block < 1 or shape is None or scales is None or len(scales) != len(shape) or not shape:
+        return None
+    axis = int(options.get("axis", 1)) % len(shape)
+    if found is None or kind is None or -(-shape[axis] // block) != scales[axis]:
+        return None
+    quantises = node.op_type == "QuantizeLinear"
+    whole = graph.type_of(node.output[0] if quantises else node.input[0])
+    if whole is None or whole.dtype.kind not in "iu" or whole.dtype.itemsize > 2:
+        return None
+    if kind.elem_type != TensorProto.FLOAT:
+        return None
+    new = Replacement(node, graph)
+
+    def repeated(name: str) -> str:
+        places = np.arange(shape[axis]) // block
+        return new.op("Gather", name, new.constant(places, np.int64), axis=axis)
+
+    scale = repeated(node.input[1])
+    zero = input_name(node, 2)
+    offset = repeated(new.cast(zero, TensorProto.FLOAT)) if zero else ""
+    if not quantises:
+        x = new.cast(node.input[0], TensorProto.FLOAT)
+        new.op("Mul", new.op("Sub", x, offset) if offset else x, scale, to=node.output[0])
+        return new.nodes
+    x = new.op("Round", new.op("Div", node.input[0], scale))
+    limits = np.iinfo(whole.dtype)
+    x = new.op("Add", x, offset) if offset else x
+    x = new.op("Clip", x, *(new.constant(float(limit), np.float32) for limit in (limits.min, limits.max)))
+    new.cast(x, whole.elem_type, to=node.output[0])
+    return new.nodes

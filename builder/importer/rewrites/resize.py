@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
@@ -125,9 +126,21 @@ def _is_kept(options: dict[str, Any], axes: list[_Axis], shape: tuple[int, ...])
     coordinates = options.get("coordinate_transformation_mode", "half_pixel")
     if coordinates not in _KEPT_COORDINATES or any(axis.before != axis.after for axis in axes[:2]):
         return False
-    exact = all(math.isclose(axis.before * axis.scale, axis.after, rel_tol=1e-6) for axis in axes)
+    if options.get("mode", "nearest") == "nearest" and not all(_is_whole(axis) for axis in axes):
+        return False
+    exact = all(_is_exact(axis) for axis in axes)
     # A single pixel does not have two corners to align: the front end divides by zero.
     return exact and not (coordinates == "align_corners" and any(axis.after == 1 for axis in axes[2:]))
+
+
+def _is_exact(axis: _Axis) -> bool:
+    """Whether the scale is the ratio of the extents, which is stored in float32."""
+    return math.isclose(axis.before * axis.scale, axis.after, rel_tol=1e-6)
+
+
+def _is_whole(axis: _Axis) -> bool:
+    """Whether one extent is a multiple of the other, so that no quotient is rounded."""
+    return axis.before % axis.after == 0 or axis.after % axis.before == 0
 
 
 def _is_identity(axis: _Axis, options: dict[str, Any]) -> bool:
@@ -162,6 +175,10 @@ def _coordinates(axis: _Axis, options: dict[str, Any]) -> NDArray[np.float32]:
 
 
 def _nearest(axis: _Axis, options: dict[str, Any]) -> list[int]:
+    if options.get("coordinate_transformation_mode") == "asymmetric" and _is_exact(axis):
+        # In whole numbers: a quotient in float32 falls just below some pixels, as ONNX Runtime's does.
+        places = [Fraction(index * axis.before, axis.after) for index in range(axis.after)]
+        return [min(_rounded(place, options), axis.before - 1) for place in places]
     where = _coordinates(axis, options)
     match options.get("nearest_mode", "round_prefer_floor"):
         case "round_prefer_ceil":
@@ -173,6 +190,18 @@ def _nearest(axis: _Axis, options: dict[str, Any]) -> list[int]:
         case _:
             chosen = np.ceil(where - 0.5)
     return [int(index) for index in np.clip(chosen, 0, axis.before - 1)]
+
+
+def _rounded(place: Fraction, options: dict[str, Any]) -> int:
+    match options.get("nearest_mode", "round_prefer_floor"):
+        case "round_prefer_ceil":
+            return math.floor(place + Fraction(1, 2))
+        case "floor":
+            return math.floor(place)
+        case "ceil":
+            return math.ceil(place)
+        case _:
+            return math.ceil(place - Fraction(1, 2))
 
 
 def _matrix(axis: _Axis, options: dict[str, Any]) -> NDArray[np.float64]:

@@ -35,8 +35,10 @@ from builder.target.device_target import DeviceTarget
 _BYTES: Final = ("uint8", "int8")
 # float32 holds all integers up to this one.
 _EXACT: Final = 1 << 24
-# Convolutions of fewer input channels compute with float32: most of a block of bytes would be padding.
+# Convolutions of fewer input channels compute with float32: most of a block of bytes would be padding. With
+# an instruction that multiplies four adjacent bytes, only one in four is.
 _FEWEST_CHANNELS: Final = 8
+_FEWEST_OF_FOUR: Final = 3
 # Operators that only move elements, or take one of them: of their first operand.
 _MOVES: Final = {
     *RESHAPES,
@@ -81,6 +83,8 @@ class _Integers:
     def __init__(self, mod: tvm.IRModule, target: DeviceTarget) -> None:
         self._users = users_of(mod["main"])
         self._byte = target.dot.data if target.dot.data in _BYTES else None
+        of_four = target.dot.group == 4 and not target.dot.halves
+        self._fewest = _FEWEST_OF_FOUR if of_four else _FEWEST_CHANNELS
         self._bound: dict[relax.Var, Call] = {}
 
     def emit(self, table: Forms, var: relax.Var, call: Call) -> bool:
@@ -191,7 +195,7 @@ class _Integers:
         zeros = np.zeros(len(weights))
         shape = (1, len(weights), 1, 1)
         is_byte = weights.min() >= -128 and weights.max() <= 127
-        dense = int(attrs.groups) == 1 and shape_of(call.args[0])[1] >= _FEWEST_CHANNELS
+        dense = int(attrs.groups) == 1 and shape_of(call.args[0])[1] >= self._fewest
         if dense and is_byte and depth * 255 * 128 <= INT32:
             bias = -self._preferred_zero(x) * weights.reshape(len(weights), -1).sum(1)
             table.sums[var] = Sum(

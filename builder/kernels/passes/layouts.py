@@ -35,7 +35,7 @@ from builder.kernels.spaces import (
     resize,
     winograd,
 )
-from builder.kernels.spaces.integer_convolution import block_of
+from builder.kernels.spaces.integer_convolution import block_of, in_block_of
 from builder.target.device_target import DeviceTarget
 
 # Element-wise operators whose results in the padding stay finite: it begins as zeros.
@@ -189,7 +189,7 @@ class _Packing:
             return False
         have = table.packed(data)
         fits = have is not None and have.is_dense and have.block % max(4, self._target.dot.group) == 0
-        block = have.block if have is not None and fits else block_of(op.in_channels, self._target)
+        block = have.block if have is not None and fits else in_block_of(op.in_channels, self._target)
         x = table.as_packed(data, block)
         out_block = block_of(op.out_channels, self._target)
         point = relax.const(np.int32(zero))

@@ -48,6 +48,11 @@ def block_of(channels: int, target: DeviceTarget) -> int:
     return min(blocks, key=lambda b: (-(-channels // b) * b, -b))
 
 
+def in_block_of(channels: int, target: DeviceTarget) -> int:
+    """Return the block in which an input of `channels` is packed: a single group if they fit it."""
+    return 4 if channels <= 4 == target.dot.group else block_of(channels, target)
+
+
 def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: int, group: int) -> np.ndarray:
     """Pack `[OC, IC, KH, KW]` as `[OC/bo/t, IC/bi, KH, KW, bi/g, t, bo, g]`; fill the last with zeros."""
     o, i, kh, kw = weight.shape

@@ -163,6 +163,22 @@ GRAPHS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             square = Sub(column, line)
             """,
         ),
+        "a loop that ends early": (
+            "float[3] y, float[n,3] all, int64 steps",
+            """
+            start = Constant<value = float[3] {1, 1, 1}>() trips = Constant<value_int = 7>()
+            first = Slice(v, zero, three_int) go = Constant<value = bool {1}>()
+            y, steps, all = Loop(trips, go, start, zero_scalar) <
+                body = step (int64 place, bool on, float[3] state, int64 done)
+                    => (bool more, float[3] next, int64 count, float[3] seen) {
+                    next = Add(state, first) top = ReduceMax<keepdims = 0>(next)
+                    limit = Constant<value_float = 3.5>()
+                    more = Less(top, limit) seen = Neg(next) one_more = Constant<value_int = 1>()
+                    count = Add(done, one_more)
+                }
+            >
+            """,
+        ),
         "the last one": (
             "float[6] y, float[n,6] sums, int64[6] best",
             """

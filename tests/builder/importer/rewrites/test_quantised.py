@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from builder.importer import import_onnx
 from tests.builder.importer.rewrites.cases import ModelMaker, operators
 
 
@@ -71,3 +72,32 @@ def test_quantised_weights_stay_quantised(make_model: ModelMaker, noise: Any, ag
     ]
     normal = agrees(make_model(nodes, {"x": [2, 4]}, {"y": [2, 3]}, weights), noise(2, 4))
     assert "DequantizeLinear" in operators(normal)
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_a_scale_for_each_block(make_model: ModelMaker, noise: Any, run_onnx: Any, zero: bool) -> None:
+    # The last block of three is shorter. The weights are large enough to stay a node.
+    random = np.random.default_rng(2)
+    weights: dict[str, Any] = {
+        "w": random.integers(-8, 8, (8, 4)).astype(np.int8),
+        "s": random.uniform(0.05, 0.2, (3, 4)).astype(np.float32),
+        "xs": np.full((2, 3), 0.05, np.float32),
+        "z": random.integers(-3, 3, (3, 4)).astype(np.int8),
+    }
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "xs", "xz"], ["q"], axis=1, block_size=3),
+        helper.make_node("DequantizeLinear", ["q", "xs", "xz"], ["r"], axis=1, block_size=3),
+        helper.make_node(
+            "DequantizeLinear", ["w", "s", *(["z"] if zero else [])], ["wf"], axis=0, block_size=3
+        ),
+        helper.make_node("MatMul", ["r", "wf"], ["y"]),
+    ]
+    weights["xz"] = np.array([[0, 1, 2]] * 2, np.int8)
+    model = make_model(nodes, {"x": [2, 8]}, {"y": [2, 4]}, weights, opset=21)
+    x = noise(2, 8)
+    offset = np.repeat(weights["z"], 3, 0)[:8].astype(np.float32) if zero else 0
+    product = (weights["w"] - offset) * np.repeat(weights["s"], 3, 0)[:8]
+    wanted = np.rint(x / np.float32(0.05)) * np.float32(0.05) @ product
+    imported = import_onnx(model)
+    assert not {"QuantizeLinear", "DequantizeLinear"} & operators(imported.onnx)
+    np.testing.assert_allclose(run_onnx(imported.onnx, {"x": x})[0], wanted, rtol=1e-4, atol=1e-4)

@@ -64,6 +64,23 @@ def check_resize(make_model: ModelMaker, noise: Any, run_onnx: Any, options: dic
     np.testing.assert_allclose(run_onnx(import_onnx(model).onnx, {"x": x})[0], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("mode", "chosen"),
+    [("floor", [0, 3, 7, 10]), ("ceil", [0, 4, 7, 11]), ("round_prefer_floor", [0, 3, 7, 10])],
+)
+def test_a_quotient_that_float32_rounds_down(
+    make_model: ModelMaker, run_onnx: Any, run_relax: Any, mode: str, chosen: list[int]
+) -> None:
+    # 2 / float32(4 / 14) is 6.9999995 in float32: ONNX Runtime takes pixel 6, ONNX's formula says 7.
+    options = {"coordinate_transformation_mode": "asymmetric", "mode": "nearest", "nearest_mode": mode}
+    node = helper.make_node("Resize", ["x", "", "", "n"], ["y"], **options)
+    model = make_model([node], {"x": [1, 1, 1, 14]}, {"y": [1, 1, 1, 4]}, {"n": np.array([1, 1, 1, 4])})
+    imported = import_onnx(model)
+    x = np.arange(14, dtype=np.float32).reshape(1, 1, 1, 14)
+    for found in (run_onnx(imported.onnx, {"x": x})[0], run_relax(imported.mod, [x])[0]):
+        assert found.reshape(-1).tolist() == chosen
+
+
 def test_an_exact_resize_stays_one_operator(make_model: ModelMaker) -> None:
     node = helper.make_node(
         "Resize", ["x", "", "s"], ["y"], mode="nearest", coordinate_transformation_mode="asymmetric"
