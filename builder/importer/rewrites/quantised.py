@@ -115,7 +115,11 @@ def _dtype_of(name: str, graph: OnnxGraph) -> np.dtype[Any]:
 
 
 def dequantise_blocks(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """DequantizeLinear with a scale for each block along an axis."""
+    """DequantizeLinear with a scale for each block along an axis; constants stay so, in their few bits."""
+    codes = graph.constant(node.input[0])
+    rest = [name for name in node.input[1:] if name]
+    if codes is not None and codes.dtype in (np.int8, np.uint8) and all(map(graph.is_constant, rest)):
+        return None
     return _with_scales_of_blocks(node, graph)
 
 

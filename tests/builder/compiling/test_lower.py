@@ -180,7 +180,7 @@ def network(kind: int, blocks: int = 2) -> onnx.ModelProto:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16])
 def test_a_half_precision_model_has_the_kernels_of_its_float32_form(target: DeviceTarget, kind: int) -> None:
-    """Only the kernels at the edges read or write float16; all others are equal, schedules included."""
+    """All are equal, schedules included, but those at the edges, and those that widen weights at load."""
     modules = [
         lower(import_onnx(network(k)).mod, target, Schedules(strict=True)).kernels
         for k in (onnx.TensorProto.FLOAT, kind)
@@ -188,7 +188,10 @@ def test_a_half_precision_model_has_the_kernels_of_its_float32_form(target: Devi
     whole, half = ({k.with_attr("global_symbol", "kernel") for k in m.functions.values()} for m in modules)
     hashes = {structural_hash(kernel) for kernel in whole}
     others = [kernel for kernel in half if structural_hash(kernel) not in hashes]
+    widening = [kernel for kernel in others if '"uint16"' in kernel.script()]
+    assert widening
+    others = [kernel for kernel in others if kernel not in widening]
     edges = 2 if kind == onnx.TensorProto.FLOAT16 else 0
     assert len(others) == edges
     assert all('"float16"' in kernel.script() for kernel in others)
-    assert len(whole) - edges <= len(half) <= len(whole) + edges
+    assert len(whole) - edges <= len(half) - len(widening) <= len(whole) + edges
