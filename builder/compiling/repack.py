@@ -14,7 +14,6 @@ from agent.bundle.processing import Postprocess
 from agent.errors import MixAndMatchError
 from builder.bundles.package import Package, digests
 from builder.compiling import declarations
-from builder.compiling.bucket_plan import check_declared
 from builder.compiling.identity import Identity
 from builder.compiling.labels import Labels, check_labels, read_named_labels
 from builder.errors import ModelError
@@ -75,6 +74,8 @@ def repack(
             else declarations.postprocess(postprocess, manifest.smallest_outputs, manifest.smallest_inputs)
         )
     if manifest.buckets is not None:
+        from builder.compiling.bucket_plan import check_declared  # loads the compiler, which takes seconds
+
         check_declared(manifest.buckets, before, after)
     members = _with_labels(package, labels, after)
     changes: Mapping[str, Any] = {
