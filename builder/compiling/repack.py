@@ -17,7 +17,6 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import MixAndMatchError
 from builder.bundles.package import Package, digests
 from builder.compiling import audio_presets, declarations
-from builder.compiling.bucket_plan import check_declared
 from builder.compiling.identity import Identity
 from builder.compiling.labels import Labels, check_labels, read_named_labels
 from builder.errors import ModelError
@@ -84,6 +83,8 @@ def repack(
     if postprocess is not None:
         after = None if postprocess == NONE else _like(after, postprocess, outputs, inputs)
     if manifest.buckets is not None:
+        from builder.compiling.bucket_plan import check_declared  # loads the compiler, which takes seconds
+
         check_declared(manifest.buckets, before, after)
     members = _with_labels(package, labels, after)
     changes: Mapping[str, Any] = {

@@ -82,6 +82,12 @@ class PresenceWatch:
 
 async def unknown_agent(agent: str, broker: Broker) -> FleetError:
     """Return the error for an agent that the broker does not know, with the names that it does know."""
+    names = await known_agents(broker)
+    return FleetError(f"no agent called {agent} is known at the broker", hint=_hint(names))
+
+
+async def known_agents(broker: Broker) -> list[str]:
+    """Return the names of the agents that the broker knows, online or not, sorted."""
     names: set[str] = set()
     arrived = asyncio.Event()
 
@@ -99,7 +105,7 @@ async def unknown_agent(agent: str, broker: Broker) -> FleetError:
                     await asyncio.wait_for(arrived.wait(), _QUIET_S)
         except TimeoutError:
             pass
-    return FleetError(f"no agent called {agent} is known at the broker", hint=_hint(sorted(names)))
+    return sorted(names)
 
 
 def _hint(names: list[str]) -> str:

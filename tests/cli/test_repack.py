@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,12 @@ def test_what_does_not_fit_leaves_the_bundle_as_it_is(
     assert all(line.startswith(("edgebundle: error: ", "edgebundle: hint: ")) for line in result.err)
     assert copy.read_bytes() == digits_bundle.read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["copy.bundle"]
+
+
+def test_repacking_does_not_load_the_compiler() -> None:
+    """Which would take seconds, and a changed label is worth less."""
+    script = "import sys; import builder.compiling.repack; print({'tvm', 'onnxslim'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.strip() == "set()", done.stderr

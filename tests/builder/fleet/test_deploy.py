@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,17 @@ async def test_unknown_agent_is_an_error(
     monkeypatch.setattr(builder.fleet.deploy, "APPEAR_LIMIT_S", 0.5)
     with pytest.raises(FleetError, match="no agent called kitchne is known"):
         await deploy_async(write(tmp_path, make_bundle()), "kitchne", Broker(mosquitto.url))
+
+
+async def test_wrong_name_is_told_at_once_if_there_are_others(
+    mosquitto: BrokerProcess, tmp_path: Path
+) -> None:
+    async with Device(tmp_path / "state", mosquitto.url):
+        began = time.monotonic()
+        with pytest.raises(FleetError, match="no agent called kitchne is known") as caught:
+            await deploy_async(write(tmp_path, make_bundle()), "kitchne", Broker(mosquitto.url))
+        assert time.monotonic() - began < 8  # 2 s; without the others, 10
+    assert caught.value.hint == "use one of the agents at this broker: kitchen"
 
 
 @pytest.mark.slow
