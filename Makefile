@@ -19,14 +19,14 @@ export ORT_DISABLE_TELEMETRY := 1
 .PHONY: help
 help: ## show this list
 	@echo 'usage: make TARGET'
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 .PHONY: demo
 demo: $(STAMP) ## compile, sign, deploy and query a small classifier over MQTT, on this machine, in a minute
 	@$(BIN)/python examples/demo.py
 
 .PHONY: test
-test: $(STAMP) broker ## run the tests that need neither root nor real models (PYTEST_ARGS adds options: '-k tuning')
+test: $(STAMP) broker ## run the tests that need neither root nor real models (PYTEST_ARGS='-k tuning' adds options)
 	$(TEST_ENVIRONMENT) $(WITHOUT_MOSQUITTO) $(BIN)/pytest $(PARALLEL) $(PYTEST_ARGS)
 
 .PHONY: test-fast
@@ -38,6 +38,11 @@ test-models: $(STAMP) broker ## run the tests of the real models in the folder E
 	@test -n "$$EDGEBUNDLE_MODELS" || { \
 	  echo 'make: set EDGEBUNDLE_MODELS to a folder of real models: tests/acceptance/conftest.py lists them' >&2; exit 1; }
 	$(TEST_ENVIRONMENT) $(WITHOUT_MOSQUITTO) $(BIN)/pytest $(PARALLEL) --needs-models $(PYTEST_ARGS)
+
+.PHONY: test-frameworks
+test-frameworks: $(STAMP) .venv-frameworks/.installed ## run the tests that need PyTorch, Keras and TensorFlow (installs them)
+	$(TEST_ENVIRONMENT) EDGEBUNDLE_PYTHON=$(CURDIR)/.venv-frameworks/bin/python \
+	  $(BIN)/pytest $(PARALLEL) --needs-frameworks tests/frameworks $(PYTEST_ARGS)
 
 .PHONY: test-arm
 test-arm: $(STAMP) ## run the tests that need root: an arm64 system under qemu, and a real systemd
@@ -52,7 +57,7 @@ lint: $(STAMP) ## run ruff, mypy (strict) and the import contract
 
 # The other engines get their own virtual environment, because tvm-ffi imports torch if it is installed.
 .PHONY: bench
-bench: .venv-bench/.installed ## compare speed with ONNX Runtime, OpenVINO, ncnn, PyTorch and LiteRT, and measure other costs
+bench: .venv-bench/.installed ## compare speed with ONNX Runtime, OpenVINO, ncnn, PyTorch and LiteRT, and other costs
 	.venv-bench/bin/python -m benchmarks.bench $(BENCH_ARGS)
 
 .PHONY: bench-arm
@@ -83,12 +88,21 @@ bench-agent: $(STAMP) broker ## measure latency, throughput, overload and versio
 deb: $(STAMP) ## build the Debian packages of the agent in dist/
 	$(BIN)/python packaging/build_deb.py
 
+.PHONY: docs
+docs: $(STAMP) ## make the site of the documentation in dist/docs, with search; every warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs/reference . dist/docs
+	@echo 'dist/docs/index.html'
+
+.PHONY: man
+man: $(STAMP) ## write the manual pages of edgebundle and edge-agent to dist/man
+	$(BIN)/python packaging/man_pages.py
+
 .PHONY: install
 install: $(STAMP) ## only set up the virtual environment
 
 .PHONY: clean
 clean: ## remove all build outputs and the virtual environments
-	rm -rf .venv .venv-bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench .venv-frameworks build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is newer than pyproject.toml if the dependencies in that file are installed.
@@ -118,6 +132,12 @@ $(STAMP): pyproject.toml
 	@# A dependency of litert-torch requires a typing-extensions that is too old for tvm-ffi; it works with a newer one.
 	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check 'litert-torch==0.10.*'
 	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'typing-extensions>=4.13' 2>/dev/null
+	@touch $@
+
+.venv-frameworks/.installed: $(STAMP)
+	@echo 'make: installing PyTorch, Keras and TensorFlow into .venv-frameworks (a few minutes, once)'
+	@test -x .venv-frameworks/bin/python || $(BIN)/python -m venv .venv-frameworks
+	@.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[builder,frameworks]'
 	@touch $@
 
 # Tests need a broker with MQTT 5. If mosquitto is missing and cannot be installed, this variable makes them skip;

@@ -60,6 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "results": [_as_json(result) for result in results],
         "headline": tables.headline(results),
     }
+    for threads in args.threads:
+        times = {r.model: r.median_ms for r in results if r.threads == threads}
+        document["headline"] |= {
+            f"int8 over float32, {name}, threads: {threads}": ratio
+            for name, ratio in tables.int8_over_float32(times, OURS).items()
+        }
     console.print()
     parts = [("Milliseconds per inference", tables.rows(results)), ("Spread", tables.spreads(results))]
     parts.append(("Largest relative difference to the reference", tables.parities(results)))
@@ -132,7 +138,9 @@ def _picture(document: dict[str, Any], path: Path) -> None:
     for result in document["results"]:
         times.setdefault(result["model"], {})[result["threads"]] = result["median_ms"]
     where = document["machine"]
-    title = f"Milliseconds per inference, float32, batch 1: {where['processor']}, {where['vectors']}"
+    title = (
+        f"Milliseconds per inference, float32 unless int8, batch 1: {where['processor']}, {where['vectors']}"
+    )
     pictures.latency(times, path, title)
 
 
@@ -215,7 +223,8 @@ def _markdown(document: dict[str, Any], results: list[Measured]) -> str:
     where = document["machine"]
     versions = ", ".join(f"{engines.TITLES[name]} {version}" for name, version in document["engines"].items())
     lines = [
-        f"Milliseconds per inference, float32, batch 1, medians; {where['processor']} ({where['vectors']}), "
+        f"Milliseconds per inference, float32 or int8, batch 1, medians; "
+        f"{where['processor']} ({where['vectors']}), "
         f"{where['cores']} cores; {versions}.",
         "",
         tables.markdown(*tables.rows(results)),

@@ -28,6 +28,7 @@ from benchmarks.architectures.bert import bert
 from benchmarks.architectures.network import Network
 from benchmarks.instructions.emulator import AGENT_PACKAGES, PACKAGES, Emulator, marks_on_this_machine
 from benchmarks.layers import kind_of
+from benchmarks.quantised import quantised
 from benchmarks.requirements import RequirementError
 
 RECORDED: Final = Path(__file__).with_name("guard.json")
@@ -62,7 +63,12 @@ def attention() -> onnx.ModelProto:
     return bert(0, layers=1, hidden=192, heads=4, vocabulary=200, positions=64)
 
 
-MODELS: Final = {"convolutions": convolutions, "attention": attention}
+def int8() -> onnx.ModelProto:
+    """Return the network with each kind of layer in int8."""
+    return quantised(convolutions())
+
+
+MODELS: Final = {"convolutions": convolutions, "attention": attention, "int8": int8}
 IDS: Final = ("input_ids", "attention_mask", "token_type_ids")
 
 

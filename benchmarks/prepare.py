@@ -12,12 +12,15 @@ import onnx
 
 from benchmarks.architectures import ARCHITECTURES, generate
 from benchmarks.engines import OURS, UNTUNED, bundle_of, simplified_of
+from benchmarks.quantised import SUFFIX, quantised
 
 PROJECT: Final = Path(__file__).parents[1]
 # The demo's classifier is trained. The others are generated with seeded weights: the work of kernels does not
 # depend on the values.
 DIGITS: Final = PROJECT / "examples" / "digits" / "digits.onnx"
-MODELS: Final = ("resnet18", "resnet50", "resnet50-v2", "mobilenetv2", "bert", "slim-320", "digits")
+FLOATS: Final = ("resnet18", "resnet50", "resnet50-v2", "mobilenetv2", "bert", "slim-320", "digits")
+INT8: Final = tuple(f"{name}{SUFFIX}" for name in ("resnet18", "resnet50", "mobilenetv2"))
+MODELS: Final = (*FLOATS, *INT8)
 # The geometric mean is taken over the ratios of these four, with 1 and 2 threads.
 HEADLINE: Final = ("resnet18", "resnet50", "mobilenetv2", "bert")
 SEQUENCE: Final = 128
@@ -47,7 +50,9 @@ class Prepared:
 
 
 def source(name: str) -> onnx.ModelProto:
-    """Return the model: generated, or read from its file."""
+    """Return the model: generated, quantised after that, or read from its file."""
+    if name in INT8:
+        return quantised(generate(name.removesuffix(SUFFIX)))
     return generate(name) if name in ARCHITECTURES else onnx.load(DIGITS)
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from benchmarks.engines import OTHERS, OURS, TITLES, UNTUNED
 from benchmarks.prepare import HEADLINE
+from benchmarks.quantised import SUFFIX
 from benchmarks.rounds import Measured, Ratio
 
 MISSING: Final = "–"
@@ -119,6 +120,24 @@ def headline(results: Sequence[Measured]) -> Mapping[str, float]:
         ratio = r.ratio(other="pytorch")
         if r.model == "mobilenetv2" and ratio is not None:
             found[f"MobileNetV2 over PyTorch, threads: {r.threads}"] = ratio.value
+    return found
+
+
+def int8_over_float32(values: Mapping[str, Mapping[str, float]], ours: str) -> dict[str, float]:
+    """Return our times or counts in int8 over those in float32, by the model's name.
+
+    Parameters
+    ----------
+    values
+        Model -> engine -> time or count; models in int8 have the suffix of `benchmarks.quantised`.
+    ours
+        The engine.
+    """
+    found = {}
+    for model, by_engine in values.items():
+        before = values.get(model.removesuffix(SUFFIX), {}).get(ours)
+        if model.endswith(SUFFIX) and before and ours in by_engine:
+            found[model.removesuffix(SUFFIX)] = by_engine[ours] / before
     return found
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from builder.compiling.repack import repack
     from builder.importer import ImportedModel, load
     from builder.quantising.quantise import Limits, QuantisedModel, quantize
+    from builder.quantising.weights_only import WeightsOnlyModel, quantize_weights
     from builder.records.best_records import pick_best
     from builder.records.folder import Records
     from builder.records.task import Task
@@ -55,12 +56,14 @@ _MODULE_OF: Final = {
     "RunnerOptions": "builder.boards.measuring_process",
     "Task": "builder.records.task",
     "TuneOptions": "builder.tuning.options",
+    "WeightsOnlyModel": "builder.quantising.weights_only",
     "compile": "builder.compiling.compilation",
     "extract_tasks": "builder.tuning.tasks.extraction",
     "load": "builder.importer",
     "pick_best": "builder.records.best_records",
     "profile": "builder.running.local_run",
     "quantize": "builder.quantising.quantise",
+    "quantize_weights": "builder.quantising.weights_only",
     "read_private": "builder.bundles.key_files",
     "repack": "builder.compiling.repack",
     "resolve": "builder.target.device_target",
@@ -80,12 +83,14 @@ __all__ = [
     "RunnerOptions",
     "Task",
     "TuneOptions",
+    "WeightsOnlyModel",
     "compile",
     "extract_tasks",
     "load",
     "pick_best",
     "profile",
     "quantize",
+    "quantize_weights",
     "read_private",
     "repack",
     "resolve",

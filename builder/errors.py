@@ -13,6 +13,7 @@
     │   ├── KeyFileError              a key file is missing, malformed or readable by others
     │   ├── RecordsError              tuning records do not fit
     │   ├── PackageError              a bundle cannot be read, written or run
+    │   ├── ProjectError              edgebundle.toml cannot be used
     │   └── FleetError                a broker or an agent does not answer, or refuses
     └── LinkError                 the linker failed on the compiler's output
     MeasureFault              a measurement gave no result; handled while tuning
@@ -128,6 +129,10 @@ class RecordsError(InputFault):
 
 class PackageError(InputFault):
     """A bundle cannot be read, written or run."""
+
+
+class ProjectError(InputFault):
+    """`edgebundle.toml` cannot be used."""
 
 
 class FleetError(InputFault):

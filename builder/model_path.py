@@ -13,19 +13,22 @@ from builder.errors import ModelError
 from builder.spelling import closest
 
 EXPORT_HINT: Final = "download or export the model again"
-_SUFFIXES: Final = frozenset({".onnx", ".pt2", ".tflite"})
+_SUFFIXES: Final = frozenset({".onnx", ".pt2", ".tflite", ".keras", ".h5"})
 _LISTED: Final = 6  # how many models a hint names
+_SAVED_MODEL: Final = "saved_model.pb"
 # Suffix -> how to convert a file of that format.
 CONVERSIONS: Final = MappingProxyType(
     {
         ".pb": "convert it: tf.lite.TFLiteConverter.from_saved_model(FOLDER).convert() makes a .tflite",
-        ".keras": "export it: model.export('MODEL.onnx', format='onnx')",
-        ".h5": "export it: keras.saving.load_model(...).export('MODEL.onnx', format='onnx')",
-        ".pt": "export it: torch.onnx.export(model, inputs, 'MODEL.onnx')",
-        ".pth": "export it: torch.onnx.export(model, inputs, 'MODEL.onnx')",
+        ".pte": "it is compiled for ExecuTorch: torch.export.save(program, 'MODEL.pt2') before to_edge()",
         ".safetensors": "it holds only weights: export the model to ONNX",
     }
 )
+
+
+def is_saved_model(path: Path) -> bool:
+    """Whether a path is a folder that TensorFlow saved a model in."""
+    return path.is_dir() and (path / _SAVED_MODEL).is_file()
 
 
 def check_format(path: Path) -> None:
@@ -37,23 +40,28 @@ def check_format(path: Path) -> None:
         If it is; the hint says how.
     """
     suffix = path.suffix.lower()
+    if path.name == _SAVED_MODEL:
+        raise ModelError(
+            f"expected the folder of a SavedModel, got {path}", hint=f"give the folder: {path.parent}"
+        )
     if suffix in CONVERSIONS:
         raise ModelError(
-            f"expected a model of ONNX, TensorFlow Lite, PyTorch (.pt2), XGBoost or LightGBM, got {path}",
+            "expected a model of ONNX, TensorFlow Lite, PyTorch (.pt2), Keras, XGBoost or LightGBM, "
+            f"got {path}",
             hint=CONVERSIONS[suffix],
         )
 
 
 def check_exists(path: Path) -> None:
-    """Check that the file exists.
+    """Check that the file exists, or the folder of a SavedModel.
 
     Raises
     ------
     ModelError
-        If there is none, it is a folder, or no file can have that name.
+        If there is none, it is another folder, or no file can have that name.
     """
     try:
-        if path.is_dir():
+        if path.is_dir() and not is_saved_model(path):
             raise ModelError(f"expected a model file, got a folder: {path}", hint=models_in(path))
         if not path.exists():
             raise ModelError(f"no such file: {path}", hint=models_in(path.parent, path.name))

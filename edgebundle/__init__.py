@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from edgebundle.answer import Answer, Box, Label, Output, Timing
+    from edgebundle.answer import Answer, Box, Label, Timing
     from edgebundle.async_client import AsyncClient
     from edgebundle.async_model import AsyncModel
     from edgebundle.broker import Broker
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from edgebundle.model_info import ModelInfo
+    from edgebundle.output import Output
     from edgebundle.request import Request
 
 _MODULE_OF: Final = {
@@ -63,7 +64,7 @@ _MODULE_OF: Final = {
     "Model": "edgebundle.client",
     "ModelInfo": "edgebundle.model_info",
     "NoAnswerError": "edgebundle.errors",
-    "Output": "edgebundle.answer",
+    "Output": "edgebundle.output",
     "OverloadedError": "edgebundle.errors",
     "PayloadError": "edgebundle.errors",
     "RefusedError": "edgebundle.errors",

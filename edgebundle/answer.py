@@ -6,85 +6,22 @@ bytes. Labels and boxes need no numpy; an array is made when it is asked for.
 
 from __future__ import annotations
 
-import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import FormatError
 from agent.mqtt.message import Message
 from agent.wire import answer as wire
 from agent.wire.answer_head import OK
 from agent.wire.properties import TRACE
 from agent.wire.server_timing import ServerTiming
-from agent.wire.tensors import JsonTensor
 from edgebundle.errors import BadAnswerError, RefusedError, refusal
+from edgebundle.output import Output, json_output, raw_outputs
 
 if TYPE_CHECKING:
     import numpy as np
-
-# The length of an element of BYTES, as in the Open Inference Protocol's binary tensor extension.
-_LENGTH: Final = struct.Struct("<I")
-# Datatypes as `struct` names them.
-_FORMATS: Final = MappingProxyType(
-    {
-        "BOOL": "?",
-        "UINT8": "B",
-        "UINT16": "H",
-        "UINT32": "I",
-        "UINT64": "Q",
-        "INT8": "b",
-        "INT16": "h",
-        "INT32": "i",
-        "INT64": "q",
-        "FP16": "e",
-        "FP32": "f",
-        "FP64": "d",
-    }
-)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Output:
-    """One tensor of an answer.
-
-    Attributes
-    ----------
-    name, datatype, shape
-        As the Open Inference Protocol names them.
-    """
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    _data: bytes | tuple[object, ...] = field(repr=False)
-
-    @property
-    def values(self) -> np.ndarray[Any, Any]:
-        """The values as a read-only array of the tensor's shape; for BYTES an object array of strings."""
-        import numpy as np
-
-        if self.datatype == "BYTES":
-            array = np.array(self._data, dtype=object)
-        else:
-            dtype = np.dtype(TensorSpec(self.name, self.datatype, self.shape).dtype)
-            if isinstance(self._data, bytes):
-                array = np.frombuffer(self._data, dtype.newbyteorder("<"))
-            else:
-                array = np.array(self._data, dtype)
-        array = array.reshape(self.shape)
-        array.flags.writeable = False
-        return array
-
-    def flat(self) -> tuple[Any, ...]:
-        """Return the values in row-major order, without numpy."""
-        if isinstance(self._data, bytes):
-            code = _FORMATS[self.datatype]
-            return struct.unpack(f"<{len(self._data) // struct.calcsize(code)}{code}", self._data)
-        return self._data
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,30 +191,22 @@ class Answer(Mapping[str, "np.ndarray[Any, Any]"]):
 
     def labels_of(self, prefix: str) -> tuple[Label, ...]:
         """Return the top-k list whose names begin with `prefix`."""
-        indices = self.output(f"{prefix}indices").flat()
-        scores = self.output(f"{prefix}scores").flat()
-        return tuple(
-            Label(label, float(score), int(index))
-            for label, score, index in zip(self._names(prefix, indices), scores, indices, strict=False)
-        )
+        return tuple(Label(*row) for row in self._rows(prefix, "indices"))
 
     def boxes_of(self, prefix: str) -> tuple[Box, ...]:
         """Return the list of detected objects whose names begin with `prefix`."""
-        classes = self.output(f"{prefix}classes").flat()
-        scores = self.output(f"{prefix}scores").flat()
-        edges = iter(self.output(f"{prefix}boxes").flat())
+        edges = iter(map(float, self.output(f"{prefix}boxes").flat()))
         corners = zip(edges, edges, edges, edges, strict=False)
-        return tuple(
-            Box(label, float(score), int(index), *map(float, corner))
-            for label, score, index, corner in zip(
-                self._names(prefix, classes), scores, classes, corners, strict=False
-            )
-        )
+        rows = zip(self._rows(prefix, "classes"), corners, strict=False)
+        return tuple(Box(*row, *corner) for row, corner in rows)
 
-    def _names(self, prefix: str, indices: Sequence[Any]) -> Iterable[str]:
-        if f"{prefix}labels" in set(self):
-            return map(str, self.output(f"{prefix}labels").flat())
-        return map(str, indices)
+    def _rows(self, prefix: str, numbers: str) -> Iterator[tuple[str, float, int]]:
+        """Yield the label, score and number of each row; `numbers` names the output that has the last."""
+        indices = self.output(f"{prefix}{numbers}").flat()
+        scores = self.output(f"{prefix}scores").flat()
+        labels = self.output(f"{prefix}labels").flat() if f"{prefix}labels" in set(self) else indices
+        for label, score, index in zip(labels, scores, indices, strict=False):
+            yield str(label), float(score), int(index)
 
 
 def read_answer(
@@ -310,9 +239,9 @@ def read_answer(
         if received.status != OK:
             return refusal(received.status, received.message, received.hint)
         outputs = tuple(
-            map(_json_output, received.tensors)
+            map(json_output, received.tensors)
             if received.raw is None
-            else _raw_outputs(received.raw_tensors, received.raw)
+            else raw_outputs(received.raw_tensors, received.raw)
         )
     except (FormatError, ValueError, TypeError, OverflowError, RecursionError, struct.error) as error:
         raise BadAnswerError(f"the answer of {agent} cannot be read: {str(error)[:400]}") from error
@@ -336,47 +265,3 @@ def _timing(total_s: float, server_timing: str | None) -> Timing:
         return Timing(total_s)
     parts = (spent.queue_us, spent.decode_us, spent.compute_us, spent.encode_us)
     return Timing(total_s, *(us / 1e6 for us in parts))
-
-
-def _json_output(tensor: JsonTensor) -> Output:
-    spec = tensor.spec
-    data = tuple(_flat(tensor.data))
-    if len(data) != math.prod(spec.shape):
-        raise FormatError(f"expected {math.prod(spec.shape)} values of {spec}, got {len(data)}")
-    kinds: tuple[type, ...] = (str,) if spec.datatype == "BYTES" else (int, float)
-    if not all(isinstance(value, kinds) for value in data):
-        raise FormatError(f"expected the values of {spec}, got values of another type")
-    if spec.datatype == "BYTES":
-        return Output(spec.name, spec.datatype, spec.shape, data)
-    # Packed at once: a number that is out of range is found here, and arrays are made in one way.
-    return Output(
-        spec.name, spec.datatype, spec.shape, struct.pack(f"<{len(data)}{_FORMATS[spec.datatype]}", *data)
-    )
-
-
-def _flat(data: Sequence[object]) -> Iterator[object]:
-    """Walk through values that are nested as arrays of arrays; no deeper than a tensor can be."""
-    for value in data:
-        if isinstance(value, list):
-            yield from _flat(value)
-        else:
-            yield value
-
-
-def _raw_outputs(specs: Iterable[TensorSpec], payload: bytes) -> Iterator[Output]:
-    offset = 0
-    for spec in specs:
-        if spec.datatype == "BYTES":
-            texts = []
-            for _ in range(math.prod(spec.shape)):
-                (length,) = _LENGTH.unpack_from(payload, offset)
-                offset += _LENGTH.size + length
-                texts.append(payload[offset - length : offset].decode("utf-8", "replace"))
-            yield Output(spec.name, spec.datatype, spec.shape, tuple(texts))
-        else:
-            end = offset + spec.nbytes
-            yield Output(spec.name, spec.datatype, spec.shape, payload[offset:end])
-            offset = end
-    # A tensor that runs past the end is cut above, and found here.
-    if offset != len(payload):
-        raise FormatError(f"expected {offset} bytes of tensors, got {len(payload)}")

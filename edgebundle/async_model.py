@@ -10,13 +10,14 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.wire.answer import OVERLOADED
 from agent.wire.request import MAX_TRACE_CHARACTERS
 from edgebundle.answer import Answer, read_answer
+from edgebundle.asking import Asking, Call
 from edgebundle.defaults import DEADLINE_S, IN_FLIGHT
 from edgebundle.errors import ClientError, RefusedError, UnknownModelError, UsageError
 from edgebundle.request import Request
@@ -33,7 +34,7 @@ _OVERLOAD_PAUSE_S: Final = 0.2
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-class AsyncModel:
+class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
     """A model to call; `AsyncClient.model` makes it.
 
     Parameters
@@ -66,61 +67,18 @@ class AsyncModel:
         UnknownAgentError, UnknownModelError
             If the broker knows no such agent or model.
         """
-        return await self._client.info(self._target)
+        return await self._client.directory.info(self._target)
 
-    async def __call__(
-        self,
-        data: object = None,
-        /,
-        *,
-        image: object = None,
-        deadline_s: float = DEADLINE_S,
-        traceparent: str | None = None,
-        tracestate: str | None = None,
-        progress: Callable[[str], None] | None = None,
-        **tensors: Any,  # noqa: ANN401 - whatever numpy takes
-    ) -> Answer:
-        """Ask the model.
-
-        Parameters
-        ----------
-        data
-            The model's only input as an array; several inputs as a mapping from names to arrays; or a
-            `Request`.
-        image
-            A picture, for a model that declares preprocessing: the path of a JPEG or PNG, its bytes, a
-            picture of Pillow, or pixels (uint8, shape (height, width, 3), red first).
-        deadline_s
-            Seconds until an answer is of no use. Until then the request is sent again if it is lost; the
-            agent does not start to compute after that.
-        traceparent, tracestate
-            W3C Trace Context; the answer carries them on.
-        progress
-            Called with one line when the request has to wait; by default the client's.
-        tensors
-            Inputs by name, as arrays. An input whose name is one of those above goes into `data`.
-
-        Returns
-        -------
-        Answer
-            Arrays by name, `labels`, `boxes`, `timing`.
-
-        Raises
-        ------
-        ClientError
-            If there is no answer: `edgebundle.errors` lists the reasons.
-        OSError
-            If a file cannot be read.
-        """
-        end_s = time.monotonic() + _seconds(deadline_s)
-        trace = _trace(traceparent, tracestate)
-        request = await self._request(data, image, tensors)
+    async def _ask(self, call: Call) -> Answer:
+        end_s = time.monotonic() + _seconds(call.deadline_s)
+        trace = _trace(call.traceparent, call.tracestate)
+        request = await self._request(call.data, call.image, call.tensors or {})
         pause_s = _OVERLOAD_PAUSE_S
         first_s: float | None = None
         attempts = 0
         while True:
             message, exchange = await self._client.ask(
-                self._target, request, end_s=end_s, trace=trace, progress=progress
+                self._target, request, end_s=end_s, trace=trace, progress=call.progress
             )
             first_s = exchange.sent_s if first_s is None else first_s
             attempts += exchange.attempts
@@ -142,9 +100,9 @@ class AsyncModel:
         self, item: object, *, deadline_s: float = DEADLINE_S, progress: Callable[[str], None] | None = None
     ) -> Answer:
         """Ask the model about one item of `map`: a path or bytes are a picture."""
-        if isinstance(item, str | Path | bytes | bytearray | memoryview):
-            return await self(image=item, deadline_s=deadline_s, progress=progress)
-        return await self(item, deadline_s=deadline_s, progress=progress)
+        is_picture = isinstance(item, str | Path | bytes | bytearray | memoryview)
+        data, image = (None, item) if is_picture else (item, None)
+        return await self._ask(Call(data, image, deadline_s, progress=progress))
 
     async def map(
         self,
@@ -209,13 +167,13 @@ class AsyncModel:
             return await self._arrays({**data, **tensors})
         if data is not None:
             _only(None, tensors)
-            info = await self._client.info(self._target)
+            info = await self._client.directory.info(self._target)
             if len(info.inputs) != 1:
                 raise UsageError(
                     f"{self.name}: expected arrays for {len(info.inputs)} inputs, got one array",
                     hint=f"name each: its inputs are {', '.join(map(str, info.inputs))}",
                 )
-            return Request.arrays({info.inputs[0].name: data}, info.inputs)
+            return Request.arrays({info.inputs[0].name: data}, info.inputs, info.smallest_inputs)
         if tensors:
             return await self._arrays(tensors)
         raise UsageError(
@@ -226,15 +184,15 @@ class AsyncModel:
     async def _arrays(self, arrays: Mapping[str, Any]) -> Request:
         """Convert arrays to the datatypes of the inputs, if this user may read what they are."""
         try:
-            inputs = (await self._client.info(self._target)).inputs
+            info = await self._client.directory.info(self._target)
         except UnknownModelError:
-            inputs = ()  # the agent decides
-        return Request.arrays(arrays, inputs)
+            return Request.arrays(arrays)  # the agent decides
+        return Request.arrays(arrays, info.inputs, info.smallest_inputs)
 
     async def _explained(self, error: RefusedError) -> ClientError:
         if not isinstance(error, UnknownModelError):
             return error
-        return UnknownModelError(error.message, hint=await self._client.unknown_model(self._target))
+        return UnknownModelError(error.message, hint=await self._client.directory.unknown_model(self._target))
 
 
 def _picture_file(path: Path) -> Request:

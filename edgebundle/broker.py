@@ -4,11 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from agent.errors import ConfigError
 from agent.mqtt.settings import PROTOCOLS, BrokerSettings, TlsSettings, parse_broker_url
 from edgebundle.errors import UsageError
+
+
+class BrokerOptions(TypedDict, total=False):
+    """What the URL of a broker cannot say; all of it may be left out.
+
+    Attributes
+    ----------
+    cafile
+        Certificate authorities for the broker's certificate (`mqtts`); the system's by default.
+    certificate, key
+        This client's own, for a broker that asks for one.
+    password_file
+        A file with the user's password on its first line.
+    mqtt_version
+        `auto` (5, or 3.1.1 if the broker refuses it), `5` or `3.1.1`.
+    """
+
+    cafile: str | Path | None
+    certificate: str | Path | None
+    key: str | Path | None
+    password_file: str | Path | None
+    mqtt_version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +59,20 @@ class Broker:
     key: Path | None = None
     password_file: Path | None = None
     protocol: str = "auto"
+
+    @classmethod
+    def of(
+        cls,
+        url: str,
+        *,
+        cafile: str | Path | None = None,
+        certificate: str | Path | None = None,
+        key: str | Path | None = None,
+        password_file: str | Path | None = None,
+        mqtt_version: str = "auto",
+    ) -> Broker:
+        """Return the broker at a URL with `BrokerOptions`."""
+        return cls(url, _path(cafile), _path(certificate), _path(key), _path(password_file), mqtt_version)
 
     @property
     def user(self) -> str | None:
@@ -110,3 +147,7 @@ def _common_name(certificate: Path) -> str | None:
         return None  # connecting reports it, with a hint
     names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if names else None
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)

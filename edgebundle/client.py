@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
+from edgebundle.asking import Asking, Call
 from edgebundle.defaults import DEADLINE_S, IN_FLIGHT
 from edgebundle.errors import ClosedError, UsageError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgebundle.answer import Answer
     from edgebundle.async_client import AsyncClient
     from edgebundle.async_model import AsyncModel
-    from edgebundle.broker import Broker
+    from edgebundle.broker import Broker, BrokerOptions
     from edgebundle.model_info import ModelInfo
 
 _Result = TypeVar("_Result")
@@ -38,8 +38,10 @@ class Client:
 
     Parameters
     ----------
-    broker, cafile, certificate, key, password_file, mqtt_version, progress
-        As for `AsyncClient`. `progress` is called in the client's own thread.
+    broker, options
+        As for `AsyncClient`.
+    progress
+        As for `AsyncClient`; it is called in the client's own thread.
 
     Raises
     ------
@@ -61,25 +63,13 @@ class Client:
         self,
         broker: str | Broker,
         *,
-        cafile: str | Path | None = None,
-        certificate: str | Path | None = None,
-        key: str | Path | None = None,
-        password_file: str | Path | None = None,
-        mqtt_version: str = "auto",
         progress: Callable[[str], None] | None = None,
+        **options: Unpack[BrokerOptions],
     ) -> None:
         # Imported at the first use: the protocol takes longer to load than asyncio.
         from edgebundle.async_client import AsyncClient
 
-        self._client = AsyncClient(
-            broker,
-            cafile=cafile,
-            certificate=certificate,
-            key=key,
-            password_file=password_file,
-            mqtt_version=mqtt_version,
-            progress=progress,
-        )
+        self._client = AsyncClient(broker, progress=progress, **options)
         # Windows' default loop cannot watch a socket.
         self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(target=_run, args=(self._loop,), name="edgebundle", daemon=True)
@@ -103,27 +93,15 @@ class Client:
         self.close()
 
     def model(self, agent: str, model: str) -> Model:
-        """Return a model on one agent; nothing is sent yet.
-
-        Raises
-        ------
-        UsageError
-            If no agent or model can have these names.
-        """
+        """Return a model on one agent; see `AsyncClient.model`."""
         return Model(self, self._client.model(agent, model))
 
     def group_model(self, group: str, model: str) -> Model:
-        """Return a model on any agent of a group: the broker gives each request to one of them.
-
-        Raises
-        ------
-        UsageError
-            If no group or model can have these names.
-        """
+        """Return a model on any agent of a group; see `AsyncClient.group_model`."""
         return Model(self, self._client.group_model(group, model))
 
     def agents(self) -> tuple[str, ...]:
-        """Return the names of the agents that the broker knows, online or not."""
+        """Return the names of the agents that the broker knows; see `AsyncClient.agents`."""
         return self._wait(self._client.agents())
 
     def close(self) -> None:
@@ -151,8 +129,8 @@ class Client:
             future.cancel()  # nothing, unless this thread was interrupted
 
 
-class Model:
-    """A model to call; `Client.model` makes it. Calls are `AsyncModel`'s, and wait for the answer."""
+class Model(Asking["Answer"]):
+    """A model to call; `Client.model` makes it. A call waits for the answer."""
 
     def __init__(self, client: Client, model: AsyncModel) -> None:
         self._client = client
@@ -172,55 +150,13 @@ class Model:
         """Return the model's inputs, outputs and state; see `AsyncModel.info`."""
         return self._client._wait(self._model.info())
 
-    def __call__(
-        self,
-        data: object = None,
-        /,
-        *,
-        image: object = None,
-        deadline_s: float = DEADLINE_S,
-        traceparent: str | None = None,
-        tracestate: str | None = None,
-        progress: Callable[[str], None] | None = None,
-        **tensors: Any,  # noqa: ANN401 - whatever numpy takes
-    ) -> Answer:
-        """Ask the model and wait for the answer; see `AsyncModel.__call__`."""
-        return self._client._wait(
-            self._model(
-                data,
-                image=image,
-                deadline_s=deadline_s,
-                traceparent=traceparent,
-                tracestate=tracestate,
-                progress=progress,
-                **tensors,
-            )
-        )
+    def _ask(self, call: Call) -> Answer:
+        return self._client._wait(self._model._ask(call))
 
-    def submit(
-        self,
-        data: object = None,
-        /,
-        *,
-        image: object = None,
-        deadline_s: float = DEADLINE_S,
-        traceparent: str | None = None,
-        tracestate: str | None = None,
-        progress: Callable[[str], None] | None = None,
-        **tensors: Any,  # noqa: ANN401 - whatever numpy takes
-    ) -> Future[Answer]:
-        """Ask the model and return at once; the future has the answer, and its `cancel` gives it up."""
-        return self._client._start(
-            self._model(
-                data,
-                image=image,
-                deadline_s=deadline_s,
-                traceparent=traceparent,
-                tracestate=tracestate,
-                progress=progress,
-                **tensors,
-            )
-        )
+    @property
+    def submit(self) -> Asking[Future[Answer]]:
+        """Asks the model as a call does, and returns at once: the future has the answer."""
+        return _Submitting(self._client, self._model)
 
     def map(
         self,
@@ -248,6 +184,17 @@ class Model:
         finally:
             for future in running:
                 future.cancel()
+
+
+class _Submitting(Asking["Future[Answer]"]):
+    """Asks without waiting."""
+
+    def __init__(self, client: Client, model: AsyncModel) -> None:
+        self._client = client
+        self._model = model
+
+    def _ask(self, call: Call) -> Future[Answer]:
+        return self._client._start(self._model._ask(call))
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

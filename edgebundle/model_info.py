@@ -17,7 +17,10 @@ class ModelInfo:
     agent, name, version
         The device's name, the model's, and its version.
     inputs, outputs
-        The graph's tensors: name, datatype, shape. The outputs are those before a declared postprocessing.
+        The graph's tensors: name, datatype, shape; the largest shape if it changes. The outputs are those
+        before a declared postprocessing.
+    smallest_inputs, smallest_outputs
+        Their smallest shapes, in the same order; empty if no shape changes.
     image_input
         The input that takes a picture, or None.
     postprocess
@@ -38,6 +41,8 @@ class ModelInfo:
     ready: bool
     state: str
     message: str
+    smallest_inputs: tuple[tuple[int, ...], ...] = ()
+    smallest_outputs: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(cls, agent: str, state: ModelState) -> ModelInfo:
@@ -53,4 +58,6 @@ class ModelInfo:
             ready=state.ready,
             state=state.state,
             message=state.message,
+            smallest_inputs=state.smallest_inputs,
+            smallest_outputs=state.smallest_outputs,
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import struct
-import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,7 +118,12 @@ class Request:
         return cls(PNG, _PNG_SIGNATURE + b"".join(_chunk(name, data) for name, data in chunks))
 
     @classmethod
-    def arrays(cls, arrays: Mapping[str, Any], inputs: Sequence[TensorSpec] = ()) -> Request:
+    def arrays(
+        cls,
+        arrays: Mapping[str, Any],
+        inputs: Sequence[TensorSpec] = (),
+        smallest: Sequence[tuple[int, ...]] = (),
+    ) -> Request:
         """Make a request from arrays by input name.
 
         Parameters
@@ -129,6 +133,8 @@ class Request:
         inputs
             The model's inputs, if they are known: arrays are converted to their datatypes, and leading
             dimensions of 1 may be left out.
+        smallest
+            Their smallest shapes, if shapes change; `inputs` has the largest.
 
         Raises
         ------
@@ -144,15 +150,18 @@ class Request:
                 f"the model does not have an input {unknown[0]!r:.80}",
                 hint=f"its inputs are {', '.join(map(str, inputs))}",
             )
+        shapes = dict(zip(known, smallest, strict=False))
         tensors, parts = [], []
         for name, given in arrays.items():
             array = np.asarray(given)
-            if name in known:
-                array = _fit(array, known[name])
-            try:
-                spec = TensorSpec.from_dtype(name, array.dtype.name, array.shape)
-            except ValueError as error:
-                raise UsageError(f"input {name}: {error}") from error
+            spec = known.get(name)
+            if spec is not None:
+                array = _fit(array, spec, shapes.get(name, spec.shape))
+            if spec is None or array.shape != spec.shape:
+                try:
+                    spec = TensorSpec.from_dtype(name, array.dtype.name, array.shape)
+                except ValueError as error:
+                    raise UsageError(f"input {name}: {error}") from error
             tensors.append(format_tensor(spec.name, spec.datatype, spec.shape))
             parts.append(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
         return cls(RAW, b"".join(parts), tuple(tensors))
@@ -237,6 +246,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     OSError
         If it cannot be read.
     """
+    import zipfile  # loaded by numpy anyway, and by nothing else here
+
     import numpy as np
 
     size = path.stat().st_size
@@ -253,20 +264,26 @@ def _chunk(name: bytes, data: bytes) -> bytes:
     return _PNG_CHUNK.pack(len(data), name) + data + zlib.crc32(name + data).to_bytes(4, "big")
 
 
-def _fit(array: np.ndarray[Any, Any], spec: TensorSpec) -> np.ndarray[Any, Any]:
+def _fit(array: np.ndarray[Any, Any], spec: TensorSpec, smallest: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """Convert an array to an input's datatype, and add leading dimensions of 1."""
     import numpy as np
 
     if spec.datatype == "BYTES":
         raise UsageError(f"input {spec.name} takes BYTES, which cannot be sent as an array")
     left_out = len(spec.shape) - array.ndim
+    dims = list(zip(smallest, spec.shape, strict=True))
     if (
         left_out > 0
-        and all(dim == 1 for dim in spec.shape[:left_out])
-        and array.shape == spec.shape[left_out:]
+        and all(low == 1 for low, _ in dims[:left_out])
+        and all(low <= dim <= high for dim, (low, high) in zip(array.shape, dims[left_out:], strict=True))
     ):
-        array = array.reshape(spec.shape)
-    elif array.ndim == len(spec.shape) and array.shape[1:] == spec.shape[1:] and array.shape != spec.shape:
+        array = array.reshape((1,) * left_out + array.shape)
+    elif (
+        smallest[:1] == spec.shape[:1]
+        and array.ndim == len(spec.shape)
+        and array.shape[1:] == spec.shape[1:]
+        and array.shape != spec.shape
+    ):
         raise UsageError(
             f"input {spec.name}: expected a batch of {spec.shape[0]}, got {array.shape[0]}",
             hint="send the items of a batch one by one: `for answer in model.map(batch)`",

@@ -22,12 +22,18 @@ class Target:
         Whether any device of a group may answer.
     topic
         Where requests are published.
+    state_filter
+        The filter for the model's state: of the device, or of all devices that have the model.
+    presence_topic
+        Where the device says whether it is online; empty for a group.
     """
 
     name: str
     model: str
     is_group: bool
     topic: str
+    state_filter: str
+    presence_topic: str
 
     @classmethod
     def of(cls, name: str, model: str, *, is_group: bool = False) -> Target:
@@ -40,17 +46,14 @@ class Target:
         """
         what = topics.GroupInfer(name, model) if is_group else topics.Infer(name, model)
         try:
-            return cls(name, model, is_group, topics.format_topic(what))
+            topic = topics.format_topic(what)
         except ValueError as error:
             kind = "a group" if is_group else "an agent"
             raise UsageError(
                 f"expected the names of {kind} and a model, got {name!r:.80} and {model!r:.80}",
                 hint="`edgebundle agents` lists the agents and their models",
             ) from error
-
-    @property
-    def state_filter(self) -> str:
-        """The filter for the model's state: of the device, or of all devices that have the model."""
-        if self.is_group:
-            return topics.model_states_filter(self.model)
-        return topics.format_topic(topics.ModelState(self.name, self.model))
+        if is_group:
+            return cls(name, model, is_group, topic, topics.model_states_filter(model), "")
+        state = topics.format_topic(topics.ModelState(name, model))
+        return cls(name, model, is_group, topic, state, topics.format_topic(topics.State(name)))

@@ -111,7 +111,8 @@ class Signer:
 
     def packed(self, name: str = "echo", version: str = "1.0.0", **changes: Any) -> bytes:
         """Return a bundle, whose code differs with its version; `changes` replaces fields of its manifest."""
-        files = {**FILES, "mod.so": b"\x7fELF " + version.encode()}
+        graphs = () if changes.get("buckets") is None else changes["buckets"].members()
+        files = {**FILES, "mod.so": b"\x7fELF " + version.encode(), **dict.fromkeys(graphs, b"{}")}
         return build(files, key=self.key, name=name, version=version, **changes)
 
     def bundle(self, name: str = "echo", version: str = "1.0.0", **changes: Any) -> VerifiedBundle:

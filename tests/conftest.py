@@ -1,8 +1,8 @@
 """What all tests share: which of them run, real brokers on free ports, coroutines, signals.
 
 Which tests run: everything but those that need root (an ARM root, a booted system) or the real models.
-`--needs-root` and `--needs-models` each run only those; `--fast` leaves out those marked `slow`. All add to
-pytest's own `-m` and `-k`.
+`--needs-root`, `--needs-models` and `--needs-frameworks` (PyTorch, Keras) each run only those; `--fast`
+leaves out those marked `slow`. All add to pytest's own `-m` and `-k`.
 """
 
 from __future__ import annotations
@@ -88,12 +88,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--needs-models", action="store_true", help="run only the tests marked models (make test-models)"
     )
+    group.addoption(
+        "--needs-frameworks",
+        action="store_true",
+        help="run only the tests marked frameworks (make test-frameworks)",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests that were asked for."""
 
-    lanes = {option for option in ("--needs-root", "--needs-models") if config.getoption(option)}
+    lanes = {
+        option
+        for option in ("--needs-root", "--needs-models", "--needs-frameworks")
+        if config.getoption(option)
+    }
 
     def wanted(item: pytest.Item) -> bool:
         marks = {mark.name for mark in item.iter_markers()}
@@ -101,6 +110,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return False
         if marks & {"arm", "systemd"}:
             return "--needs-root" in lanes
+        if "frameworks" in marks:
+            return "--needs-frameworks" in lanes
         return "--needs-models" in lanes if "models" in marks else not lanes
 
     config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
@@ -131,6 +142,18 @@ def shared_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Call
         return path
 
     return get
+
+
+@pytest.fixture(scope="session")
+def attention_bundle(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    """A bundle, unsigned, of `changing_models.attention` for batches from 1 to 3 and 1 to 16 tokens."""
+
+    def write(path: Path) -> None:
+        from tests.changing_models import compiled_attention
+
+        compiled_attention(path.parent).save(path)
+
+    return shared_file("attention.bundle", write)
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,7 @@ MAX_MEMBER_BYTES: Final = MappingProxyType(
 MAX_SAMPLE_BYTES: Final = 256 << 20
 # An ASCII name without "..", which cannot lead out of a folder; at most 73 of ustar's 100 characters.
 _SAMPLE: Final = re.compile(r"samples/[a-z0-9][a-z0-9_-]{0,47}\.[a-z0-9]{1,16}")
+_BUCKET: Final = re.compile(r"buckets/[0-9]{2}\.json")
 
 _NAME_FIELD: Final = 100
 _SIZE_FIELD: Final = slice(124, 136)
@@ -101,6 +102,8 @@ def max_member_bytes(name: str) -> int:
         return limit
     if _SAMPLE.fullmatch(name):
         return MAX_SAMPLE_BYTES
+    if _BUCKET.fullmatch(name):
+        return MAX_MEMBER_BYTES["mod.json"]
     raise FormatError(f"a bundle has no member {name!r:.120}")
 
 

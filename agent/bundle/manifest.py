@@ -19,6 +19,7 @@ from typing import Final
 
 from agent.bundle import canonical_json
 from agent.bundle.archive import MANIFEST, MAX_BUNDLE_BYTES, MAX_MEMBER_BYTES, SIGNATURE, max_member_bytes
+from agent.bundle.buckets import Buckets
 from agent.bundle.names import COMPATIBLE, MAX_VERSION_CHARS, MODEL_NAME, SEMVER, SHA256
 from agent.bundle.output_length import OutputLength, check_lengths
 from agent.bundle.processing import Postprocess, Preprocess
@@ -363,6 +364,9 @@ class Manifest:
         Axes of outputs whose length changes from answer to answer, or None if there are none.
     format
         Version of the manifest's format, 1.
+    buckets
+        The dimensions that change from request to request, and the sizes of its graphs; None if
+        all shapes are fixed. `inputs` and `outputs` then have the shapes of the largest bucket.
 
     Raises
     ------
@@ -386,6 +390,7 @@ class Manifest:
     provenance: Provenance
     lengths: tuple[OutputLength, ...] | None = field(default=None, metadata=canonical_json.LATER)
     format: int = FORMAT
+    buckets: Buckets | None = field(default=None, metadata=canonical_json.LATER)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", MappingProxyType(dict(sorted(self.files.items()))))
@@ -398,6 +403,8 @@ class Manifest:
         _check_tensors("inputs", self.inputs)
         _check_tensors("outputs", self.outputs)
         _check_files(self.files)
+        if self.buckets is not None:
+            self.buckets.check(self.inputs, self.outputs)
         if self.preprocess is not None and self.preprocess.input not in {spec.name for spec in self.inputs}:
             raise ValueError(f"preprocess is for input {self.preprocess.input!r:.80}, which does not exist")
         if self.postprocess is not None:
@@ -412,6 +419,24 @@ class Manifest:
         """Whether the bundle has a labels.txt."""
         return "labels.txt" in self.files
 
+    @property
+    def smallest_inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs of the smallest request; all have these shapes if they are fixed."""
+        if self.buckets is None:
+            return self.inputs
+        return self.buckets.smallest(self.inputs, self.buckets.input_shape)
+
+    @property
+    def smallest_outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs of the smallest request."""
+        if self.buckets is None:
+            return self.outputs
+        return self.buckets.smallest(self.outputs, self.buckets.output_shape)
+
+    def smallest_shapes(self, specs: tuple[TensorSpec, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of the smallest inputs or outputs; none if all shapes are fixed."""
+        return () if self.buckets is None else tuple(spec.shape for spec in specs)
+
     def to_bytes(self) -> bytes:
         """Return the one encoding of this manifest.
 
@@ -422,9 +447,12 @@ class Manifest:
         EndlessDataError
             If it is larger than the 512 KiB that a reader accepts.
         """
-        required = [*_REQUIRED_FILES, *(_SAMPLE_FILES if self.samples.count else ())]
+        graphs = () if self.buckets is None else self.buckets.members()
+        required = [*_REQUIRED_FILES, *graphs, *(_SAMPLE_FILES if self.samples.count else ())]
         if missing := [name for name in required if name not in self.files]:
             raise FormatError(f"the manifest's files lack {missing[0]}")
+        if extra := sorted(n for n in self.files if n.startswith("buckets/") and n not in graphs):
+            raise FormatError(f"the manifest's files have {extra[0]}, the graph of no bucket")
         raw = canonical_json.encode(canonical_json.to_json(self))
         if len(raw) > MAX_MANIFEST_BYTES:
             raise EndlessDataError(

@@ -157,6 +157,8 @@ def parse_config(
             share_cores=cast(bool, values["worker.share_cores"]),
             memory_bytes=cast(int, values["worker.memory_bytes"]),
             require_sandbox=cast(bool, values["worker.require_sandbox"]),
+            batch=cast(bool, values["inference.batch"]),
+            batch_delay_s=float(cast(float, values["inference.batch_delay_s"])),
         ),
         metrics=MetricsSettings(
             interval_s=cast(float, values["metrics.interval_s"]),

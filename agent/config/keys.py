@@ -227,6 +227,18 @@ KEYS: Final = (
         "... within this time.",
     ),
     Key(
+        "inference.batch",
+        _BOOL,
+        _WORKER.batch,
+        "Compute requests that wait together, for models that were compiled with a changing batch.",
+    ),
+    Key(
+        "inference.batch_delay_s",
+        _number(0, 1),
+        _WORKER.batch_delay_s,
+        "How long after its arrival a request waits for others; 0 to wait for none.",
+    ),
+    Key(
         "inference.answers_dir",
         PATH,
         None,

@@ -48,6 +48,10 @@ class WorkerSettings:
         Address space of a worker beyond what its bundle's weights and tensors need; 0 for no limit.
     require_sandbox
         Refuse to load a model unless the sandbox is complete.
+    batch
+        Compute requests that wait together, for models that declare a batch.
+    batch_delay_s
+        How long after its arrival a request waits for others then.
     """
 
     compute_limit_s: float = 30.0
@@ -57,6 +61,8 @@ class WorkerSettings:
     share_cores: bool = True
     memory_bytes: int = 512 << 20
     require_sandbox: bool = False
+    batch: bool = False
+    batch_delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,11 @@ class GraphModuleDebug(GraphModule):
             copies += [copy_of(self._memory.array(entry), None) for entry in entries]
         return copies
 
+    def flops(self) -> dict[str, float]:
+        """Kernel -> floating-point operations of one call, where the graph says them."""
+        nodes = self._graph.nodes
+        return {node.func_name: float(node.attrs["flops"]) for node in nodes if "flops" in node.attrs}
+
     def profile(
         self,
         collectors: None = None,  # noqa: ARG002 - as in TVM; hardware counters are not read

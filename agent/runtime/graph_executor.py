@@ -32,6 +32,7 @@ from agent.runtime.host_tensor import as_array, check_adoptable, check_fits, cop
 from agent.runtime.memory import GraphMemory
 from agent.runtime.module import KernelModule
 from agent.runtime.program import Kernels, Program
+from agent.runtime.shared_memory import SharedMemory
 from agent.runtime.storage import Array
 
 if TYPE_CHECKING:
@@ -71,9 +72,11 @@ def load(graph_json: str | bytes | Graph, module: str | os.PathLike[str] | Kerne
 
 
 class GraphModule:
-    """A graph with its kernels and memory; `create` makes one."""
+    """A graph with its kernels and memory; `create` makes one, or `BucketedModule` several that share."""
 
-    def __init__(self, graph: Graph, kernels: Kernels, device: object = "cpu") -> None:
+    def __init__(
+        self, graph: Graph, kernels: Kernels, device: object = "cpu", shared: SharedMemory | None = None
+    ) -> None:
         if not str(device).startswith("cpu"):
             raise IncompatibleError(f"device: expected cpu, got {device}")
         if any(kind != 1 for kind in graph.device_index):
@@ -88,7 +91,8 @@ class GraphModule:
         self._head_names: dict[str, int] = {}
         for index, entry in enumerate(graph.heads):
             self._head_names.setdefault(graph.nodes[entry.node_id].name, index)
-        self._memory = GraphMemory(graph)
+        self._shared = shared
+        self._memory = GraphMemory(graph, shared)
         self._params: set[int] = set()
         self._load_time = load_time.find(graph, self._memory, ())
         self._program = Program(graph, self._memory, kernels)
@@ -218,7 +222,10 @@ class GraphModule:
                 given=given,
                 data=data,
                 execute=self._program.execute,
+                shared=self._shared,
             )
+        if self._shared is not None:
+            self._shared.reserve(self._memory.input_bytes(), self._memory.storage_bytes().values())
 
     def run(self, **inputs: object) -> None:
         """Run the graph.
@@ -260,6 +267,10 @@ class GraphModule:
         if out is not None:
             check_fits("out", out, self._graph.spec(entry))
         return copy_of(self._memory.array(entry), out)
+
+    def output_spec(self, key: str | int) -> TensorSpec:
+        """Return the datatype and shape of an output, without a name; errors are those of `output_view`."""
+        return self._graph.spec(self._output(key))
 
     def output_view(self, key: str | int) -> Array:
         """Return the memory of an output, which the next run overwrites.

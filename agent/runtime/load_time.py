@@ -17,6 +17,7 @@ from agent.bundle.graph import NOP, Graph
 from agent.bundle.params import ParamEntry
 from agent.errors import InputError
 from agent.runtime.memory import GraphMemory
+from agent.runtime.shared_memory import Reuse, SharedMemory, reuse_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,11 @@ class Step:
 
 
 def steps_of(
-    graph: Graph, memory: GraphMemory, load_time: LoadTime, given: Iterable[int]
+    graph: Graph,
+    memory: GraphMemory,
+    load_time: LoadTime,
+    given: Iterable[int],
+    reuse: Reuse | None = None,
 ) -> tuple[tuple[Step, ...], tuple[int, ...]]:
     """Order the loading of weights so that few are in memory at a time.
 
@@ -94,13 +99,16 @@ def steps_of(
         The nodes to run.
     given
         Entry ids of the weights that are loaded.
+    reuse
+        What the graph takes from other graphs, and which nodes it runs itself; None for a graph of its own.
 
     Returns
     -------
     steps, rest
         The nodes in order, and the roots of the weights that are loaded in the end.
     """
-    nodes = [i for i in load_time.nodes if graph.nodes[i].func_name != NOP]
+    run = load_time.nodes if reuse is None else reuse.nodes
+    nodes = [i for i in run if graph.nodes[i].func_name != NOP]
     inputs = {i: [memory.root[graph.entry_id(entry)] for entry in graph.nodes[i].inputs] for i in nodes}
     kept = {memory.root[graph.entry_id(entry)] for entry in graph.heads}
     skipped = set(load_time.nodes)
@@ -115,7 +123,7 @@ def steps_of(
         frees = {root for root in inputs[i] if not reads[root] and root not in kept}
         steps.append(Step(i, tuple(sorted(waiting.intersection(inputs[i]))), tuple(sorted(frees))))
         waiting.difference_update(inputs[i])
-    return tuple(steps), tuple(sorted(waiting & kept))
+    return tuple(steps), tuple(sorted((waiting & kept) - (reuse.taken if reuse else frozenset())))
 
 
 def fold(
@@ -126,6 +134,7 @@ def fold(
     given: Mapping[int, ParamEntry],
     data: memoryview,
     execute: Callable[[int], None],
+    shared: SharedMemory | None = None,
 ) -> None:
     """Load the weights and run the load-time nodes, holding as few weights at a time as their order allows.
 
@@ -141,6 +150,8 @@ def fold(
         The parameter file that `given` refers to.
     execute
         Runs a node by its id.
+    shared
+        Memory that other graphs share: what they have computed is not computed again.
 
     Raises
     ------
@@ -153,7 +164,8 @@ def fold(
     if missing:
         name = graph.nodes[_node_of(graph, min(missing))].name
         raise InputError(f"weight {name!r} was freed before: load all weights at once")
-    steps, rest = steps_of(graph, memory, load_time, given)
+    reuse = None if shared is None else _reused(graph, memory, load_time, shared)
+    steps, rest = steps_of(graph, memory, load_time, given, reuse)
     for step in steps:
         for root in step.loads:
             _load(memory, root, given[root], data)
@@ -162,6 +174,21 @@ def fold(
             memory.free(root)
     for root in rest:
         _load(memory, root, given[root], data)
+    if shared is not None and reuse is not None:
+        for root in reuse.keys.keys() - reuse.taken:
+            shared.keep(reuse.keys[root], memory.own(root))
+
+
+def _reused(graph: Graph, memory: GraphMemory, load_time: LoadTime, shared: SharedMemory) -> Reuse:
+    """Take what other graphs have computed."""
+    keys = shared.keys_of(graph, memory, load_time)
+    known = {key for key in keys.values() if shared.constant(key) is not None}
+    reuse = reuse_of(graph, memory, load_time, keys, known)
+    for root in reuse.taken:
+        block = shared.constant(reuse.keys[root])
+        assert block is not None
+        memory.share(root, block)
+    return reuse
 
 
 def _load(memory: GraphMemory, root: int, param: ParamEntry, data: memoryview) -> None:

@@ -11,13 +11,14 @@ from collections.abc import Iterable
 from typing import Final
 
 from agent.bundle.graph import NOP, Graph
+from agent.runtime.shared_memory import SharedMemory
 from agent.runtime.storage import Array, Block, allocate, view
 
 _NO_ROOTS: Final[frozenset[int]] = frozenset()
 
 
 class GraphMemory:
-    """The memory of one graph's entries.
+    """The memory of one graph's entries; with `shared`, inputs and storages are shared with other graphs.
 
     The *root* of an entry is the entry whose memory it uses: itself or, through `__nop`, another.
 
@@ -29,13 +30,15 @@ class GraphMemory:
         Roots whose memory was freed.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, shared: SharedMemory | None = None) -> None:
         self._graph = graph
+        self._shared = shared
         self.root = list(range(graph.num_entries))
         for i, node in enumerate(graph.nodes):
             if node.func_name == NOP:
                 self.root[graph.node_row_ptr[i]] = self.root[graph.entry_id(node.inputs[0])]
-        self._arguments = frozenset(graph.node_row_ptr[i] for i in graph.arg_nodes)
+        self._names = {graph.node_row_ptr[i]: graph.nodes[i].name for i in graph.arg_nodes}
+        self._arguments = frozenset(self._names)
         self._constant = _NO_ROOTS
         # By root: its own memory, and the caller's, which takes precedence.
         self._own: dict[int, Block] = {}
@@ -59,8 +62,13 @@ class GraphMemory:
         self._adopted.pop(root, None)
         block = self._own.get(root)
         if block is None:
-            block = self._own[root] = allocate(self._graph.spec(root).nbytes)
+            block = self._own[root] = self._made(root)
         return block
+
+    def share(self, root: int, block: Block) -> None:
+        """Use a block that another graph filled as a root's own memory."""
+        self._own[root] = block
+        self.freed.discard(root)
 
     def free(self, root: int) -> None:
         """Free a root's own memory."""
@@ -82,6 +90,17 @@ class GraphMemory:
                 sizes[storage] = max(sizes.get(storage, 0), self._graph.spec(entry).nbytes)
         return sizes
 
+    def input_bytes(self) -> dict[str, int]:
+        """Return the size of each input by its name, without the weights."""
+        names = self._names.items()
+        return {name: self._graph.spec(e).nbytes for e, name in names if e not in self._constant}
+
+    def _made(self, root: int) -> Block:
+        nbytes = self._graph.spec(root).nbytes
+        if self._shared is not None and root in self._arguments and root not in self._constant:
+            return self._shared.input(self._names[root])[:nbytes]
+        return allocate(nbytes)
+
     def _block(self, root: int) -> Block:
         adopted = self._adopted.get(root)
         if adopted is not None:
@@ -91,8 +110,15 @@ class GraphMemory:
         storage = self._graph.storage_id[root]
         block = self._pools.get(storage)
         if block is None:
-            block = self._pools[storage] = allocate(self.storage_bytes()[storage])
+            block = self._pools[storage] = self._pool(storage)
         return block
+
+    def _pool(self, storage: int) -> Block:
+        sizes = self.storage_bytes()
+        if self._shared is None:
+            return allocate(sizes[storage])
+        ranked = sorted(sizes, key=lambda each: (-sizes[each], each))
+        return self._shared.pool(ranked.index(storage))[: sizes[storage]]
 
     def _is_own(self, root: int) -> bool:
         return root in self._arguments or root in self._constant

@@ -14,6 +14,7 @@ from agent.bundle.manifest import Samples
 from agent.bundle.params import index_params
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import SelfTestError
+from agent.runtime.bucketed_module import BucketedModule
 from agent.runtime.graph_executor import GraphModule
 from agent.runtime.storage import Array
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def check_samples(
-    module: GraphModule,
+    module: GraphModule | BucketedModule,
     outputs: Sequence[TensorSpec],
     samples: Samples,
     recorded_inputs: ReadableBuffer,
@@ -35,7 +36,7 @@ def check_samples(
     Parameters
     ----------
     module
-        The model, with its weights loaded.
+        The model, with its weights loaded. A sample of a model with buckets has any of its sizes.
     outputs
         The manifest's outputs, in the graph's order.
     samples
@@ -65,11 +66,9 @@ def check_samples(
     names = tuple(module.get_input_info()[0])
     worst = 0.0
     for k in range(samples.count):
-        for name in names:
-            module.set_input(name, _sample(inputs, k, name))
-        module.run()
-        for index, spec in enumerate(outputs):
-            wanted, actual = _sample(expected, k, spec.name), module.output_view(index)
+        actuals = _computed(module, {name: _sample(inputs, k, name) for name in names})
+        for spec, actual in zip(outputs, actuals, strict=True):
+            wanted = _sample(expected, k, spec.name)
             if wanted.shape != actual.shape or wanted.dtype != actual.dtype:
                 raise SelfTestError(
                     f"sample {k}: output {spec.name!r}: expected {wanted.dtype}{wanted.shape}, "
@@ -87,6 +86,16 @@ def check_samples(
                 )
             worst = max(worst, error)
     return worst
+
+
+def _computed(module: GraphModule | BucketedModule, inputs: dict[str, Array]) -> list[Array]:
+    """Run a sample, and return views of the outputs in the graph's order."""
+    if isinstance(module, BucketedModule):
+        return list(module.compute(inputs).values())
+    for name, value in inputs.items():
+        module.set_input(name, value)
+    module.run()
+    return [module.output_view(index) for index in range(module.get_num_outputs())]
 
 
 def relative_error(expected: Array, actual: Array) -> float:

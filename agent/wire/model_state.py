@@ -14,7 +14,7 @@ from typing import Final
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import FormatError
 from agent.wire import document
-from agent.wire.tensors import parse_spec, spec_document
+from agent.wire.tensors import parse_spec, smallest_shape, spec_document
 
 PLATFORM: Final = "edgebundle_graph"
 
@@ -38,7 +38,9 @@ class ModelState:
     name, version
         The manifest's.
     inputs, outputs
-        The graph's tensors.
+        The graph's tensors, in their largest shapes.
+    smallest_inputs, smallest_outputs
+        Their smallest shapes, in the same order; empty if no shape changes.
     ready
         Whether it answers requests.
     state
@@ -68,6 +70,8 @@ class ModelState:
     image_input: str | None
     postprocess: tuple[str, ...]
     next_try_s: float | None = None
+    smallest_inputs: tuple[tuple[int, ...], ...] = ()
+    smallest_outputs: tuple[tuple[int, ...], ...] = ()
 
     def to_bytes(self) -> bytes:
         """Write the document."""
@@ -76,8 +80,8 @@ class ModelState:
                 "name": self.name,
                 "versions": [self.version],
                 "platform": PLATFORM,
-                "inputs": [spec_document(spec) for spec in self.inputs],
-                "outputs": [spec_document(spec) for spec in self.outputs],
+                "inputs": _documents(self.inputs, self.smallest_inputs),
+                "outputs": _documents(self.outputs, self.smallest_outputs),
                 "ready": self.ready,
                 "state": self.state,
                 "message": self.message,
@@ -102,11 +106,15 @@ class ModelState:
         """
         fields = document.parse_object(raw, "the model's state document")
         versions = document.texts(fields.get("versions"))
+        inputs, smallest_inputs = _specs(fields.get("inputs"))
+        outputs, smallest_outputs = _specs(fields.get("outputs"))
         return cls(
             name=document.text(fields.get("name")),
             version=document.text(fields.get("version")) or (versions[0] if versions else ""),
-            inputs=_specs(fields.get("inputs")),
-            outputs=_specs(fields.get("outputs")),
+            inputs=inputs,
+            outputs=outputs,
+            smallest_inputs=smallest_inputs,
+            smallest_outputs=smallest_outputs,
             ready=fields.get("ready") is True,
             state=document.text(fields.get("state")),
             message=document.text(fields.get("message")),
@@ -119,9 +127,18 @@ class ModelState:
         )
 
 
-def _specs(value: object) -> tuple[TensorSpec, ...]:
-    specs = []
+def _documents(
+    specs: tuple[TensorSpec, ...], smallest: tuple[tuple[int, ...], ...]
+) -> list[dict[str, object]]:
+    return [spec_document(s, low) for s, low in zip(specs, smallest or [s.shape for s in specs], strict=True)]
+
+
+def _specs(value: object) -> tuple[tuple[TensorSpec, ...], tuple[tuple[int, ...], ...]]:
+    """Return tensors and their smallest shapes, none of these if no shape changes."""
+    specs, smallest = [], []
     for item in document.items(value):
         with contextlib.suppress(FormatError):
             specs.append(parse_spec(item))
-    return tuple(specs)
+            smallest.append(smallest_shape(item, specs[-1]))
+    changes = any(low != spec.shape for low, spec in zip(smallest, specs, strict=True))
+    return tuple(specs), tuple(smallest) if changes else ()

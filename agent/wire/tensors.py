@@ -5,6 +5,7 @@ Leaves to others: the numbers, which the worker and the builder read and write w
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +20,16 @@ _PROPERTY: Final = re.compile(
 )
 
 
+# Answers of a model describe the same tensors each time. A description that is accepted is short.
+_REMEMBERED_TENSORS: Final = 256
+
+
 def format_tensor(name: str, datatype: str, shape: Sequence[int]) -> str:
     """Return the value of a user property `tensor`, such as `image;FP32;1,3,224,224`."""
     return f"{name};{datatype};{','.join(map(str, shape))}"
 
 
+@functools.lru_cache(maxsize=_REMEMBERED_TENSORS)
 def parse_tensor(text: str) -> TensorSpec:
     """Read the value of a user property `tensor`.
 
@@ -84,13 +90,26 @@ class JsonTensor:
         return cls(parse_spec(value), data, document.optional_text(parameters.get("content_type")))
 
 
-def spec_document(spec: TensorSpec) -> dict[str, object]:
-    """Return name, datatype and shape as a JSON object."""
-    return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
+def spec_document(spec: TensorSpec, smallest: Sequence[int] | None = None) -> dict[str, object]:
+    """Return name, datatype and shape as a JSON object.
+
+    Parameters
+    ----------
+    spec
+        The tensor; if its shape changes, in its largest shape.
+    smallest
+        Its smallest shape. A dimension that changes is -1 in `shape`, as in the Open Inference Protocol, and
+        `shape_min` and `shape_max` have its bounds. None, or the shape itself, if it is fixed.
+    """
+    described: dict[str, object] = {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
+    if smallest is None or tuple(smallest) == spec.shape:
+        return described
+    shape = [high if low == high else -1 for low, high in zip(smallest, spec.shape, strict=True)]
+    return described | {"shape": shape, "shape_min": list(smallest), "shape_max": list(spec.shape)}
 
 
 def parse_spec(value: object) -> TensorSpec:
-    """Read name, datatype and shape from a JSON object.
+    """Read name, datatype and shape from a JSON object; the largest shape if it changes.
 
     Raises
     ------
@@ -98,7 +117,7 @@ def parse_spec(value: object) -> TensorSpec:
         If they are not a tensor's.
     """
     tensor = document.members(value)
-    shape = tensor.get("shape")
+    shape = tensor.get("shape_max", tensor.get("shape"))
     if not isinstance(shape, list):
         raise FormatError(f"expected a tensor with a shape, an array, got {document.shown(shape)}")
     try:
@@ -107,3 +126,12 @@ def parse_spec(value: object) -> TensorSpec:
         )
     except ValueError as error:
         raise FormatError(str(error)) from error
+
+
+def smallest_shape(value: object, spec: TensorSpec) -> tuple[int, ...]:
+    """Read the smallest shape of a tensor from its JSON object; that of `spec` if it is fixed or invalid."""
+    smallest = document.members(value).get("shape_min")
+    if not isinstance(smallest, list) or len(smallest) != len(spec.shape):
+        return spec.shape
+    fits = all(type(low) is int and 0 < low <= high for low, high in zip(smallest, spec.shape, strict=True))
+    return tuple(smallest) if fits else spec.shape

@@ -273,6 +273,16 @@ def jobs_filter(device: str) -> str:
     return f"{PREFIX}/{device}/jobs/+"
 
 
+def all_jobs_filter() -> str:
+    """Return the filter for the jobs of all devices."""
+    return f"{PREFIX}/+/jobs/+"
+
+
+def all_metrics_filter() -> str:
+    """Return the filter for the metrics of all devices."""
+    return f"{PREFIX}/+/metrics"
+
+
 def states_filter() -> str:
     """Return the filter for the states of all devices."""
     return f"{PREFIX}/+/state"
@@ -288,6 +298,11 @@ def models_filter(device: str) -> str:
     return f"{PREFIX}/{device}/models/+/state"
 
 
+def all_models_filter() -> str:
+    """Return the filter for the states of all models of all devices."""
+    return f"{PREFIX}/+/models/+/state"
+
+
 def model_states_filter(model: str) -> str:
     """Return the filter for the states of one model on all devices."""
     return f"{PREFIX}/+/models/{model}/state"
@@ -295,7 +310,7 @@ def model_states_filter(model: str) -> str:
 
 def fleet_filters() -> tuple[str, ...]:
     """Return the filters for the documents of every device about itself and its models."""
-    return (states_filter(), f"{PREFIX}/+/info", f"{PREFIX}/+/models/+/state")
+    return (states_filter(), infos_filter(), all_models_filter())
 
 
 def reports_filter() -> str:

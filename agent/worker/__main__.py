@@ -26,6 +26,7 @@ from agent.worker.channel import Channel
 from agent.worker.frames import Failed, Load, Ready, Request, Share, Stop
 
 if TYPE_CHECKING:
+    from agent.worker.batching import Batching
     from agent.worker.model import Model
 
 _NOT_NEEDED: Final = ("torch", "ml_dtypes")
@@ -49,9 +50,9 @@ def main(arguments: list[str]) -> int:
         channel = Channel(connection)
         try:
             gate = socket.socket(fileno=int(arguments[1])) if arguments[1:] else None
-            model = _load(channel, connection, gate)
-            if model is not None:
-                _serve(channel, model)
+            loaded = _load(channel, connection, gate)
+            if loaded is not None:
+                _serve(channel, *loaded)
         except ChannelError:
             _log.exception("the agent sent an invalid frame")
             return 1
@@ -64,7 +65,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _load(channel: Channel, connection: socket.socket, gate: socket.socket | None) -> Model | None:
+def _load(
+    channel: Channel, connection: socket.socket, gate: socket.socket | None
+) -> tuple[Model, Batching | None] | None:
     received = channel.receive_load()
     if received is None:
         return None
@@ -83,6 +86,7 @@ def _load(channel: Channel, connection: socket.socket, gate: socket.socket | Non
         # tvm-ffi imports these if they are installed, and needs neither: 250 MB and seconds for the first.
         for name in _NOT_NEEDED:
             sys.modules[name] = None  # type: ignore[assignment]
+        from agent.worker.batching import batching_of
         from agent.worker.model import Members, Prepared, load_kernels, load_model
 
         members = Members(dict(zip(load.files, descriptors, strict=True)))
@@ -101,6 +105,7 @@ def _load(channel: Channel, connection: socket.socket, gate: socket.socket | Non
         kernels = load_kernels(members, load.threads)
         sandbox.close_loading(status)
         model = load_model(prepared, members, kernels)
+        batching = batching_of(model, prepared.manifest, load)
     except EdgeError as error:
         channel.send(Failed(error.code, str(error), error.hint))
         return None
@@ -122,10 +127,10 @@ def _load(channel: Channel, connection: socket.socket, gate: socket.socket | Non
             sandbox=str(status),
         )
     )
-    return model
+    return model, batching
 
 
-def _serve(channel: Channel, model: Model) -> None:
+def _serve(channel: Channel, model: Model, batching: Batching | None) -> None:
     while (frame := channel.receive()) is not None:
         if isinstance(frame.header, Stop):
             return
@@ -135,8 +140,11 @@ def _serve(channel: Channel, model: Model) -> None:
             continue
         if not isinstance(frame.header, Request):
             raise ChannelError(f"expected request, share or stop, got {type(frame.header).__name__.lower()}")
-        answer, payload = model.answer(frame.header, memoryview(frame.payload))
-        channel.send(answer, payload)
+        if batching is None:
+            channel.send(*model.answer(frame.header, memoryview(frame.payload)))
+            continue
+        for answer, payload in batching.answers(batching.gather(channel, frame)):
+            channel.send(answer, payload)
 
 
 def _close_others(kept: Iterable[int]) -> None:

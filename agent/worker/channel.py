@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ from agent.worker.frames import (
 
 # Default limit of one request's or answer's payload: a 4000x3000 RGB tensor of uint8 has 36 MB.
 MAX_PAYLOAD_BYTES: Final = 64 * 1024 * 1024
-# SCM_MAX_FD of Linux; a bundle has fewer than ten members.
+# SCM_MAX_FD of Linux; a bundle has at most 64 members.
 MAX_DESCRIPTORS: Final = 253
 # Many small frames are read at once; this is the usual size of a socket's buffer.
 _CHUNK_BYTES: Final = 64 * 1024
@@ -250,6 +251,18 @@ class Channel:
                 return None
             self._ready = self._decoder.buffer_updated(nbytes)
         return self._ready.pop(0)
+
+    def has_frame(self, timeout_s: float) -> bool:
+        """Return whether a frame, or at least its beginning, is there or comes within the time."""
+        if self._ready:
+            return True
+        poll = select.poll()
+        poll.register(self._connection.fileno(), select.POLLIN)
+        return bool(poll.poll(timeout_s * 1e3))
+
+    def put_back(self, frame: Frame) -> None:
+        """Let the next `receive` return this frame again."""
+        self._ready.insert(0, frame)
 
     def receive_load(self) -> tuple[Frame, list[int]] | None:
         """Return the first frame and its descriptors (close-on-exec), or None if the other side closed.

@@ -66,6 +66,8 @@ class Codec:
         Returns the memory of an input by its name.
     cbor
         What `import_cbor` returned.
+    fit
+        For a model whose shapes change, see `agent.worker.raw_tensors.Fit`; None if they are fixed.
     """
 
     def __init__(
@@ -74,12 +76,14 @@ class Codec:
         preprocessor: Preprocessor | None,
         target: Callable[[str], Array],
         cbor: ModuleType | None,
+        fit: raw_tensors.Fit | None = None,
     ) -> None:
         self._manifest = manifest
         self._inputs: dict[str, TensorSpec] = {spec.name: spec for spec in manifest.inputs}
         self._preprocessor = preprocessor
         self._target = target
         self._cbor = cbor
+        self._fit = fit
 
     def answer_type(self, request: Request) -> str:
         """Return the content type of a request's answer.
@@ -115,7 +119,7 @@ class Codec:
         if media_type == JSON:
             return self._decode_document(oip_json.parse(payload), request.id)
         if media_type == RAW:
-            raw_tensors.fill_inputs(payload, request.tensors, self._inputs, self._target)
+            raw_tensors.fill_inputs(payload, request.tensors, self._inputs, self._target, self._fit)
             return Decoded(request.id)
         if media_type in IMAGES:
             return Decoded(request.id, placement=self._decode_image(payload, media_type))
@@ -181,12 +185,15 @@ class Codec:
     def _decode_document(self, document: object, given_id: str | None) -> Decoded:
         request = oip.parse_request(document)
         oip.check_names([tensor.name for tensor in request.inputs], self._inputs)
+        inputs: Mapping[str, TensorSpec] = self._inputs
+        if self._fit is not None:
+            inputs = self._fit({t.name: t.shape for t in request.inputs if t.datatype != "BYTES"}, None)
         placement = None
         for tensor in request.inputs:
             if tensor.datatype == "BYTES":
                 placement = self._decode_image_tensor(tensor)
             else:
-                oip.fill(self._target(tensor.name), self._inputs[tensor.name], tensor)
+                oip.fill(self._target(tensor.name), inputs[tensor.name], tensor)
         return Decoded(request.id if request.id is not None else given_id, request.outputs, placement)
 
     def _decode_image_tensor(self, tensor: oip.RequestTensor) -> Placement:
@@ -211,6 +218,8 @@ class Codec:
         if len(self._inputs) != 1:
             raise InputError(f"expected the inputs {', '.join(map(repr, self._inputs))}, got one image")
         image = self._preprocessor.decode(payload, media_type)
+        if self._fit is not None:
+            self._fit({}, None)
         return self._preprocessor(image, self._target(self._preprocessor.input))
 
     def _parse_cbor(self, payload: memoryview) -> object:

@@ -48,6 +48,10 @@ class Load:
         Pixels of the largest image that is decoded; 0 for the decoder's default.
     require_sandbox
         Refuse to load unless the sandbox is complete.
+    batch
+        Compute requests that wait together, if the model declares a batch.
+    batch_delay_s
+        How long after its arrival a request waits for others.
     """
 
     files: tuple[str, ...]
@@ -57,6 +61,8 @@ class Load:
     cpu_s: int = 0
     max_pixels: int = 0
     require_sandbox: bool = False
+    batch: bool = False
+    batch_delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,8 @@ class Request:
         When its answer becomes useless (`time.monotonic`), or None.
     client_json
         The requester has no user properties (MQTT 3.1.1): the JSON answer has `status` and `message`.
+    by_itself
+        Not to be computed with others: a worker died that had it.
     """
 
     seq: int
@@ -92,6 +100,7 @@ class Request:
     received_s: float = 0.0
     deadline_s: float | None = None
     client_json: bool = False
+    by_itself: bool = False
 
 
 @dataclass(frozen=True, slots=True)

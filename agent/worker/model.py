@@ -16,17 +16,21 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from agent.bundle.graph import Graph
 from agent.bundle.manifest import Manifest
 from agent.errors import DeadlineError, ExecutionError, FormatError, RequestError
+from agent.runtime.bucketed_module import BucketedModule
 from agent.runtime.graph_executor import GraphModule, create
 from agent.runtime.lengths import cut
 from agent.runtime.module import KernelModule
 from agent.runtime.postprocess import Postprocessor
 from agent.runtime.self_test import check_samples
+from agent.runtime.storage import Array
 from agent.wire.answer_head import OK, AnswerHead, one_line
 from agent.wire.content_types import JSON
 from agent.worker.channel import MAX_PAYLOAD_BYTES
-from agent.worker.codec import Codec, Payload, import_cbor
+from agent.worker.codec import Codec, Decoded, Payload, import_cbor
+from agent.worker.fitting import fitting
 from agent.worker.frames import Answer, Load, Request
 
 if TYPE_CHECKING:
@@ -97,21 +101,35 @@ class Model:
     prepared
         Its preprocessing, postprocessing and manifest, set up before the sandbox was closed.
     module
-        The graph with its weights.
+        The graph with its weights, or the graphs of its buckets.
     self_test_error
         Largest relative error of the recorded samples.
     """
 
-    def __init__(self, prepared: Prepared, module: GraphModule, self_test_error: float) -> None:
+    def __init__(
+        self, prepared: Prepared, module: GraphModule | BucketedModule, self_test_error: float
+    ) -> None:
         self.self_test_error = self_test_error
         self._name = prepared.manifest.name
         self._module = module
-        self._outputs = {spec.name: module.output_view(i) for i, spec in enumerate(prepared.manifest.outputs)}
         self._postprocess = prepared.postprocessor
-        self._lengths = prepared.manifest.lengths
-        # Looked up once, so that a request writes straight into the inputs' memory.
-        views = {spec.name: module.input_view(spec.name) for spec in prepared.manifest.inputs}
-        self._codec = Codec(prepared.manifest, prepared.preprocessor, views.__getitem__, prepared.cbor)
+        manifest = prepared.manifest
+        self._lengths = manifest.lengths
+        self._outputs: Callable[[], Mapping[str, Array]]
+        target: Callable[[str], Array]
+        if isinstance(module, BucketedModule):
+            self._outputs, target, fit = module.outputs, module.input_view, fitting(manifest, module)
+        else:
+            # Looked up once, so that a request writes straight into the inputs' memory.
+            outputs = {spec.name: module.output_view(i) for i, spec in enumerate(manifest.outputs)}
+            views = {spec.name: module.input_view(spec.name) for spec in manifest.inputs}
+            self._outputs, target, fit = lambda: outputs, views.__getitem__, None
+        self._codec = Codec(manifest, prepared.preprocessor, target, prepared.cbor, fit)
+
+    @property
+    def module(self) -> GraphModule | BucketedModule:
+        """Its graph, or the graphs of its buckets."""
+        return self._module
 
     @property
     def threads(self) -> int:
@@ -142,27 +160,61 @@ class Model:
         """
         times = [clock()]
         try:
-            media_type = self._codec.answer_type(request)
-            _check_deadline(request, times[0])
-            decoded = self._codec.decode(request, payload)
+            media_type, decoded = self.decode(request, payload, times[0])
             times.append(clock())
             self._module.run()
             times.append(clock())
-            values = self._postprocess(self._outputs, decoded.placement)
-            if self._lengths is not None:
-                values = cut(values, self._outputs, self._lengths)
-            tensors, body = self._codec.encode(request, decoded, media_type, values, MAX_ANSWER_BYTES)
-            times.append(clock())
-        except RequestError as error:
+            return self.encode(request, decoded, media_type, self._outputs(), times, clock)
+        except Exception as error:  # noqa: BLE001 - the outermost loop of a request: one must not end the worker
+            return self.failed(request, error, times, clock)
+
+    def decode(self, request: Request, payload: memoryview, now_s: float) -> tuple[str, Decoded]:
+        """Write a request's tensors into the inputs, and return the content type of its answer.
+
+        Raises
+        ------
+        RequestError
+            If its deadline has passed, or it does not fit the model.
+        """
+        media_type = self._codec.answer_type(request)
+        _check_deadline(request, now_s)
+        return media_type, self._codec.decode(request, payload)
+
+    def encode(
+        self,
+        request: Request,
+        decoded: Decoded,
+        media_type: str,
+        outputs: Mapping[str, Array],
+        times: list[float],
+        clock: Callable[[], float],
+    ) -> tuple[Answer, Payload]:
+        """Turn outputs into a request's answer.
+
+        Raises
+        ------
+        RequestError
+            If the answer cannot be made or encoded.
+        """
+        values = self._postprocess(outputs, decoded.placement)
+        if self._lengths is not None:
+            values = cut(values, outputs, self._lengths)
+        tensors, body = self._codec.encode(request, decoded, media_type, values, MAX_ANSWER_BYTES)
+        times.append(clock())
+        return Answer(request.seq, OK, "", media_type, tensors, **_durations(request, times)), body
+
+    def failed(
+        self, request: Request, error: Exception, times: list[float], clock: Callable[[], float]
+    ) -> tuple[Answer, Payload]:
+        """Return the refusal of a request for which an exception was raised."""
+        if isinstance(error, RequestError):
             return self._refuse(request, error, times, clock)
-        except MemoryError:
+        if isinstance(error, MemoryError):
             refused = ExecutionError("the request needs more memory than the model's limit")
             return self._refuse(request, refused, times, clock)
-        except Exception as error:  # noqa: BLE001 - the outermost loop of a request: one must not end the worker
-            _log.exception("a request failed")
-            refused = ExecutionError(f"the worker failed: {type(error).__name__}")
-            return self._refuse(request, refused, times, clock)
-        return Answer(request.seq, OK, "", media_type, tensors, **_durations(request, times)), body
+        _log.error("a request failed", exc_info=error)
+        refused = ExecutionError(f"the worker failed: {type(error).__name__}")
+        return self._refuse(request, refused, times, clock)
 
     def _refuse(
         self,
@@ -205,11 +257,11 @@ class Prepared:
             # that declare a preprocessing.
             from agent.runtime import pictures, preprocess
 
-            spec = next(spec for spec in manifest.inputs if spec.name == manifest.preprocess.input)
+            spec = next(spec for spec in manifest.smallest_inputs if spec.name == manifest.preprocess.input)
             max_pixels = load.max_pixels or pictures.MAX_PIXELS
             self.preprocessor = preprocess.Preprocessor(manifest.preprocess, spec, max_pixels)
         labels = members.read("labels.txt").splitlines() if "labels.txt" in members else []
-        self.postprocessor = Postprocessor(manifest.postprocess, manifest.outputs, labels)
+        self.postprocessor = Postprocessor(manifest.postprocess, manifest.smallest_outputs, labels)
 
 
 def load_kernels(members: Members, threads: int) -> KernelModule:
@@ -242,11 +294,17 @@ def load_model(prepared: Prepared, members: Members, kernels: KernelModule) -> M
         If a kernel fails.
     """
     manifest = prepared.manifest
-    module = create(members.read("mod.json"), kernels)
+    module: GraphModule | BucketedModule
+    if manifest.buckets is None:
+        module = create(members.read("mod.json"), kernels)
+    else:
+        graphs = [Graph.from_json(members.read(name)) for name in manifest.buckets.members()]
+        module = BucketedModule(manifest.buckets, manifest.inputs, manifest.outputs, graphs, kernels)
     with members.mapped("mod.params") as params:
         module.load_params(params)
     members.close("mod.params")
-    _check_interface(manifest, module)
+    if isinstance(module, GraphModule):
+        _check_interface(manifest, module)
     error = 0.0
     if manifest.samples.count:
         with (

@@ -19,6 +19,10 @@ from agent.wire.content_types import JSON
 from agent.wire.tensors import format_tensor, parse_tensor
 from agent.worker.oip import check_names, datatype_of, fill_raw
 
+# From the shapes of a request's inputs by name, or from the bytes of all of them together, to the inputs that
+# it must have by name; raises InputError.
+Fit = Callable[[Mapping[str, tuple[int, ...]], int | None], Mapping[str, TensorSpec]]
+
 _LENGTH: Final = struct.Struct("<I")
 # They travel in the header of a frame, whose limit is 64 KiB: names may have characters that JSON escapes.
 MAX_DESCRIPTION_CHARACTERS: Final = 24 * 1024
@@ -29,6 +33,7 @@ def fill_inputs(
     properties: Sequence[str],
     inputs: Mapping[str, TensorSpec],
     target: Callable[[str], Array],
+    fit: Fit | None = None,
 ) -> None:
     """Copy a payload's tensors straight into the model's inputs.
 
@@ -40,14 +45,20 @@ def fill_inputs(
         The model's inputs by name.
     target
         Returns the memory of an input by its name.
+    fit
+        For a model whose shapes change: returns the inputs that a request must have, see `Fit`.
 
     Raises
     ------
     InputError
         If tensors or payload do not fit the model's inputs.
     """
-    specs = [_parse(each) for each in properties] or list(inputs.values())
-    if properties:
+    specs = [_parse(each) for each in properties]
+    if fit is not None:
+        inputs = fit({spec.name: spec.shape for spec in specs}, None if properties else payload.nbytes)
+    if not properties:
+        specs = list(inputs.values())
+    else:
         names = [spec.name for spec in specs]
         if len(set(names)) != len(names):
             raise InputError("expected each input once, got a duplicate")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agent.bundle import archive, canonical_json
+from agent.bundle.buckets import Buckets
 from agent.bundle.detection import Objects
 from agent.bundle.keyring import Keyring
 from agent.bundle.manifest import Manifest, Resources
@@ -90,8 +91,9 @@ class BundleReport:
             ("runtime", f"{runtime.abi}, glibc {runtime.glibc} or newer, {runtime.executor} executor"),
             ("compatible", ", ".join(manifest.compatible)),
             ("counter", f"{manifest.security_counter} (security_counter)"),
-            *(("input", _tensor(spec)) for spec in manifest.inputs),
-            *(("output", _tensor(spec)) for spec in manifest.outputs),
+            *(("input", _tensor(spec, manifest.buckets)) for spec in manifest.inputs),
+            *(("output", _tensor(spec, manifest.buckets)) for spec in manifest.outputs),
+            *(("bucket", line) for line in _buckets(manifest)),
             ("before", "nothing" if manifest.preprocess is None else _preprocess(manifest.preprocess)),
             ("after", "nothing" if manifest.postprocess is None else _postprocess(manifest.postprocess)),
             ("parity", _parity(manifest)),
@@ -117,6 +119,16 @@ class BundleReport:
             return "none: devices refuse this bundle"
         claim = "" if self.claimed_key_id is None else f"; it names key {self.claimed_key_id}"
         return f"not checked{claim}: give --trust KEY.pub"
+
+
+def _buckets(manifest: Manifest) -> list[str]:
+    if manifest.buckets is None:
+        return []
+    return [
+        f"{dimension}, computed at {', '.join(map(str, dimension.sizes))}"
+        + (", requests together" if dimension.name == manifest.buckets.batch else "")
+        for dimension in manifest.buckets.dimensions
+    ]
 
 
 def _memory(resources: Resources) -> str:
@@ -178,8 +190,9 @@ def _row(name: str, value: str) -> list[str]:
     )
 
 
-def _tensor(spec: TensorSpec) -> str:
-    return f"{spec.name} {spec.datatype} {list(spec.shape)}"
+def _tensor(spec: TensorSpec, buckets: Buckets | None) -> str:
+    shape = str(list(spec.shape)) if buckets is None else buckets.describe(spec)
+    return f"{spec.name} {spec.datatype} {shape}"
 
 
 def _preprocess(declared: Preprocess) -> str:

@@ -118,6 +118,10 @@ class Package:
             os.close(fd)
         return cls(manifest, MappingProxyType(files), files.pop(SIGNATURE, None))
 
+    def nodes_of(self, kernel: str) -> tuple[str, ...]:
+        """Return the nodes of the model that a kernel computes, as `Operator name`; empty after loading."""
+        return tuple(f"{node.operator} {node.name}" for node in self.nodes if kernel in node.kernels)
+
     def sign(self, key: ec.EllipticCurvePrivateKey) -> Package:
         """Return this package with a signature by an EC P-256 key; equal input gives equal bytes.
 

@@ -24,6 +24,7 @@ from typing import IO, Any, Final, NoReturn, Protocol, TypeAlias, cast
 
 from agent import __version__
 from agent.errors import EdgeError
+from builder.cli.project_defaults import with_project
 from builder.cli.tvmc_flags import instead_of
 from builder.errors import BuildError
 from builder.spelling import closest, did_you_mean
@@ -42,6 +43,7 @@ COLLECT_AFTER: Final = 20_000
 # `edgebundle --help` lists their verbs in this order.
 VERB_MODULES: Final = (
     *(
+        "new",
         "keys",
         "compile",
         "quantize",
@@ -53,6 +55,7 @@ VERB_MODULES: Final = (
         "rpc",
         "fleet",
         "metrics",
+        "dashboard",
         "completion",
     ),
 )
@@ -160,7 +163,7 @@ def _run(arguments: list[str]) -> int:
         parser = _parser()
         if "_ARGCOMPLETE" in os.environ:
             _complete(parser)
-        args, unknown = parser.parse_known_args(arguments)
+        args, unknown = with_project(parser.verbs, arguments, parser.parse_known_args)
         if unknown:  # not left to parse_args, whose hint would not name the verb
             verb = parser.verbs[args.verb]
             verb.fail(f"unrecognized arguments: {' '.join(unknown)}", hint=_meant(verb, unknown))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from builder.running.detection_accuracy import Detection
     from builder.running.local_run import RunResult
 
 _MOST_NAMED: Final = 8  # kinds of objects in the summary
@@ -44,6 +45,32 @@ def table(answers: Mapping[str, Any]) -> list[str]:
             )
         lines.append(line.rstrip())
     return lines
+
+
+def found_objects(answers: Mapping[str, Any] | None) -> list[Detection]:
+    """Return the objects of a detector's answer.
+
+    Raises
+    ------
+    ModelError
+        If the answer is not a detector's.
+    """
+    from builder.errors import ModelError
+    from builder.running.detection_accuracy import Detection
+    from builder.running.drawing import strings
+
+    if answers is None or not {"boxes", "scores", "classes"} <= set(answers):
+        raise ModelError(
+            "--accuracy: expected a bundle that answers with boxes for annotations in JSON, got another one",
+            hint="a classifier takes a CSV table of files and labels; for boxes see docs/your-detector.md",
+        )
+    indices = [int(index) for index in answers["classes"]]
+    labels = strings(answers["labels"]) if "labels" in answers else [str(index) for index in indices]
+    boxes = [(float(x0), float(y0), float(x1), float(y1)) for x0, y0, x1, y1 in answers["boxes"]]
+    return [
+        Detection(label, index, float(score), box)
+        for label, index, score, box in zip(labels, indices, answers["scores"], boxes, strict=True)
+    ]
 
 
 def document(result: RunResult) -> dict[str, object]:

@@ -35,16 +35,22 @@ def add_model_file(parser: Parser) -> None:
     parser.add_argument(
         "model",
         metavar="FILE",
-        help="a model: ONNX (.onnx), TensorFlow Lite (.tflite), PyTorch (.pt2), XGBoost (.json, .ubj) or "
-        "LightGBM (.txt)",
+        help="a model: ONNX (.onnx), TensorFlow Lite (.tflite), PyTorch (.pt2), Keras (.keras, .h5), the "
+        "folder of a SavedModel, XGBoost (.json, .ubj) or LightGBM (.txt)",
     )
     parser.add_argument(
         "--input-shapes",
         metavar='"NAME:[1,3,224,224] ..."',
-        help="shapes of inputs that have symbolic dimensions",
+        help="shapes of inputs that have symbolic dimensions; `compile` also takes bounds: ids:[1,1..512]",
     )
     parser.add_argument(
         "--input-values", metavar='"NAME=VALUE ..."', help="inputs to turn into constants, such as sr=16000"
+    )
+    parser.add_argument(
+        "--python",
+        metavar="PATH",
+        help="a Python that has PyTorch or Keras, for models of theirs (default: $EDGEBUNDLE_PYTHON, or the "
+        "first that has it of this one, the active virtual environment, and python3 of the PATH)",
     )
 
 
@@ -78,6 +84,7 @@ def load_model(args: argparse.Namespace, progress: Callable[[str], None] | None 
         args.model,
         input_shapes=parse_input_shapes(args.input_shapes) if args.input_shapes else None,
         input_values=parse_input_values(args.input_values) if args.input_values else None,
+        python=args.python,
         progress=progress,
     )
 

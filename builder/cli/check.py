@@ -13,7 +13,8 @@ from builder.cli.progress import show_steps
 
 if TYPE_CHECKING:
     from agent.bundle.tensor_spec import TensorSpec
-    from builder.errors import ModelError
+    from builder.compiling.framework_parity import Agreement
+    from builder.errors import InputFault
     from builder.importer import ImportedModel
 
 EXAMPLES: Final = """examples:
@@ -38,22 +39,24 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from builder.errors import ModelError
+    from builder.errors import ModelError, ParityError
 
     try:
         check_model_file(args.model)
         with show_steps(quiet=args.quiet or args.json) as progress:
             progress(f"importing {args.model}")
+            from builder.compiling.framework_parity import check_import
             from builder.compiling.parity import require_reference
 
-            model = load_model(args)
+            model = load_model(args, progress)
             require_reference(model.onnx)
-    except ModelError as error:
+            agreement = check_import(model)
+    except (ModelError, ParityError) as error:
         if args.json:
             print(json.dumps(_refusal(args.model, error)))
         raise
     if args.json:
-        print(json.dumps(_document(args.model, model)))
+        print(json.dumps(_document(args.model, model, agreement)))
         return 0
     print(f"{args.model}: can be compiled")
     for kind, specs in (("input", model.inputs), ("output", model.outputs)):
@@ -61,6 +64,8 @@ def _check(args: argparse.Namespace) -> int:
             print(f"  {kind} {spec.name}: {spec.datatype} [{','.join(map(str, spec.shape))}]")
     for note in model.notes:
         print(f"  {note}")
+    if agreement is not None:
+        print(f"  {agreement.text}")
     return 0
 
 
@@ -68,17 +73,19 @@ def _specs(specs: tuple[TensorSpec, ...]) -> list[dict[str, object]]:
     return [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
 
 
-def _document(path: str, model: ImportedModel) -> dict[str, object]:
+def _document(path: str, model: ImportedModel, agreement: Agreement | None) -> dict[str, object]:
+    compared = {} if agreement is None else {"framework": agreement.framework, "error": agreement.error}
     return {
         "model": path,
         "accepted": True,
         "inputs": _specs(model.inputs),
         "outputs": _specs(model.outputs),
         "notes": list(model.notes),
+        **compared,
     }
 
 
-def _refusal(path: str, error: ModelError) -> dict[str, object]:
+def _refusal(path: str, error: InputFault) -> dict[str, object]:
     from builder.errors import UnsupportedOperatorError
 
     obstacles = error.obstacles if isinstance(error, UnsupportedOperatorError) else ()

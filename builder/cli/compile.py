@@ -18,16 +18,18 @@ from builder.cli.arguments import (
     load_model,
     tolerance,
 )
+from builder.cli.bounded import add_bounds, bucket_lines, check_bounds, compile_bounded
 from builder.cli.early_checks import check_folder_of, check_model, check_records
 from builder.cli.progress import show_steps
-from builder.cli.quantize import add_quantising, check_flags, quantise
+from builder.cli.quantize import PRECISIONS, add_quantising, check_flags, quantise
 from builder.compiling import tolerances
 from builder.compiling.identity import Identity
 
 if TYPE_CHECKING:
-    from builder.bundles.package import Package, UncoveredKernel
+    from builder.bundles.package import Package
     from builder.compiling.recognition import Proposal
     from builder.quantising.report import QuantisationReport
+    from builder.quantising.weights_only import WeightsReport
 
 _NAMED: Final = 3  # kernels without a design space that the summary names
 
@@ -37,6 +39,7 @@ EXAMPLES: Final = """examples:
   edgebundle compile model.onnx --preprocess imagenet --postprocess softmax,top5 --labels synset.txt
   edgebundle compile yolox_nano.onnx --preprocess yolox --postprocess yolox,score_threshold=0.4 --labels coco
   edgebundle compile model.onnx --report nodes.html
+  edgebundle compile bert.onnx --input-shapes "input_ids:[1,s=1..512] attention_mask:[1,s]"
   edgebundle compile model.onnx --preprocess imagenet --precision int8 --calibration pictures/
 """
 
@@ -65,10 +68,12 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument("-O", "--opt-level", type=int, choices=range(4), default=3, help=argparse.SUPPRESS)
     parser.add_argument(
         "--precision",
-        choices=["int8"],
-        help="quantise the model first, as `edgebundle quantize` does (default: compile the model as it is)",
+        choices=PRECISIONS,
+        help="quantise the model first, as `edgebundle quantize` does (default: compile the model as it is); "
+        "int8 needs --calibration, the weights-only ones do not",
     )
     add_quantising(parser)
+    add_bounds(parser)
     manifest = parser.add_argument_group("manifest")
     manifest.add_argument("--name", help="the model's name on devices (default: from the file's name)")
     manifest.add_argument(
@@ -127,6 +132,7 @@ def _compile(args: argparse.Namespace) -> int:
     check_records(args.tuning_records)
     key = read_private(args.sign_key) if args.sign_key else None
     check_flags(args)
+    is_bounded = check_bounds(args)
     output = _output(args)
     if args.report:
         _check_report(args.report)
@@ -143,24 +149,27 @@ def _compile(args: argparse.Namespace) -> int:
 
         target = resolve(args.target)
         progress(f"importing {args.model}")
-        model = load_model(args, progress)
+        model = None if is_bounded else load_model(args, progress)
         quantisation = None
-        if args.precision is not None:
+        if model is not None and args.precision is not None:
             quantised = quantise(args, model, target, progress)
             model, quantisation = quantised.imported(progress), quantised.report
-        if proposal is None and not args.postprocess:  # the file did not say its shapes
+        if model is not None and proposal is None and not args.postprocess:  # the file did not say its shapes
             proposal = recognise(model.inputs, model.outputs)
-        package = compile(
-            model,
-            target,
-            identity=identity,
-            preprocess=args.preprocess,
-            postprocess=args.postprocess,
-            labels=args.labels or labels,
-            tolerance=args.tolerance,
-            tuning_records=args.tuning_records,
-            progress=progress,
-        )
+        if model is None:
+            package = compile_bounded(args, target, identity, labels, progress)
+        else:
+            package = compile(
+                model,
+                target,
+                identity=identity,
+                preprocess=args.preprocess,
+                postprocess=args.postprocess,
+                labels=args.labels or labels,
+                tolerance=args.tolerance,
+                tuning_records=args.tuning_records,
+                progress=progress,
+            )
         if key is not None:
             progress("signing")
             package = package.sign(key)
@@ -251,7 +260,7 @@ def _report(
     package: Package,
     output: str,
     proposal: Proposal | None,
-    quantisation: QuantisationReport | None,
+    quantisation: QuantisationReport | WeightsReport | None,
     *,
     as_json: bool,
 ) -> None:
@@ -272,7 +281,10 @@ def _report(
             "shipped_records": None
             if manifest.provenance.shipped_records is None
             else asdict(manifest.provenance.shipped_records),
-            "no_design_space": [asdict(kernel) for kernel in package.uncovered],
+            "buckets": None if manifest.buckets is None else asdict(manifest.buckets),
+            "no_design_space": [
+                {**asdict(kernel), "nodes": package.nodes_of(kernel.name)} for kernel in package.uncovered
+            ],
             "proposal": None if proposal is None else asdict(proposal),
             "quantisation": None if quantisation is None else quantisation.document(),
         }
@@ -284,6 +296,8 @@ def _report(
         f"needs {manifest.resources.needed_bytes(1) / 1e6:.1f} MB of memory to run"
     )
     print(f"  agrees with {manifest.provenance.reference} to {manifest.provenance.parity_error:.1e}")
+    for line in bucket_lines(manifest.buckets):
+        print(f"  {line}")
     if quantisation is not None:
         print("\n".join(quantisation.lines()))
     if tuning := manifest.provenance.tuning:
@@ -295,17 +309,25 @@ def _report(
         how = "timed" if shipped.board_timed else "chosen by instruction counts, not timed on a board"
         print(f"  shipped tuning records: {shipped.name}, {shipped.kernels} kernels ({how})")
     if package.uncovered:
-        print(f"  {_uncovered(package.uncovered)}")
+        print(f"  {_uncovered(package)}")
     if proposal is not None:
         print(f"  {proposal} (`edgebundle repack {output}` adds them without compiling)")
     if package.signature is None:
         print("  not signed: devices will refuse it; use `edgebundle sign`, or compile with --sign-key")
 
 
-def _uncovered(kernels: Sequence[UncoveredKernel]) -> str:
-    """Return a line such as `3 kernels have no design space (4.1 % of the work): mean, log, sum`."""
+def _uncovered(package: Package) -> str:
+    """Return a line such as `1 kernel has no design space (4.1 % of the work): mean (ReduceMean /norm)`."""
+    kernels = package.uncovered
     share = 100 * sum(kernel.share for kernel in kernels)
-    names = ", ".join(kernel.name[:40] for kernel in kernels[:_NAMED])
+    names = ", ".join(_named(package, kernel.name) for kernel in kernels[:_NAMED])
     more = f" and {len(kernels) - _NAMED} more" if len(kernels) > _NAMED else ""
     have = "1 kernel has" if len(kernels) == 1 else f"{len(kernels)} kernels have"
     return f"{have} no design space ({share:.1f} % of the work): {names}{more}"
+
+
+def _named(package: Package, kernel: str) -> str:
+    """Return a kernel's name with the first of the model's nodes that it computes."""
+    nodes = package.nodes_of(kernel)
+    more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+    return f"{kernel[:40]} ({nodes[0][:60]}{more})" if nodes else kernel[:40]

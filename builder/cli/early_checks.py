@@ -43,6 +43,10 @@ def check_model_file(path: str) -> None:
     """
     check_format(Path(path))
     check_exists(Path(path))
+    if Path(path).suffix.lower() in (".pt", ".pth"):
+        from builder.importer.frameworks.pt2_archive import describe_pt
+
+        raise describe_pt(Path(path))
 
 
 def check_records(folder: str | None) -> None:

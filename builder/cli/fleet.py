@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import add_json, not_negative, positive, seconds
 from builder.cli.progress import print_line
-from builder.cli.refused_bundle import deployment_hint, naming_file
+from builder.cli.refused_bundle import naming_file
+from builder.fleet.hints import deployment_hint
 
 if TYPE_CHECKING:
     from builder.fleet.agents import AgentSummary
     from builder.fleet.deploy import DeployProgress
-    from edgebundle.answer import Answer, Output
+    from edgebundle.answer import Answer
     from edgebundle.broker import Broker
+    from edgebundle.output import Output
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -34,19 +36,36 @@ def _add_deploy(subparsers: SubParsers) -> None:
         "deploy",
         help="deploy a bundle to an agent and wait for the result",
         description="Deploy a bundle to an agent over MQTT. The agent downloads, verifies and tests it, then "
-        "switches to it.\nThe old version serves until the new one has passed its recorded samples.",
+        "switches to it.\nThe old version serves until the new one has passed its recorded samples.\n\n"
+        "Of several bundles of one model (same name, version, security counter, inputs and outputs), the\n"
+        "agent gets the best that its processor can run: one for exactly its core, else the one that uses\n"
+        "most of its CPU features, else the first.",
         epilog="examples:\n"
         "  edgebundle deploy resnet50.bundle --agent kitchen --broker mqtts://broker --cafile ca.pem\n"
         "  edgebundle deploy resnet50.bundle --agent kitchen --broker mqtt://localhost \\\n"
-        "      --source https://files.example/bundles/resnet50.bundle",
+        "      --source https://files.example/bundles/resnet50.bundle\n"
+        "  edgebundle deploy resnet50-int8-pi5.bundle resnet50-pi4.bundle --agent kitchen --broker mqtt://localhost",
     )
-    parser.add_argument("bundle", metavar="FILE", help="the bundle")
-    add_agent(parser)
+    parser.add_argument(
+        "bundles",
+        metavar="FILE",
+        nargs="+",
+        help="the bundle; or several of one model, preferred ones first, or a folder of them",
+    )
+    parser.add_argument(
+        "--agent",
+        required=True,
+        action="append",
+        metavar="NAME",
+        help="an agent's name: `device` in its configuration, the first column of `edgebundle agents`; "
+        "repeatable: to one after the other, and no further after a failure",
+    )
     add_broker(parser)
     parser.add_argument(
         "--source",
         metavar="URL",
-        help="https URL that the agent downloads it from (default: this command sends it over MQTT)",
+        help="https URL that the agent downloads it from, for several bundles one that ends in / (default: "
+        "this command sends it over MQTT)",
     )
     parser.add_argument(
         "--wait",
@@ -75,11 +94,16 @@ def _add_infer(subparsers: SubParsers) -> None:
     parser.add_argument("--model", required=True, metavar="NAME", help="the model's name on the agent")
     parser.add_argument(
         "--input",
-        required=True,
         metavar="FILE",
-        help="a .jpg or .png picture, an .npz of inputs, or a .json request",
+        help="a .jpg or .png picture, an .npz of inputs, or a .json request; - reads a picture from stdin",
     )
     add_broker(parser)
+    parser.add_argument(
+        "--accuracy",
+        metavar="CSV|JSON",
+        help="how often the device's answers are right, as `edgebundle run --accuracy` says; --input may be "
+        "the folder of the pictures",
+    )
     parser.add_argument("--outputs", metavar="FILE", help="write the output tensors to this .npz file")
     parser.add_argument(
         "--print-top",
@@ -169,14 +193,36 @@ def broker_of(args: argparse.Namespace) -> Broker:
 
 
 def _deploy(args: argparse.Namespace) -> int:
-    with naming_file(args.bundle):
-        _check_signed(args.bundle)
-    from builder.errors import FleetError
-    from builder.fleet.deploy import deploy
+    from builder.fleet.bundle_file import BundleFile
+    from builder.fleet.bundle_set import list_files
 
-    with _show_deployment(quiet=args.json) as progress, naming_file(args.bundle):
-        result = deploy(
-            args.bundle, args.agent, broker_of(args), source=args.source, wait_s=args.wait, progress=progress
+    files = list_files(args.bundles)
+    for file in files:
+        with naming_file(str(file)):
+            BundleFile.read(file).require_signature(str(file))
+    for agent in dict.fromkeys(args.agent):
+        _deploy_to(args, files, agent)
+    return 0
+
+
+def _deploy_to(args: argparse.Namespace, files: Sequence[Path], agent: str) -> None:
+    import asyncio
+
+    from builder.errors import FleetError
+    from builder.fleet.deploy_set import deploy_set_async
+
+    name = str(files[0]) if len(files) == 1 else "the bundles"
+    with _show_deployment(quiet=args.json) as steps, naming_file(name):
+        result = asyncio.run(
+            deploy_set_async(
+                files,
+                agent,
+                broker_of(args),
+                source=args.source,
+                wait_s=args.wait,
+                steps=steps,
+                progress=(lambda _line: None) if args.json else print_line,
+            )
         )
     if args.json:
         _print_json(
@@ -207,26 +253,6 @@ def _deploy(args: argparse.Namespace) -> int:
             f"{result.model} {result.version} is in service on {result.agent} "
             f"({result.duration_s:.1f} s, {result.sent_bytes / 1e6:.2f} MB sent{note})"
         )
-    return 0
-
-
-def _check_signed(bundle: str) -> None:
-    """Check that a bundle has a signature: every agent refuses it without one, but only after the upload."""
-    import os
-
-    from agent.bundle.archive import SIGNATURE, read_index
-    from builder.errors import PackageError
-
-    descriptor = os.open(bundle, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        is_signed = any(member.name == SIGNATURE for member in read_index(descriptor))
-    finally:
-        os.close(descriptor)
-    if not is_signed:
-        raise PackageError(
-            f"{bundle}: expected a signed bundle, got one without a signature",
-            hint=f"edgebundle sign {bundle} --sign-key keys/signing.key",
-        )
 
 
 def _infer(args: argparse.Namespace) -> int:
@@ -234,11 +260,15 @@ def _infer(args: argparse.Namespace) -> int:
 
     from builder.errors import FleetError
     from edgebundle.errors import ClientError, RefusedError
-    from edgebundle.request import Request, read_arrays
 
+    if args.input is None and args.accuracy is None:
+        raise FleetError("expected --input, got none", hint="for example --input cat.jpg")
     try:
-        path = Path(args.input)
-        data = read_arrays(path) if path.suffix == ".npz" else Request.from_file(path)
+        if args.accuracy is not None:
+            from builder.cli.device_accuracy import infer_accuracy
+
+            return asyncio.run(infer_accuracy(args, broker_of(args)))
+        data = _given(args.input)
         answers = asyncio.run(_ask(args, data))
     except RefusedError as error:
         if args.json:
@@ -266,6 +296,20 @@ def _infer(args: argparse.Namespace) -> int:
     else:
         _print_answer(answers, args.print_top)
     return 0
+
+
+def _given(name: str) -> object:
+    """Read the file of `--input`; `-` is a picture on standard input."""
+    from edgebundle.errors import UsageError
+    from edgebundle.request import MAX_REQUEST_BYTES, Request, read_arrays
+
+    if name != "-":
+        path = Path(name)
+        return read_arrays(path) if path.suffix == ".npz" else Request.from_file(path)
+    try:
+        return Request.image(sys.stdin.buffer.read(MAX_REQUEST_BYTES + 1))
+    except UsageError as error:
+        raise UsageError(f"standard input: {error.message}", hint=error.hint) from error
 
 
 async def _ask(args: argparse.Namespace, data: object) -> list[Answer]:

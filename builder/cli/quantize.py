@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
     from builder.importer import ImportedModel
     from builder.quantising.quantise import QuantisedModel
+    from builder.quantising.weights_only import WeightsOnlyModel
     from builder.target.device_target import DeviceTarget
 
+# What `compile` and `quantize` take; all but the first are weights-only.
+PRECISIONS: Final = ("int8", "weights-int8", "weights-int4", "weights-fp16")
 EXAMPLES: Final = """examples:
   edgebundle quantize model.onnx --calibration pictures/ --preprocess imagenet -o model-int8.onnx
   edgebundle quantize model.onnx --calibration samples.npz --max-drop 1 --report model-int8.html
   edgebundle quantize model.onnx --calibration pictures/ --preprocess imagenet --labels classes.csv
+  edgebundle quantize model.onnx --precision weights-int4
 """
 _WANTED: Final = (
     "give --calibration a folder of about 100 to 300 pictures (with --preprocess), or an .npz file with an "
@@ -34,10 +38,12 @@ def add_parsers(subparsers: SubParsers) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "quantize",
-        help="turn a float model into a model in int8",
+        help="turn a float model into a model in int8, or only its weights into few bits",
         description="Turn a float model into a model in int8 (ONNX with QuantizeLinear and\n"
         "DequantizeLinear), which `edgebundle compile` takes like any other model. Calibration data are\n"
-        "samples of what the model will see; nothing is trained.",
+        "samples of what the model will see; nothing is trained. The precisions weights-int8,\n"
+        "weights-int4 and weights-fp16 only store the weights in few bits: they need no calibration\n"
+        "data, and the arithmetic stays float32.",
         epilog=EXAMPLES,
     )
     add_model(parser)
@@ -45,10 +51,10 @@ def add_parsers(subparsers: SubParsers) -> None:
         "-o",
         "--output",
         metavar="OUT",
-        help="the model to write (default: MODEL-int8.onnx in this folder, for a file MODEL.onnx)",
+        help="the model to write (default: MODEL-int8.onnx in this folder, for a file MODEL.onnx and int8)",
     )
     parser.add_argument(
-        "--precision", choices=["int8"], default="int8", help="what to quantise to (default: %(default)s)"
+        "--precision", choices=PRECISIONS, default="int8", help="what to quantise to (default: %(default)s)"
     )
     parser.add_argument(
         "--preprocess",
@@ -117,8 +123,19 @@ def quantise(
     model: ImportedModel,
     target: DeviceTarget,
     progress: Callable[[str], None],
-) -> QuantisedModel:
-    """Quantise a model as the flags of `add_quantising` say."""
+) -> QuantisedModel | WeightsOnlyModel:
+    """Quantise a model as `--precision` and the flags of `add_quantising` say."""
+    if args.precision != "int8":
+        from builder.quantising.weights_only import quantize_weights
+
+        return quantize_weights(
+            model,
+            args.precision,
+            calibration=args.calibration,
+            preprocess=args.preprocess,
+            labels=args.calibration_labels,
+            progress=progress,
+        )
     from builder.quantising.quantise import MAX_DROP, MAX_FLOAT, Limits, quantize
 
     limits = Limits(
@@ -144,7 +161,9 @@ def check_flags(args: argparse.Namespace) -> None:
     from builder.errors import ModelError
 
     if args.precision is not None:
-        if args.calibration is None:
+        if args.precision != "int8":
+            _check_weights_only(args)
+        elif args.calibration is None:
             raise ModelError("expected calibration data to quantise with, got none", hint=_WANTED)
         return
     flags = (
@@ -163,11 +182,28 @@ def check_flags(args: argparse.Namespace) -> None:
         )
 
 
+def _check_weights_only(args: argparse.Namespace) -> None:
+    """Refuse flags that only int8 has a use for, and labels without samples."""
+    from builder.errors import ModelError
+
+    flags = ("max_drop", "min_sqnr", "max_float", "metric", "activations")
+    given = [f"--{name.replace('_', '-')}" for name in flags if getattr(args, name) is not None]
+    if given:
+        raise ModelError(
+            f"{given[0]}: expected --precision int8 beside it, got {args.precision}",
+            hint="weights-only quantisation has no limits to set: it says what it cost",
+        )
+    if args.calibration_labels is not None and args.calibration is None:
+        raise ModelError(
+            "expected calibration data beside the labels, got none", hint="name them with --calibration"
+        )
+
+
 def _quantize(args: argparse.Namespace) -> int:
     from builder.errors import ModelError
 
     # Check the paths first: quantising takes minutes.
-    output = Path(args.output or f"{Path(args.model).stem}-int8.onnx")
+    output = Path(args.output or f"{Path(args.model).stem}-{args.precision}.onnx")
     for path in [output] if args.report is None else [output, Path(args.report)]:
         if path.is_dir():
             raise ModelError(f"{path}: expected a file, got a folder", hint=f"name the file: {path}/NAME")
@@ -180,21 +216,31 @@ def _quantize(args: argparse.Namespace) -> int:
             f"{output}: expected another file than the model itself", hint="name another with -o"
         )
     check_flags(args)
+    if args.report is not None and args.precision != "int8":
+        raise ModelError(
+            f"--report: expected --precision int8 beside it, got {args.precision}",
+            hint="weights-only quantisation has no blocks to show",
+        )
     with show_steps(quiet=args.quiet or args.json) as progress:
         progress("loading the compiler")
-        from builder.quantising.picture import write_picture
         from builder.target.device_target import resolve
 
         target = resolve(args.target)
         progress(f"importing {args.model}")
         result = quantise(args, load_model(args, progress), target, progress)
+        from builder.quantising.picture import write_picture
+        from builder.quantising.report import QuantisationReport
+
         result.save(output)
-        if args.report is not None:
+        if isinstance(result.report, QuantisationReport) and args.report is not None:
             write_picture(result.report, args.report)
     if args.json:
         print(json.dumps({"model": str(output), "report": result.report.document()}))
         return 0
-    print(f"{output}: {result.name} in int8, activations in {result.report.activations}")
+    if isinstance(result.report, QuantisationReport):
+        print(f"{output}: {result.name} in int8, activations in {result.report.activations}")
+    else:
+        print(f"{output}: {result.name} with {args.precision}, arithmetic in float32")
     print("\n".join(result.report.lines()))
     return 0
 

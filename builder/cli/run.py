@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.errors import EdgeError
 from builder.cli import EXIT_INPUT, Parser, SubParsers
-from builder.cli.answers import Summary, document, draw_answer, drawn_names, table
+from builder.cli.answers import Summary, document, draw_answer, drawn_names, found_objects, table
 from builder.cli.arguments import add_json, milliseconds, positive
 from builder.cli.early_checks import check_folder_of
 
@@ -27,6 +27,7 @@ RUN_EXAMPLES: Final = """examples:
   edgebundle run yolox.bundle --inputs street.jpg --draw drawn.jpg
   edgebundle run yolox.bundle --inputs photos/ --draw drawn/
   edgebundle run resnet50.bundle --accuracy photos/labels.csv
+  edgebundle run yolox.bundle --inputs photos/ --accuracy instances.json
   edgebundle run model.bundle --fill-mode ones --print-top 5
   edgebundle run model.bundle --rpc-tracker lab:9190 --rpc-key rpi4 --print-time
 """
@@ -72,9 +73,10 @@ def add_parsers(subparsers: SubParsers) -> None:
     )
     parser.add_argument(
         "--accuracy",
-        metavar="CSV",
-        help="of a classifier: top-1 and top-5 on pictures with known classes, rows of file and label; "
-        "files are relative to the table",
+        metavar="CSV|JSON",
+        help="how often the answers are right. Of a classifier: top-1 and top-5, from a table with rows of "
+        "file and label; of a detector: mAP, from COCO's annotations (JSON). Files are relative to it, "
+        "unless --inputs names their folder",
     )
     parser.add_argument(
         "-o", "--outputs", "--output", metavar="NPZ", help="write output_0, output_1, ... to this .npz file"
@@ -144,6 +146,11 @@ def _add_fill_mode(parser: Parser) -> None:
 
 def _add_common(parser: Parser) -> None:
     parser.add_argument(
+        "--input-shapes",
+        metavar='"NAME:[1,17] ..."',
+        help="shapes of inputs that are filled, for a model whose shapes change (default: the largest)",
+    )
+    parser.add_argument(
         "--threads", type=positive, metavar="N", help="threads that run kernels (default: all CPUs)"
     )
     add_json(parser)
@@ -167,6 +174,17 @@ def _board(args: argparse.Namespace) -> dict[str, str] | None:
     return None if args.rpc_tracker is None else {"tracker": args.rpc_tracker, "key": args.rpc_key}
 
 
+def _shapes(args: argparse.Namespace) -> dict[str, tuple[int, ...]] | None:
+    from builder.errors import ShapeError
+    from builder.importer import parse_input_shapes
+
+    if args.input_shapes is None:
+        return None
+    if args.rpc_tracker is not None:
+        raise ShapeError("--input-shapes: expected this machine, got a board", hint="give the inputs instead")
+    return parse_input_shapes(args.input_shapes)
+
+
 def _run_on_board(*args: Any, **kwargs: Any) -> RunResult:  # noqa: ANN401 - the arguments of builder.run
     from builder.boards.remote_run import run_on_board
 
@@ -178,7 +196,14 @@ def _profile_report(package: Package, args: argparse.Namespace, number: int) -> 
     if board is None:
         from builder.running.local_run import profile
 
-        return profile(package, args.inputs, fill_mode=args.fill_mode, number=number, threads=args.threads)
+        return profile(
+            package,
+            args.inputs,
+            fill_mode=args.fill_mode,
+            number=number,
+            threads=args.threads,
+            input_shapes=_shapes(args),
+        )
     from builder.boards.remote_run import profile_on_board
 
     return profile_on_board(
@@ -209,10 +234,11 @@ def _bundle_and_inputs(args: argparse.Namespace) -> tuple[str, list[str]]:
     from builder.errors import ModelError
 
     names = [name for group in args.inputs or () for name in group]
-    if args.bundle is not None:
-        return args.bundle, names
+    # First the last word: a bundle that is not named there may be that of the folder's project.
     if len(names) > 1 and names[-1].endswith(".bundle"):
         return names.pop(), names
+    if args.bundle is not None:
+        return args.bundle, names
     raise ModelError(
         "expected a bundle, got none", hint="for example edgebundle run model.bundle --inputs cat.jpg"
     )
@@ -237,7 +263,8 @@ def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> i
         _show_input(package, given, args.show_input)
     drawn = drawn_names([Path(given)], args.draw)[0] if args.draw and given else None
     board = _board(args)
-    run_it = run if board is None else partial(_run_on_board, **board)
+    shaped = partial(run, input_shapes=_shapes(args))
+    run_it = shaped if board is None else partial(_run_on_board, **board)
     result = run_it(
         package,
         given,
@@ -300,17 +327,24 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
 
     from builder.errors import BuildError, ModelError
     from builder.running.accuracy import Accuracy, read_truths
+    from builder.running.detection_accuracy import DetectionAccuracy
     from builder.running.input_files import input_files
     from builder.running.local_run import Runner
 
     for flag in ("outputs", "print_time", "print_top", "profile", "show_input", "rpc_tracker"):
         if getattr(args, flag):
             raise ModelError(f"--{flag.replace('_', '-')}: expected one input, got several or --accuracy")
-    truths = {}
-    if args.accuracy:
+    truths, detections = {}, None
+    if args.accuracy and args.accuracy.endswith(".json"):
+        detections = DetectionAccuracy(args.accuracy)
+    elif args.accuracy:
         labels = package.members.get("labels.txt", b"").decode().splitlines()
         truths = {truth.file: truth for truth in read_truths(args.accuracy, labels)}
-    files = input_files(names) if names else list(truths)
+    files = input_files(names) if names else list(truths) if detections is None else detections.files
+    if detections is not None:
+        files = [file for file in files if detections.has(file)]
+        if not files:
+            raise ModelError(f"--accuracy: {args.accuracy} does not have the pictures of {', '.join(names)}")
     if missing := [file for file in files if truths and file not in truths]:
         raise ModelError(f"--accuracy: {args.accuracy} has no row for {missing[0]}")
     drawn = drawn_names(files, args.draw) if args.draw else [None] * len(files)
@@ -321,6 +355,8 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
             print(f"\r\033[K{number} of {len(files)}: {file.name[:60]}", end="", file=sys.stderr, flush=True)
         try:
             result = runner(file, args.fill_mode)
+            if detections is not None:
+                detections.add(file, found_objects(result.answers))
             if output is not None:
                 draw_answer(file, result.answers, output)
         except (BuildError, EdgeError, OSError) as error:
@@ -335,17 +371,18 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
             accuracy.add(result.get_output("output_0"), truths[file])
         if args.json:
             documents.append({"file": str(file), **document(result)})
-        elif not truths:
+        elif not args.accuracy:
             _clear_line()
             _print_lines([f"{file}:", *table(result.answers or {})])
     _clear_line()
     if args.json:
-        counts = {"pictures": accuracy.pictures, "top1": accuracy.top1, "top5": accuracy.top5}
-        print(json.dumps({"results": documents, "failed": failed} | ({"accuracy": counts} if truths else {})))
+        numbers = accuracy.document() if detections is None else detections.document()
+        counts = {"accuracy": numbers} if args.accuracy else {}
+        print(json.dumps({"results": documents, "failed": failed} | counts))
     else:
         print(summary.line(time.monotonic() - began, failed))
-        if truths:
-            print(accuracy)
+        if args.accuracy:
+            print(accuracy if detections is None else detections)
     return EXIT_INPUT if failed else 0
 
 
@@ -377,8 +414,14 @@ def _profile(args: argparse.Namespace) -> int:
     report = _profile_report(package, args, number=args.number)
     if args.html:
         from builder.bundles.graph_page import write_page
+        from builder.running.inputs import Picture, read_inputs
+        from builder.running.sizes import timed_bucket
 
-        write_page(package, args.html, report, other)
+        given = read_inputs(args.inputs, package.manifest.inputs)
+        values = {} if isinstance(given, Picture) else given
+        shapes = {s.name: s.shape for s in package.manifest.smallest_inputs}
+        shapes = shapes if isinstance(given, Picture) else _shapes(args) or {}
+        write_page(timed_bucket(package, values, shapes), args.html, report, other)
     print(report.json() if args.json else report.table(aggregate=not args.calls))
     return 0
 

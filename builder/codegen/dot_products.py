@@ -7,6 +7,9 @@ a short loop, the group, over adjacent elements of both factors:
         for g in range(group):
             sums[s + v] += int32(x[a + g]) * int32(weights[b + v * group + g])
 
+The group may be two loops, over halves `h` and the elements of a half, where weights are stored by halves:
+`weights[b + 2 * lanes * h + 2 * v + g]`.
+
 LLVM does not find the instruction for such loops. So they are written here: with the instruction if the
 processor has it, else with arithmetic that any processor has. So the kernels of another device also run on
 this machine, and give exactly the same sums. All sums wrap around as int32.
@@ -17,6 +20,7 @@ What the instructions compute: Intel 64 and IA-32 Architectures Software Develop
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -77,14 +81,19 @@ class _DotLoop:
 
     Attributes
     ----------
-    lanes, group
-        Extents of the loop and of the one inside it.
+    lanes
+        Its extent.
+    members
+        For each element of the group, its place among the weights of a step.
+    stride
+        Weights from one lane to the next.
     sums, data, weights
         Buffers, each with the index of its first element.
     """
 
     lanes: int
-    group: int
+    members: tuple[int, ...]
+    stride: int
     sums: tuple[tirx.Buffer, tirx.Expr]
     data: tuple[tirx.Buffer, tirx.Expr]
     weights: tuple[tirx.Buffer, tirx.Expr]
@@ -98,39 +107,56 @@ class _DotLoop:
         BuildError
             If it has another form than described above: a fault of the design space.
         """
-        lane, lanes, body = loop.loop_var, int(loop.extent), loop.body
-        group, member = 1, None
-        if isinstance(body, tirx.For):
-            member, group, body = body.loop_var, int(body.extent), body.body
+        lanes, body = int(loop.extent), loop.body
+        variables, extents = [loop.loop_var], []
+        while isinstance(body, tirx.For):
+            variables.append(body.loop_var)
+            extents.append(int(body.extent))
+            body = body.body
         if not isinstance(body, tirx.BufferStore):
             raise BuildError(f"expected one sum in a loop of products, got {type(body).__name__}")
         factors = _factors(body)
         if factors is None:
             raise BuildError(f"expected a sum of products of integers, got {body.value}")
-        variables = [lane] if member is None else [lane, member]
 
-        def place(load: TensorLoad | tirx.BufferStore, source: tirx.Buffer, *steps: int) -> tirx.Expr:
+        def place(load: TensorLoad | tirx.BufferStore, source: tirx.Buffer, *wanted: list[int]) -> tirx.Expr:
             (index,) = load.indices
             parts = sym.detect_linear_equation(index, variables)
-            wanted = steps[: len(variables)]
-            if not parts or [int(p) if isinstance(p, tirx.IntImm) else None for p in parts[:-1]] != [*wanted]:
+            steps = [int(p) if isinstance(p, tirx.IntImm) else None for p in parts[:-1]]
+            if not parts or steps not in wanted:
                 raise BuildError(f"expected adjacent elements of {source.name}, got the index {index}")
             return parts[-1]
 
+        group = math.prod(extents)
+        inside = [math.prod(extents[at + 1 :]) for at in range(len(extents))]
+        straight, halves = [group, *inside], [2, 2 * lanes, 1]
         data, weights = factors
+        places = [straight, halves] if len(extents) == 2 else [straight]
+        datum = place(data, data.source, [0, *inside])
+        first = place(weights, weights.source, *places)
+        is_straight = sym.detect_linear_equation(weights.indices[0], variables)[0].value == group
+        members = range(group) if is_straight else (2 * lanes * h + g for h in range(2) for g in range(2))
         return cls(
             lanes,
-            group,
-            (body.buffer, place(body, body.buffer, 1, 0)),
-            (data.source, place(data, data.source, 0, 1)),
-            (weights.source, place(weights, weights.source, group, 1)),
+            tuple(members),
+            group if is_straight else 2,
+            (body.buffer, place(body, body.buffer, [1, *[0] * len(extents)])),
+            (data.source, datum),
+            (weights.source, first),
         )
+
+    @property
+    def group(self) -> int:
+        """Elements that are added to one sum."""
+        return len(self.members)
 
     def write(self, dot: Dot) -> tirx.Stmt:
         """Return the loop with an instruction of `dot` for each vector, or without one if it does not fit."""
-        fits = self.group == dot.group and self.lanes % dot.lanes == 0
+        group = dot.word_group if str(self.data[0].dtype) == "int16" else dot.group
+        halves = self.stride != self.group
+        fits = self.group == group and self.lanes % dot.lanes == 0 and halves == dot.halves
         dtypes = (str(self.data[0].dtype), str(self.weights[0].dtype))
-        if dot.name in _INSTRUCTIONS and fits and dtypes == (dot.data, "int8"):
+        if dot.name in _INSTRUCTIONS and fits and dtypes in ((dot.data, "int8"), ("int16", dot.data)):
             return self._vectors(dot.lanes, lambda first: _INSTRUCTIONS[dot.name](self, first, dot))
         return self._vectors(self.lanes, self._plain)
 
@@ -147,9 +173,9 @@ class _DotLoop:
         """Return the sums of all lanes, in arithmetic that any processor has."""
         (weights, w), (data, a) = self.weights, self.data
         total = self.old_sums(first, self.lanes)
-        for member in range(self.group):
-            factor = tirx.Broadcast(tirx.BufferLoad(data, [a + member]).astype("int32"), self.lanes)
-            index = w + member if self.lanes == 1 else tirx.Ramp(w + member, _int(self.group), self.lanes)
+        for number, member in enumerate(self.members):
+            factor = tirx.Broadcast(tirx.BufferLoad(data, [a + number]).astype("int32"), self.lanes)
+            index = w + member if self.lanes == 1 else tirx.Ramp(w + member, _int(self.stride), self.lanes)
             total = total + factor * tirx.BufferLoad(weights, [index]).astype(f"int32x{self.lanes}")
         return total
 
@@ -221,6 +247,20 @@ def _pairs(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
     return loop.old_sums(first, dot.lanes) + pairs
 
 
+def _halves(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
+    """Return old sums and the sums of pairs of 16-bit sums of two products (SMULL, SMLAL, SADALP)."""
+    pairs = tirx.reinterpret("int16x8", loop.repeated_data(dot.lanes))
+    repeated = tirx.reinterpret("int8x16", tirx.Shuffle([pairs], [_int(k // 4) for k in range(8)]))
+    weights = loop.some_weights(first, dot.lanes)
+
+    def half(vector: tirx.Expr, number: int) -> tirx.Expr:
+        part = tirx.Shuffle([vector], [_int(8 * number + k) for k in range(8)])
+        return part.astype("int16x8")
+
+    products = half(weights, 0) * half(repeated, 0) + half(weights, 1) * half(repeated, 1)
+    return loop.old_sums(first, dot.lanes) + _intrinsic(dot.name, f"int32x{dot.lanes}", products)
+
+
 _INSTRUCTIONS: Final[Mapping[str, Callable[[_DotLoop, int, Dot], tirx.Expr]]] = {
     "x86.avx512.vpdpbusd.512": _added,
     "x86.avx512.vpdpbusd.256": _added,
@@ -228,4 +268,5 @@ _INSTRUCTIONS: Final[Mapping[str, Callable[[_DotLoop, int, Dot], tirx.Expr]]] = 
     "x86.avx2.pmadd.wd": _pairs,
     "x86.sse2.pmadd.wd": _pairs,
     "aarch64.neon.sdot.v4i32.v16i8": _turned,
+    "aarch64.neon.saddlp": _halves,
 }

@@ -8,10 +8,10 @@ right.
 So the reference computes each tensor of bytes from the tensors that *we* computed before it. If ours is
 right, it differs only where the reference's own number is halfway between two steps, and then by one. A scale
 that is wrong by two percent, a wrong zero point, padding with 0, a missing limit or truncation differ
-elsewhere, or by more. Which of our tensors is which
-of the model's is found by their numbers: fusion, layouts and byte types leave no names. If none is close, the
-reference's own tensor goes on, and the next block is larger. A fault that leaves none close is thus seen at
-the outputs, which are always compared.
+elsewhere, or by more. Fusion, layouts and byte types leave no names, so which of our tensors is which of the
+model's is found by their numbers. If none is close, the comparison goes on with the reference's own tensor,
+and the next block is larger. A fault that leaves none close is seen at the outputs, which are always
+compared.
 
 The reference is ONNX Runtime without its optimiser, which computes as the standard defines.
 """
@@ -183,7 +183,7 @@ def compare_blocks(
         del pool[at]
         known[name] = own
         found.append(
-            _block(name, steps, _is_halfway(source, expected, *graph.parameters(node)), str(expected.dtype))
+            _block(name, steps, _is_halfway(source, expected, graph.parameters(node)[0]), str(expected.dtype))
         )
     expected_outputs = graph.compute(graph.outputs, known)
     found += _quantised_outputs(graph, model, outputs, expected_outputs, known)
@@ -219,14 +219,13 @@ def _quantised_outputs(
         dtype = str(theirs.dtype)
         if rounded is not None and rounded.op_type == "QuantizeLinear":
             source, bytes_ = graph.compute([rounded.input[0], rounded.output[0]], known)
-            halfway = _is_halfway(source, bytes_, *graph.parameters(rounded))
+            halfway = _is_halfway(source, bytes_, graph.parameters(rounded)[0])
             dtype = str(bytes_.dtype)
         yield _block(name, (own.astype(np.float64) - theirs.astype(np.float64)) / step, halfway, dtype)
 
 
-def _is_halfway(source: Array, rounded: Array, scale: Floats, zero: Floats) -> npt.NDArray[np.bool_] | bool:
+def _is_halfway(source: Array, rounded: Array, scale: Floats) -> npt.NDArray[np.bool_] | bool:
     """Return where numbers are halfway between two steps; nowhere if the scale is not one constant."""
-    del zero
     if scale.size != 1 or str(rounded.dtype) not in _BYTES:
         return False
     steps = source.astype(np.float64) / scale.item()

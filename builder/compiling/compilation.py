@@ -39,7 +39,7 @@ from builder.bundles.package import Package, digests
 from builder.codegen.graph_codegen import generate
 from builder.codegen.kernel_object import compile_kernels, compile_object, count_flops
 from builder.codegen.link.linker import describe, link
-from builder.compiling import block_parity, declarations, parity, tolerances
+from builder.compiling import block_parity, declarations, framework_parity, parity, tolerances
 from builder.compiling.footprint import resources_of
 from builder.compiling.identity import Identity, bundle_name
 from builder.compiling.labels import Labels, read_named_labels, usable_labels
@@ -131,9 +131,9 @@ def compile(
 
     progress(f"lowering for {device.name} ({device.cpu})")
     shipped = None if tuning_records == NONE else shipped_for(device)
-    tuned = _Tuned()
+    tuned = Tuned()
     if tuning_records is not None and tuning_records != NONE:
-        tuned = _tuned(tuning_records, device, model, progress)
+        tuned = tuned_with(tuning_records, device, model, progress)
     lowered = lower(model.mod, device, Schedules(tuned.best, shipped, progress=progress))
     if tuned.best is not None:
         progress(f"schedules from tuning records for {len(tuned.best.used)} kernels")
@@ -149,9 +149,10 @@ def compile(
 
     progress("comparing with the reference")
     inputs = make_inputs(model.inputs, model.onnx, before)
-    runnable = code if device.is_native else _build_for_host(lowered.kernels)
+    runnable = code if device.is_native else build_for_host(lowered.kernels)
     module = _debug_executor(runnable, graph.graph, params)
-    compared = _compared(model, module, inputs, tolerance, progress)
+    compared = compare_model(model, module, inputs, tolerance, progress)
+    framework_parity.check_kernels(model, module, tolerance, progress)
 
     members = {
         "mod.so": code,
@@ -162,7 +163,7 @@ def compile(
     }
     if label_lines is not None:
         members["labels.txt"] = label_lines
-    manifest = _manifest(
+    manifest = describe_model(
         identity,
         device,
         model,
@@ -178,7 +179,7 @@ def compile(
 
 
 @dataclass(frozen=True, slots=True)
-class _Compared:
+class Compared:
     """A comparison with the reference that a model has passed.
 
     Attributes
@@ -196,13 +197,13 @@ class _Compared:
     self_test_rtol: float
 
 
-def _compared(
+def compare_model(
     model: ImportedModel,
     module: GraphModuleDebug,
     inputs: Mapping[str, npt.NDArray[np.generic]],
     tolerance: float | None,
     progress: Progress,
-) -> _Compared:
+) -> Compared:
     """Compare a compiled model with the reference.
 
     Raises
@@ -218,7 +219,7 @@ def _compared(
     module.run()
     outputs = [np.array(module.get_output(i)) for i in range(len(names))]
     half = any(spec.datatype == "FP16" for spec in model.outputs)
-    run = parity.run_as_defined if quantised else parity.reference_outputs
+    run = parity.run_as_defined if parity.is_approximated(model.onnx) else parity.reference_outputs
     reference = run(model.onnx, inputs)
     agreement = parity.compare(names, outputs, reference)
     rtol = tolerances.self_test_rtol(agreement.error, half=half)
@@ -236,8 +237,8 @@ def _compared(
     # The bytes of a quantised model are the same on every device, but for a few that are rounded to the other
     # step; so devices compare with what was computed here, not with the reference.
     if not quantised:
-        return _Compared(agreement, reference, rtol)
-    return _Compared(agreement, outputs, max(rtol, tolerances.STEP))
+        return Compared(agreement, reference, rtol)
+    return Compared(agreement, outputs, max(rtol, tolerances.STEP))
 
 
 def _check_in_double_precision(
@@ -275,7 +276,7 @@ def _debug_executor(code: bytes, graph: Graph, params: bytes) -> GraphModuleDebu
 
 
 @dataclass(frozen=True, slots=True)
-class _Tuned:
+class Tuned:
     """What a compilation takes from tuning records.
 
     Attributes
@@ -293,9 +294,16 @@ class _Tuned:
     comparison: Tuning | None = None
 
 
-def _tuned(
+def tuned_with(
     records: Records | str | os.PathLike[str], device: DeviceTarget, model: ImportedModel, progress: Progress
-) -> _Tuned:
+) -> Tuned:
+    """Read tuning records, and say what a compilation takes from them.
+
+    Raises
+    ------
+    RecordsError
+        If they cannot be read, or are for another target.
+    """
     if isinstance(records, Records):
         records.meta.check_target(device, str(records.path))
     else:
@@ -305,7 +313,7 @@ def _tuned(
     result = records.meta.models.get(model.source_sha256)
     if result is not None and not result.use:
         progress("the tuned model was slower as a whole, so it is compiled without its records")
-        return _Tuned(None, records.digest(), None)
+        return Tuned(None, records.digest(), None)
     comparison = None
     if result is not None and result.ratio is not None and result.ratio.is_gain and result.board is not None:
         ratio = result.ratio
@@ -318,10 +326,10 @@ def _tuned(
             ratio.high,
             ratio.pairs,
         )
-    return _Tuned(BestRecords(records), records.digest(), comparison)
+    return Tuned(BestRecords(records), records.digest(), comparison)
 
 
-def _manifest(
+def describe_model(
     identity: Identity,
     device: DeviceTarget,
     model: ImportedModel,
@@ -330,8 +338,8 @@ def _manifest(
     preprocess: Preprocess | None,
     postprocess: Postprocess | None,
     resources: Resources,
-    compared: _Compared,
-    tuned: _Tuned,
+    compared: Compared,
+    tuned: Tuned,
     shipped: ShippedChoices | None,
 ) -> Manifest:
     """Describe a compiled model and the files of its bundle.
@@ -380,7 +388,8 @@ def _declare(shipped: ShippedChoices | None) -> ManifestShipped | None:
     return ManifestShipped(records.name, records.digest(), len(shipped.used), records.board_timed)
 
 
-def _build_for_host(kernels: tvm.IRModule) -> bytes:
+def build_for_host(kernels: tvm.IRModule) -> bytes:
+    """Build kernels that were scheduled for a device as a library for this machine."""
     host = resolve("host")
     return link(compile_object(kernels, host), host)
 

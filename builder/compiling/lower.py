@@ -15,6 +15,7 @@ from tvm.ir import Call
 
 from builder.importer.spans import carry
 from builder.kernels.decisions import UNTUNED, Schedules
+from builder.kernels.passes.blocked import keep_blocks, write_blocks
 from builder.kernels.passes.canonical import canonicalise
 from builder.kernels.passes.classic import write_classic
 from builder.kernels.passes.convolutions import to_conv2d
@@ -73,7 +74,8 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     t = relax.transform
     with target.tvm_target:
         mod = recognise(canonicalise(_convolutions(mod, target)))
-        mod = write_classic(write_recurrent(choose_layouts(mod, target), target), target)
+        mod = write_blocks(choose_layouts(mod, target), target)
+        mod = write_classic(write_recurrent(mod, target), target)
         mod = carry(mod, legalise(mod))
         # No constant folding from here on: it would transform weights now instead of at load.
         mod = _run(mod, t.AnnotateTIROpPattern(), t.DeadCodeElimination(["main"]))
@@ -87,7 +89,7 @@ def _run(mod: tvm.IRModule, *passes: tvm.transform.Pass) -> tvm.IRModule:
 
 def _convolutions(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     """Write all convolutions as two-dimensional ones, and those of bytes with their integers."""
-    mod = to_conv2d(mod)
+    mod = to_conv2d(keep_blocks(mod))
     whole = use_integers(mod, target)
     # What is not computed with integers has its weights as constants only now.
     return mod if whole.same_as(mod) else to_conv2d(whole)

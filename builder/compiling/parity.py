@@ -45,6 +45,9 @@ REFUSALS: tuple[type[Exception], ...] = (
     TypeError,
 )
 
+# What ONNX Runtime's optimiser may fuse into kernels of its own.
+_QUANTISED: Final = frozenset({"DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear"})
+
 REFERENCE: Final = f"onnxruntime {ort.__version__}"
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
@@ -145,6 +148,14 @@ def run_as_defined(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArray[n
     The parameters, results and errors are those of `reference_outputs`.
     """
     return _run(_session(model, ort.GraphOptimizationLevel.ORT_DISABLE_ALL), inputs)
+
+
+def is_approximated(model: onnx.ModelProto) -> bool:
+    """Whether ONNX Runtime's optimiser may replace layers of a model by approximations.
+
+    It multiplies by dequantised weights with kernels that round the other operand to int8.
+    """
+    return any(node.op_type in _QUANTISED for node in model.graph.node)
 
 
 def _run(session: ort.InferenceSession, inputs: Arrays) -> list[npt.NDArray[np.generic]]:

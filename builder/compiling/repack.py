@@ -14,6 +14,7 @@ from agent.bundle.processing import Postprocess
 from agent.errors import MixAndMatchError
 from builder.bundles.package import Package, digests
 from builder.compiling import declarations
+from builder.compiling.bucket_plan import check_declared
 from builder.compiling.identity import Identity
 from builder.compiling.labels import Labels, check_labels, read_named_labels
 from builder.errors import ModelError
@@ -66,13 +67,15 @@ def repack(
     identity.check()
     before, after = manifest.preprocess, manifest.postprocess
     if preprocess is not None:
-        before = None if preprocess == NONE else declarations.preprocess(preprocess, manifest.inputs)
+        before = None if preprocess == NONE else declarations.preprocess(preprocess, manifest.smallest_inputs)
     if postprocess is not None:
         after = (
             None
             if postprocess == NONE
-            else declarations.postprocess(postprocess, manifest.outputs, manifest.inputs)
+            else declarations.postprocess(postprocess, manifest.smallest_outputs, manifest.smallest_inputs)
         )
+    if manifest.buckets is not None:
+        check_declared(manifest.buckets, before, after)
     members = _with_labels(package, labels, after)
     changes: Mapping[str, Any] = {
         "name": identity.name or manifest.name,
@@ -92,7 +95,7 @@ def repack(
 def _with_labels(package: Package, labels: Labels | None, after: Postprocess | None) -> dict[str, bytes]:
     members = dict(package.members)
     old = members.pop(_LABELS, b"")
-    outputs = package.manifest.outputs
+    outputs = package.manifest.smallest_outputs
     lines: bytes | None
     if labels is None and old:
         try:

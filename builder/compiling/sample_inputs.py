@@ -78,6 +78,12 @@ def make_inputs(
     return arrays
 
 
+def masks(inputs: Sequence[TensorSpec], model: onnx.ModelProto) -> list[str]:
+    """Return the integer and boolean inputs that `make_inputs` fills like a mask: mostly 1, sometimes 0."""
+    others = _table_sizes(model).keys() | _quantised(model)
+    return [spec.name for spec in inputs if np.dtype(spec.dtype).kind != "f" and spec.name not in others]
+
+
 def _pixels(spec: TensorSpec, preprocess: Preprocess, rng: np.random.Generator) -> npt.NDArray[np.float64]:
     pixels = rng.integers(0, 256, spec.shape).astype(np.float64) * preprocess.scale
     channels = (1, -1, 1, 1) if preprocess.layout == "NCHW" else (1, 1, 1, -1)
@@ -152,6 +158,8 @@ def _table_sizes(model: onnx.ModelProto) -> dict[str, int]:
     for node in graph.node:
         if node.op_type in _TRANSPARENT and node.input and node.input[0] in origin:
             origin[node.output[0]] = origin[node.input[0]]
+        elif node.op_type == "DequantizeLinear" and node.input[0] in shapes:
+            shapes[node.output[0]] = shapes[node.input[0]]
         elif node.op_type == "Gather" and node.input[0] in shapes and node.input[1] in origin:
             axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
             name = origin[node.input[1]]

@@ -8,7 +8,6 @@ Leaves to others: every check. The agent trusts nothing that is sent from here.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 import time
 from collections.abc import Callable
@@ -16,16 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from agent.bundle.archive import MANIFEST, read_index, read_member
-from agent.bundle.manifest import Manifest
-from agent.bundle.names import format_digest, hex_digest
+from agent.bundle.names import hex_digest
 from agent.errors import BundleError, SelfTestError
 from agent.mqtt.message import Message
 from agent.wire import topics
 from agent.wire.desired import MQTT_SOURCE, DesiredModel
 from agent.wire.job import JobState, Status
 from agent.wire.reported import CONFLICT, ServiceState
-from builder.errors import FleetError, PackageError
+from builder.errors import FleetError
+from builder.fleet.bundle_file import BundleFile
 from builder.fleet.client import Client
 from builder.fleet.desired import DesiredState
 from builder.fleet.offer import Offer
@@ -151,16 +149,16 @@ async def deploy_async(
     if not topics.is_device_name(agent):
         raise FleetError(f"expected the name of an agent, got {agent!r:.80}")
     with Offer(bundle) as offer:
-        manifest, digest = await asyncio.to_thread(_read, bundle)
+        file = await asyncio.to_thread(BundleFile.read, bundle)
         wanted = DesiredModel(
-            model=manifest.name,
-            digest=digest,
+            model=file.manifest.name,
+            digest=file.digest,
             size=offer.size,
-            version=manifest.version,
-            job=f"deploy-{hex_digest(digest)[:12]}-{secrets.token_hex(4)}",
+            version=file.manifest.version,
+            job=f"deploy-{hex_digest(file.digest)[:12]}-{secrets.token_hex(4)}",
             sources=(source or MQTT_SOURCE,),
         )
-        task = _Deployment(agent, wanted, offer, progress or (lambda _progress: None))
+        task = Deployment(agent, wanted, offer, progress or (lambda _progress: None))
         async with Client(broker, task.on_message, on_up=task.on_up) as client:
             result = await task.run(client, wait_s)
     if result is None:
@@ -168,14 +166,26 @@ async def deploy_async(
     return result
 
 
-class _Deployment:
-    """One deployment, until its job has ended."""
+class Deployment:
+    """One deployment, until its job has ended.
+
+    Parameters
+    ----------
+    agent
+        The device's name.
+    wanted
+        What should run.
+    offer
+        The bundle's file; None for a bundle that the agent has.
+    progress
+        Called with every change.
+    """
 
     def __init__(
         self,
         agent: str,
         wanted: DesiredModel,
-        offer: Offer,
+        offer: Offer | None,
         progress: Callable[[DeployProgress], None],
     ) -> None:
         self._agent = agent
@@ -220,7 +230,7 @@ class _Deployment:
             result=job.result or "",
             code=job.code or "",
             message=job.message or "",
-            sent_bytes=self._offer.sent,
+            sent_bytes=0 if self._offer is None else self._offer.sent,
             duration_s=time.monotonic() - began,
         )
 
@@ -264,7 +274,7 @@ class _Deployment:
 
     def _send_blocks(self, want: bytes) -> None:
         assert self._client is not None
-        for offset, data in self._offer.blocks(want):
+        for offset, data in () if self._offer is None else self._offer.blocks(want):
             topic = topics.format_topic(topics.Block(self._agent, self._hex, offset))
             self._client.publish(topic, data, qos=0)
 
@@ -335,12 +345,3 @@ class _Deployment:
             f"{self._agent} had not finished after {wait_s:g} s: {self._job.status} {self._job.step or ''}",
             hint="the agent goes on if it has the bundle or a --source; otherwise deploy it again",
         )
-
-
-def _read(path: Path) -> tuple[Manifest, str]:
-    with path.open("rb") as file:
-        digest = format_digest(hashlib.file_digest(file, "sha256").hexdigest())
-        members = {member.name: member for member in read_index(file.fileno())}
-        if MANIFEST not in members:
-            raise PackageError(f"{path} has no {MANIFEST}")
-        return Manifest.from_bytes(read_member(file.fileno(), members[MANIFEST])), digest

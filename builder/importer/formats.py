@@ -17,32 +17,47 @@ from builder.errors import ModelError
 from builder.importer.classic.boosted import to_onnx
 from builder.importer.classic.lightgbm_file import read_lightgbm
 from builder.importer.classic.xgboost_file import read_xgboost
-from builder.importer.model_file import file_sha256
+from builder.importer.frameworks.conversion import Settings
+from builder.importer.frameworks.keras import SUFFIXES as KERAS_SUFFIXES
+from builder.importer.frameworks.keras import load_keras
+from builder.importer.frameworks.pt2_archive import describe_pt
+from builder.importer.frameworks.pytorch import is_in_memory, load_in_memory, load_program
 from builder.importer.onnx_import import ImportedModel, import_onnx
-from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
-from builder.model_path import check_format
+from builder.model_path import check_format, is_saved_model
 
 # Models of boosted trees, in the formats of the libraries that trained them.
 _BOOSTED: Final = frozenset({".json", ".ubj", ".txt"})
+# What torch.save and torch.jit.save write.
+_PICKLED: Final = frozenset({".pt", ".pth"})
 
 
 def load(
-    path: str | os.PathLike[str],
+    model: str | os.PathLike[str] | object,
+    example_inputs: object = None,
     *,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     input_values: Mapping[str, ArrayLike] | None = None,
+    python: str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ImportedModel:
-    """Import a model file; its suffix decides the format.
+    """Import a model file, whose suffix decides the format, or a model of PyTorch in memory.
 
     Parameters
     ----------
-    path
-        A program saved by `torch.export.save` (`.pt2`; needs `torch` and `onnxscript`), a TensorFlow Lite
-        file (`.tflite`), a model saved by XGBoost (`.json`, `.ubj`) or by LightGBM (`.txt`), or an ONNX
-        model (any other suffix).
+    model
+        The path of a program saved by `torch.export.save` (`.pt2`), of a model of Keras (`.keras`, `.h5`),
+        of a SavedModel's folder, of a TensorFlow Lite file (`.tflite`), of a model saved by XGBoost
+        (`.json`, `.ubj`) or by LightGBM (`.txt`), or of an ONNX model (any other suffix). Or a
+        `torch.nn.Module` or a `torch.export.ExportedProgram`.
+    example_inputs
+        The arguments of a module's `forward`: a tensor, a tuple of tensors, or a dict from a name to a
+        tensor. Their shapes become the model's.
     input_shapes, input_values, progress
         As in `import_onnx`.
+    python
+        Path of a Python that has PyTorch or Keras, for models that need them. With None, the environment
+        variable `EDGEBUNDLE_PYTHON` names it; without that, it is looked for: this one, the active virtual
+        environment, and `python3` of the `PATH`.
 
     Raises
     ------
@@ -55,16 +70,28 @@ def load(
     ParityError
         If LiteRT is installed and gives other numbers for a `.tflite` file.
     """
-    path = Path(path)
+    settings = Settings(input_shapes, input_values, None if python is None else os.fspath(python), progress)
+    if is_in_memory(model):
+        return load_in_memory(model, example_inputs, settings)
+    if not isinstance(model, (str, os.PathLike)):
+        raise ModelError(
+            f"expected a path, or a module or program of PyTorch, got {type(model).__name__}",
+            hint="save the model to a file first",
+        )
+    path = Path(model)
     check_format(path)
     suffix = path.suffix.lower()
     if suffix == ".tflite":
         return _load_tflite(path, input_shapes, input_values, progress)
+    if suffix in _PICKLED:
+        raise describe_pt(path)
+    if suffix in KERAS_SUFFIXES or is_saved_model(path):
+        return load_keras(path, settings)
     if suffix in _BOOSTED:
         return _load_boosted(path, input_shapes, input_values, progress)
     if suffix != ".pt2":
         return import_onnx(path, input_shapes=input_shapes, input_values=input_values, progress=progress)
-    return _load_exported_program(path, input_shapes, input_values, progress)
+    return load_program(path, settings)
 
 
 def _load_tflite(
@@ -113,31 +140,3 @@ def _load_boosted(
         to_onnx(boosted, path.stem), input_shapes=input_shapes, input_values=input_values, progress=progress
     )
     return replace(model, source_sha256=digest, name=path.stem, notes=(*notes, *model.notes))
-
-
-def _load_exported_program(
-    path: Path,
-    input_shapes: Mapping[str, Sequence[int]] | None,
-    input_values: Mapping[str, ArrayLike] | None,
-    progress: Callable[[str], None] | None,
-) -> ImportedModel:
-    digest = file_sha256(path)
-    try:
-        import onnxscript
-        import torch
-    except ImportError as error:
-        raise ModelError(
-            f"importing {path} needs the package {error.name}, which is not installed",
-            hint="pip install torch onnxscript, or export the model to ONNX on a machine with PyTorch",
-        ) from error
-    del onnxscript
-    try:
-        with quiet(), torch.no_grad():
-            program = torch.export.load(path)
-            exported = torch.onnx.export(program, dynamo=True)
-    except FOREIGN_FAILURES as error:
-        raise ModelError(f"PyTorch cannot read or export {path}: {first_line(error)}") from error
-    model = import_onnx(
-        exported.model_proto, input_shapes=input_shapes, input_values=input_values, progress=progress
-    )
-    return replace(model, source_sha256=digest, name=path.stem)

@@ -109,7 +109,7 @@ def _check_size(model: onnx.ModelProto) -> None:
     if grown > MAX_MODEL_BYTES:
         raise ModelError(
             f"expected a model of at most {MAX_MODEL_BYTES} bytes when its weights are float32, got {grown}",
-            hint="quantise or prune the model: half-precision weights are stored as float32",
+            hint="quantise or prune the model: half-precision weights are imported as float32",
         )
 
 
@@ -122,10 +122,10 @@ def _note(graph: OnnxGraph, names: str) -> str:
     made = (name for node in walk_nodes(graph.proto) if node.op_type not in _MOVING for name in node.output)
     computes = any(_is_half(graph, name) for name in made)
     stored = 2 * sum(_count(tensor) for tensor in graph.proto.initializer if tensor.data_type in HALVES)
-    sizes = f": {stored / 1e6:.1f} MB become {2 * stored / 1e6:.1f} MB in the bundle" if stored > 1e5 else ""
+    sizes = f": {stored / 1e6:.1f} MB become {2 * stored / 1e6:.1f} MB in memory" if stored > 1e5 else ""
     if computes:
         return f"computed in float32: the model is in {names}" + (f"; its weights{sizes}" if sizes else "")
-    return f"stored in float32: weights in {names}{sizes}" if stored else ""
+    return f"computed in float32: weights in {names}{sizes}" if stored else ""
 
 
 def _is_half(graph: OnnxGraph, name: str) -> bool:

@@ -49,7 +49,12 @@ def parse_input_shapes(text: str) -> dict[str, tuple[int, ...]]:
     ShapeError
         If the text is malformed, a name is repeated, or a dimension is not a positive integer.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
+    return {name: _dims(name, dims) for name, dims in split_entries(text).items()}
+
+
+def split_entries(text: str) -> dict[str, str]:
+    """Return the input names and what is between their brackets; errors are those of `parse_input_shapes`."""
+    shapes: dict[str, str] = {}
     position = 0
     end = len(text.rstrip())
     while position < end:
@@ -62,7 +67,7 @@ def parse_input_shapes(text: str) -> dict[str, tuple[int, ...]]:
         name = match["name"]
         if name in shapes:
             raise ShapeError(f"expected one shape for each input, got two for '{name}'", hint=SHAPES_HINT)
-        shapes[name] = _dims(name, match["dims"])
+        shapes[name] = match["dims"]
         position = match.end()
     if not shapes:
         raise ShapeError("expected NAME:[DIM,...] in the input shapes, got nothing", hint=SHAPES_HINT)

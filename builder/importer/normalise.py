@@ -22,10 +22,10 @@ from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.half_precision import widen_halves
 from builder.importer.narrow_types import widen_narrow_weights
 from builder.importer.onnx_graph import OnnxGraph, ValueType, name_nodes, value_type
-from builder.importer.opset import convert_opset
+from builder.importer.opset import WITH_BLOCKS, convert_opset, raise_opset
 from builder.importer.relax_module import supported_operators
 from builder.importer.rewrites import apply_rewrites
-from builder.importer.rewrites.microsoft import has_contrib, replace_contrib
+from builder.importer.rewrites.microsoft import has_contrib, needs_blocks, replace_contrib
 from builder.importer.shapes import refuse_huge_values
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.static_inputs import Shapes, Values, fix_inputs
@@ -67,6 +67,13 @@ def normalise(
     if has_contrib(model):
         # Before anything else: ONNX cannot infer the types of what reads these operators.
         model = convert_opset(model)
+        if needs_blocks(model):
+            model = raise_opset(model, WITH_BLOCKS)
+            if model.opset_import[0].version < WITH_BLOCKS:
+                progress(
+                    f"weights of MatMulNBits become float32: ONNX cannot convert this model to opset "
+                    f"{WITH_BLOCKS}"
+                )
         replace_contrib(model)
     widen_halves(model, progress)
     return simplify(convert_opset(model))

@@ -18,6 +18,7 @@ from builder.errors import FrontEndError, ModelError
 from builder.importer import advice
 from builder.importer.bounded.padding import bounded_outputs
 from builder.importer.classic.strings import replace_strings
+from builder.importer.frameworks.sample import FrameworkSample
 from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.model_file import ModelFile, read_model
 from builder.importer.normalise import normalise, simplify
@@ -56,6 +57,8 @@ class ImportedModel:
     lengths
         Axes of outputs whose length is only known at run time. These outputs are padded with zeros, and their
         lengths are the last of `outputs`.
+    reference
+        What the model's own framework makes of one set of inputs; None if no framework was asked.
     """
 
     mod: IRModule
@@ -69,6 +72,7 @@ class ImportedModel:
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
     lengths: tuple[OutputLength, ...] = ()
+    reference: FrameworkSample | None = None
 
 
 def import_onnx(

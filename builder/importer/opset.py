@@ -14,8 +14,11 @@ from builder.importer.weights import put_back, without_large_weights
 
 # The oldest opset whose operators all have the form that the front end and the rewrites expect.
 OLDEST: Final = 17
+# The first opset with blocks in DequantizeLinear.
+WITH_BLOCKS: Final = 21
 # The newest opset that ONNX Runtime promises to run (26 in version 1.31).
 NEWEST: Final = 26
+_IR_OF_OPSET_21: Final = 10
 
 
 def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -42,6 +45,27 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     if [value.type for value in converted.graph.input] != [value.type for value in model.graph.input]:
         return model  # the converter of Scan drops the batch from the model's inputs
     return converted
+
+
+def raise_opset(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
+    """Convert a model to a newer opset.
+
+    Returns
+    -------
+    onnx.ModelProto
+        The converted model, or the model itself if it is as new, or if ONNX cannot convert an operator.
+    """
+    if model.opset_import[0].version >= version:
+        return model
+    try:
+        with quiet():
+            converted = version_converter.convert_version(without_large_weights(model), version)
+    except FOREIGN_FAILURES:
+        return model
+    put_back(converted, model)
+    converted.ir_version = max(converted.ir_version, _IR_OF_OPSET_21)
+    same = [value.type for value in converted.graph.input] == [value.type for value in model.graph.input]
+    return converted if same else model
 
 
 def _means_the_same(model: onnx.ModelProto, version: int) -> bool:

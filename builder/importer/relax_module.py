@@ -19,6 +19,7 @@ from builder.errors import FrontEndError, ModelError
 from builder.importer import integer_products
 from builder.importer.bit_cast import OPERATOR as BIT_CAST
 from builder.importer.bit_cast import BitCast
+from builder.importer.blocked_weights import BlockedDequantisation
 from builder.importer.classic.kept import is_kept, kept_converters, with_placeholders
 from builder.importer.recurrent_call import GATES, recurrent_converters
 from builder.importer.relax_cleanup import clean_up
@@ -79,6 +80,7 @@ def _own_converters() -> Iterator[None]:
             **recurrent_converters(),
             integer_products.NAME: integer_products.IntegerProduct(),
             BIT_CAST: BitCast(),
+            "DequantizeLinear": BlockedDequantisation(),
         }
 
     onnx_frontend._get_convert_map = with_ours

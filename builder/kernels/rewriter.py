@@ -12,11 +12,13 @@ from typing import Final, TypeVar
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, te, tirx
 from tvm.ir import Call, GenericConst, Op
 
 from builder.importer.spans import TracingBuilder
 
+# With fewer, a node to widen them costs more bytes than it saves.
+_FEWEST_HALVES: Final = 1024
 # Operators that change the shape without moving data (row-major, contiguous): the graph keeps each of them as
 # another name for its input's storage.
 RESHAPES: Final = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
@@ -130,15 +132,53 @@ def emit_weights(bb: relax.BlockBuilder, weights: np.ndarray) -> relax.Expr:
     """Return float32 weights as a constant.
 
     Weights that are small integers, as those of a quantised layer, are kept as int8 in the bundle and
-    converted when it is loaded.
+    converted when it is loaded. Those that are all numbers of float16 are kept as its bits.
     """
     if weights.dtype != np.float32 or not weights.size:
         return relax.const(weights)
-    with np.errstate(invalid="ignore"):  # others become any integer
-        small = weights.astype(np.int8)
-    if not np.array_equal(small, weights):
+    if is_small_integers(weights):
+        return bb.emit(relax.op.astype(relax.const(weights.astype(np.int8)), "float32"))
+    if not is_halves(weights):
         return relax.const(weights)
-    return bb.emit(relax.op.astype(relax.const(small), "float32"))
+    bits = relax.const(weights.astype(np.float16).view(np.uint16))
+    return bb.emit(bb.call_te(widened, bits, primfunc_name_hint="widened", primfunc_attrs={"op_pattern": 8}))
+
+
+def is_small_integers(weights: np.ndarray) -> bool:
+    """Whether all elements are integers that int8 holds."""
+    with np.errstate(invalid="ignore"):  # others become any integer
+        return np.array_equal(weights[:1].astype(np.int8), weights[:1]) and np.array_equal(
+            weights.astype(np.int8), weights
+        )
+
+
+def is_halves(weights: np.ndarray) -> bool:
+    """Whether weights are worth keeping as float16: many, and all finite numbers of that type."""
+    if weights.dtype != np.float32 or weights.size < _FEWEST_HALVES:
+        return False
+    for part in (weights[:1], weights):
+        with np.errstate(over="ignore"):
+            halves = part.astype(np.float16)
+        if not (np.isfinite(halves).all() and np.array_equal(halves.astype(np.float32), part)):
+            return False
+    return True
+
+
+def widened(bits: te.Tensor) -> te.Tensor:
+    """Return numbers of float16 as float32, from their bits: not every processor has an instruction for it.
+
+    Numbers below 2^-14 have no implicit 1 before the point; the others have another bias of the exponent.
+    """
+
+    def element(*i: tirx.Var) -> tirx.Expr:
+        half = bits(*i).astype("int32")
+        size = half & 0x7FFF
+        small = size.astype("float32") * tirx.const(2.0**-24, "float32")
+        other = tirx.reinterpret("float32", (size << 13) + (112 << 23))
+        value = tirx.Select(size < 0x400, small, other)
+        return tirx.Select(half >= 0x8000, -value, value)
+
+    return te.compute(bits.shape, element, name="widened")
 
 
 def users_of(main: relax.Function) -> Mapping[relax.Var, int]:

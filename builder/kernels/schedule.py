@@ -20,12 +20,14 @@ from builder.kernels.decisions import UNTUNED, Chooser, Schedules, Shipped
 from builder.kernels.postprocessing import postprocess
 from builder.kernels.signature import SPACE_MARK, signature_of
 from builder.kernels.spaces import (
+    blocked_matmul,
     columns,
     convolution,
     depthwise,
     fallback,
     integer_convolution,
     integer_matmul,
+    integer_winograd,
     matmul,
     planes,
     pooling,
@@ -39,11 +41,14 @@ from builder.target.device_target import DeviceTarget
 Schedule = Callable[[st.Schedule, st.schedule.SBlockRV, DeviceTarget, Chooser], None]
 
 SPACES: Final[Mapping[str, Schedule]] = {
+    blocked_matmul.KIND: blocked_matmul.schedule,
     columns.KIND: columns.schedule,
     convolution.KIND: convolution.schedule,
     depthwise.KIND: depthwise.schedule,
     integer_convolution.KIND: integer_convolution.schedule,
     integer_matmul.KIND: integer_matmul.schedule,
+    integer_winograd.KIND: integer_winograd.schedule,
+    integer_winograd.WEIGHTS_KIND: winograd.schedule_weights,
     matmul.KIND: matmul.schedule,
     matmul.BATCHED: matmul.schedule_batched,
     planes.KIND: planes.schedule,

@@ -13,11 +13,14 @@ from typing import Final
 
 SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "batch_matmul": 10,
+    "blocked_matmul": 1,
     "columns": 10,
     "conv2d": 10,
     "depthwise": 10,
     "integer_conv2d": 1,
     "integer_matmul": 1,
+    "integer_winograd": 1,
+    "integer_winograd_weights": 1,
     "matmul": 10,
     "planes": 1,
     "pool": 10,

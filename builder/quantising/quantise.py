@@ -7,7 +7,6 @@ enough. The same input gives the same bytes. Leaves compiling to `builder.compil
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -319,8 +318,10 @@ class _Work:
         drop = agreement.drop
         if drop is not None:
             return drop <= self._limits.max_drop + 1e-9
+        if agreement.sqnr_db is None:  # nothing to lose: no output is a float
+            return True
         wanted = self._limits.min_sqnr_db
-        return (agreement.sqnr_db or math.inf) >= (GOOD_SQNR_DB if wanted is None else wanted)
+        return agreement.sqnr_db >= (GOOD_SQNR_DB if wanted is None else wanted)
 
     def _leave_in_float(
         self, first: _Attempt, isolated: Mapping[str, float]

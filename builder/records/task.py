@@ -27,6 +27,8 @@ class Task:
         Floating-point operations of one call.
     space
         All points that can be chosen.
+    nodes
+        The nodes of the model that its first call computes, as `Operator name`; empty if they are not known.
     """
 
     index: int
@@ -37,3 +39,9 @@ class Task:
     calls: int
     flops: float
     space: DesignSpace
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """What a person calls it: the first node that it computes, or else its function."""
+        return self.nodes[0] if self.nodes else self.name

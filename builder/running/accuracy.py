@@ -37,6 +37,58 @@ class Truth:
     index: int
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the table.
+
+    Attributes
+    ----------
+    number
+        The line, from 1.
+    file
+        The picture.
+    label
+        The name of its class, or the class's number.
+    """
+
+    number: int
+    file: Path
+    label: str
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """Read a CSV table of two columns: a file, relative to the table's folder, and a label.
+
+    Parameters
+    ----------
+    path
+        The table. A first row `file,label` is a heading.
+
+    Raises
+    ------
+    ModelError
+        If the table cannot be read, or has no rows.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > MAX_TABLE_BYTES:
+            raise ModelError(f"{path}: expected at most {MAX_TABLE_BYTES} bytes")
+        rows = list(csv.reader(path.read_text("utf-8-sig").splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ModelError(f"{path}: expected a CSV table ({error})") from error
+    found = []
+    for number, row in enumerate(rows, 1):
+        cells = [cell.strip() for cell in row]
+        if not any(cells) or (number == 1 and cells[:2] == ["file", "label"]):
+            continue
+        if len(cells) != 2:
+            raise ModelError(f"{path}:{number}: expected a file and a label, got {len(cells)} columns")
+        found.append(Row(number, path.parent / cells[0], cells[1]))
+    if not found:
+        raise ModelError(f"{path}: expected rows of a file and a label, got none")
+    return found
+
+
 def read_truths(path: str | Path, labels: Sequence[str]) -> list[Truth]:
     """Read a CSV table of two columns: a file, relative to the table's folder, and its label or class index.
 
@@ -52,33 +104,19 @@ def read_truths(path: str | Path, labels: Sequence[str]) -> list[Truth]:
     ModelError
         If the table cannot be read, or names a class that the model does not have.
     """
-    path = Path(path)
-    try:
-        if path.stat().st_size > MAX_TABLE_BYTES:
-            raise ModelError(f"{path}: expected at most {MAX_TABLE_BYTES} bytes")
-        rows = list(csv.reader(path.read_text("utf-8-sig").splitlines()))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ModelError(f"{path}: expected a CSV table ({error})") from error
     known = {label: index for index, label in reversed(list(enumerate(labels)))}
     truths = []
-    for number, row in enumerate(rows, 1):
-        cells = [cell.strip() for cell in row]
-        if not any(cells) or (number == 1 and cells[:2] == ["file", "label"]):
-            continue
-        if len(cells) != 2:
-            raise ModelError(f"{path}:{number}: expected a file and a label, got {len(cells)} columns")
-        file, label = cells
+    for row in read_rows(path):
+        label = row.label
         index = known.get(label)
         if index is None and label.isascii() and label.isdigit() and len(label) < 9:
             index = int(label)
         if index is None:
             raise ModelError(
-                f"{path}:{number}: expected a label of the model or a class index, got {label[:80]!r}",
+                f"{path}:{row.number}: expected a label of the model or a class index, got {label[:80]!r}",
                 hint=f"the model's labels begin with {', '.join(labels[:5])}" if labels else None,
             )
-        truths.append(Truth(path.parent / file, index))
-    if not truths:
-        raise ModelError(f"{path}: expected rows of a file and a label, got none")
+        truths.append(Truth(row.file, index))
     return truths
 
 
@@ -117,9 +155,17 @@ class Accuracy:
         if truth.index >= flat.size:
             raise ModelError(f"{truth.file}: expected a class below {flat.size}, got {truth.index}")
         best = np.argsort(-flat.astype(np.float64), kind="stable")[:TOP]
+        self.count(bool(best[0] == truth.index), truth.index in best)
+
+    def count(self, is_best: bool, is_among_the_best: bool) -> None:
+        """Count one answer by where the right class is in it."""
         self.pictures += 1
-        self.top1 += int(best[0] == truth.index)
-        self.top5 += int(truth.index in best)
+        self.top1 += is_best
+        self.top5 += is_among_the_best
+
+    def document(self) -> dict[str, int]:
+        """Return the counts as JSON."""
+        return {"pictures": self.pictures, "top1": self.top1, "top5": self.top5}
 
     def __str__(self) -> str:
         shares = [f"{100 * count / max(1, self.pictures):.1f} %" for count in (self.top1, self.top5)]

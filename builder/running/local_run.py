@@ -6,7 +6,6 @@ Takes packages and bundle files, signed or not: the workstation trusts its user.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -17,14 +16,13 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from agent.bundle.graph import Graph
 from agent.bundle.machine import Machine
-from agent.bundle.params import index_params
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
-from agent.runtime import debug_executor
 from agent.runtime.benchmark import BenchmarkResult
-from agent.runtime.graph_executor import GraphModule, create
+from agent.runtime.bucketed_module import BucketedModule
+from agent.runtime.debug_executor import GraphModuleDebug
+from agent.runtime.graph_executor import GraphModule, load
 from agent.runtime.lengths import cut
 from agent.runtime.module import KernelModule
 from agent.runtime.placement import Placement
@@ -34,7 +32,8 @@ from agent.runtime.report import Report, Stage
 from builder.bundles.package import Package
 from builder.errors import ModelError, PackageError, ShapeError
 from builder.running.in_memory import load_kernels
-from builder.running.inputs import Inputs, Picture, read_inputs
+from builder.running.inputs import Arrays, Inputs, Picture, read_inputs
+from builder.running.sizes import Shapes, fit, make_module, recorded_input
 
 FillMode = Literal["zeros", "ones", "random"]
 _STAGE_RUNS: Final = 5  # of decoding and postprocessing, whose times are means
@@ -83,6 +82,7 @@ def run(
     min_repeat_ms: float = 0,
     end_to_end: bool = False,
     threads: int | None = None,
+    input_shapes: Shapes | None = None,
 ) -> RunResult:
     """Run a compiled model.
 
@@ -103,6 +103,8 @@ def run(
         As in `agent.runtime.graph_executor.GraphModule.benchmark`.
     threads
         Kernel threads; None means `EDGE_NUM_THREADS` or the number of CPUs.
+    input_shapes
+        Shapes of filled inputs of a model whose shapes change; by default its largest.
 
     Raises
     ------
@@ -115,12 +117,12 @@ def run(
         raise PackageError(f"device: expected cpu, got {device!r:.40}", hint="bundles hold kernels for CPUs")
     package = package if isinstance(package, Package) else Package.load(package)
     runner = Runner(package, threads)
-    result = runner(inputs, fill_mode)
+    result = runner(inputs, fill_mode, input_shapes)
     if not benchmark:
         return result
-    times = runner.module.benchmark(
-        repeat=repeat, number=number, min_repeat_ms=min_repeat_ms, end_to_end=end_to_end
-    )
+    module = runner.module
+    graph = module if isinstance(module, GraphModule) else module.module
+    times = graph.benchmark(repeat=repeat, number=number, min_repeat_ms=min_repeat_ms, end_to_end=end_to_end)
     return replace(result, times=times)
 
 
@@ -146,23 +148,24 @@ class Runner:
         manifest = package.manifest
         labels = package.members.get("labels.txt", b"").splitlines()
         try:
-            self._finish = Postprocessor(manifest.postprocess, manifest.outputs, labels)
+            self._finish = Postprocessor(manifest.postprocess, manifest.smallest_outputs, labels)
         except EdgeError as error:
             raise PackageError(
                 f"the bundle's postprocess cannot work: {error}", hint="change it: edgebundle repack"
             ) from error
 
-    def __call__(self, inputs: Inputs = None, fill_mode: FillMode = "random") -> RunResult:
+    def __call__(
+        self, inputs: Inputs = None, fill_mode: FillMode = "random", input_shapes: Shapes | None = None
+    ) -> RunResult:
         """Run the model once; the parameters and errors are those of `run`."""
         package, module = self._package, self.module
         given = read_inputs(inputs, package.manifest.inputs)
-        values = {} if isinstance(given, Picture) else given
-        for spec in package.manifest.inputs:
-            _set(module, spec, values[spec.name] if spec.name in values else _fill(package, spec, fill_mode))
+        _set_all(package, module, given, fill_mode, input_shapes or {})
         placement = _set_picture(package, module, given) if isinstance(given, Picture) else None
         module.run()
         manifest = package.manifest
-        named = {spec.name: np.array(module.get_output(i)) for i, spec in enumerate(manifest.outputs)}
+        computed = _outputs(module, package)
+        named = {spec.name: value for spec, value in zip(manifest.outputs, computed, strict=True)}
         whole = cut(named, named, manifest.lengths or ())
         outputs = {f"output_{i}": np.asarray(array) for i, array in enumerate(whole.values())}
         answers = None
@@ -181,6 +184,7 @@ def profile(
     fill_mode: FillMode = "random",
     number: int = 10,
     threads: int | None = None,
+    input_shapes: Shapes | None = None,
 ) -> Report:
     """Time each kernel of a compiled model, and what is declared before and after the kernels.
 
@@ -194,6 +198,8 @@ def profile(
         How many times to run the model.
     threads
         Kernel threads; None means `EDGE_NUM_THREADS` or the number of CPUs.
+    input_shapes
+        As in `run`; the bucket that computes these shapes is timed.
 
     Raises
     ------
@@ -203,23 +209,22 @@ def profile(
         If an input has a wrong name, shape or dtype, or the file cannot be read.
     """
     package = package if isinstance(package, Package) else Package.load(package)
-    graph = Graph.from_json(package.members["mod.json"])
-    module = debug_executor.create(graph, _loaded(package, threads))
-    module.load_params(package.members["mod.params"])
+    module = _executor(package, threads, GraphModuleDebug)
     given = read_inputs(inputs, package.manifest.inputs)
-    values = {} if isinstance(given, Picture) else given
-    for spec in package.manifest.inputs:
-        _set(module, spec, values[spec.name] if spec.name in values else _fill(package, spec, fill_mode))
+    _set_all(package, module, given, fill_mode, input_shapes or {})
     stages: list[Stage] = []
     placement = None
     if isinstance(given, Picture):
         placement = _set_picture(package, module, given)
         stages.append(_stage("decode and preprocess", lambda: _set_picture(package, module, given)))
-    flops = {node.func_name: float(node.attrs["flops"]) for node in graph.nodes if "flops" in node.attrs}
-    report = module.profile(number=number, flops=flops)
+    module.run()
+    timed = module if isinstance(module, GraphModule) else module.module
+    assert isinstance(timed, GraphModuleDebug)
+    report = timed.profile(number=number, flops=timed.flops())
     if package.manifest.postprocess is not None:
         finish = _postprocessor(package)
-        outputs = {s.name: np.array(module.get_output(i)) for i, s in enumerate(package.manifest.outputs)}
+        names = [spec.name for spec in package.manifest.outputs]
+        outputs = dict(zip(names, _outputs(module, package), strict=True))
         stages.append(_stage("postprocess", lambda: finish(outputs, placement)))
     return replace(report, stages=tuple(stages))
 
@@ -237,21 +242,50 @@ def _postprocessor(package: Package) -> Postprocessor:
     declared = package.manifest.postprocess
     assert declared is not None
     labels = package.members.get("labels.txt", b"").splitlines()
-    return Postprocessor(declared, package.manifest.outputs, labels)
+    return Postprocessor(declared, package.manifest.smallest_outputs, labels)
 
 
 def prepared(package: Package, threads: int | None = None) -> GraphModule:
     """Make a module with random inputs, ready to be run and timed."""
     module = _executor(package, threads)
-    for spec in package.manifest.inputs:
-        _set(module, spec, _fill(package, spec, "random"))
-    return module
+    _set_all(package, module, {}, "random", {})
+    return module if isinstance(module, GraphModule) else module.module
 
 
-def _executor(package: Package, threads: int | None) -> GraphModule:
-    module = create(package.members["mod.json"], _loaded(package, threads))
+def _executor(
+    package: Package, threads: int | None, make: type[GraphModule] = GraphModule
+) -> GraphModule | BucketedModule:
+    kernels = _loaded(package, threads)
+    if package.manifest.buckets is not None:
+        return make_module(package, kernels, make)
+    module = make(*load(package.members["mod.json"], kernels))
     module.load_params(package.members["mod.params"])
     return module
+
+
+def _set_all(
+    package: Package,
+    module: GraphModule | BucketedModule,
+    given: Arrays | Picture,
+    fill_mode: FillMode,
+    input_shapes: Shapes,
+) -> None:
+    """Set every input: to what the user gives, or to values that fill it."""
+    if isinstance(given, Picture):
+        # The picture itself comes later; it is one item of a batch.
+        smallest = {spec.name: spec.shape for spec in package.manifest.smallest_inputs}
+        input_shapes, values = smallest, {}
+    else:
+        values = dict(given)
+    for spec in fit(package, module, values, input_shapes):
+        _set(module, spec, values[spec.name] if spec.name in values else _fill(package, spec, fill_mode))
+
+
+def _outputs(module: GraphModule | BucketedModule, package: Package) -> list[Array]:
+    """Return copies of the outputs, in order."""
+    if isinstance(module, BucketedModule):
+        return [np.array(value) for value in module.outputs().values()]
+    return [np.array(module.get_output(i)) for i in range(len(package.manifest.outputs))]
 
 
 def _loaded(package: Package, threads: int | None) -> KernelModule:
@@ -270,21 +304,21 @@ def _loaded(package: Package, threads: int | None) -> KernelModule:
     return kernels
 
 
-def _set(module: GraphModule, spec: TensorSpec, value: Array) -> None:
+def _set(module: GraphModule | BucketedModule, spec: TensorSpec, value: Array) -> None:
     try:
         module.set_input(spec.name, value)
     except EdgeError as error:
         raise ShapeError(str(error)) from error
 
 
-def _set_picture(package: Package, module: GraphModule, picture: Picture) -> Placement:
+def _set_picture(package: Package, module: GraphModule | BucketedModule, picture: Picture) -> Placement:
     declared = package.manifest.preprocess
     if declared is None:
         raise ModelError(
             "the model does not declare how to turn a picture into its input",
             hint="add one: edgebundle repack --preprocess; or give the prepared arrays as an .npz file",
         )
-    spec = next(spec for spec in package.manifest.inputs if spec.name == declared.input)
+    spec = next(spec for spec in package.manifest.smallest_inputs if spec.name == declared.input)
     prepare = Preprocessor(declared, spec)
     try:
         return prepare(prepare.decode(picture.content, picture.content_type), module.input_view(spec.name))
@@ -300,13 +334,4 @@ def _fill(package: Package, spec: TensorSpec, mode: FillMode) -> Array:
     if np.dtype(spec.dtype).kind == "f":
         return np.random.default_rng(SEED).standard_normal(spec.shape).astype(spec.dtype)
     # Integers may select rows of a table. The recorded ones are known to be in range.
-    return _recorded_input(package, spec)
-
-
-def _recorded_input(package: Package, spec: TensorSpec) -> Array:
-    raw = package.members["samples/inputs.params"]
-    for entry in index_params(raw):
-        if entry.spec.name == f"0/{spec.name}":
-            flat = np.frombuffer(raw, np.dtype(spec.dtype), math.prod(spec.shape), entry.offset)
-            return flat.reshape(spec.shape)
-    raise PackageError(f"the bundle has no recorded input for {spec.name}")
+    return recorded_input(package, spec)

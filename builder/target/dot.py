@@ -26,6 +26,12 @@ class Dot:
         Vectors of sums that are kept in registers while the products are added.
     held
         Whether a block of the left factor is held in a vector register, whose elements are factors.
+    halves
+        Whether the weights of a group of four are stored as those of its first two elements for all lanes,
+        then those of the last two: two products of bytes are added in 16 bits, and pairs of these in 32.
+    word_group
+        As `group`, if factors are 16-bit integers; 0 if bytes are multiplied so much faster that it does not
+        pay to use these.
     """
 
     name: str
@@ -35,6 +41,8 @@ class Dot:
     block: int
     tile: int
     held: bool = False
+    halves: bool = False
+    word_group: int = 0
 
     @classmethod
     def of(cls, arch: str, features: AbstractSet[str]) -> Dot:
@@ -53,12 +61,19 @@ class Dot:
             if "avxvnni" in features:
                 return cls("x86.avx512.vpdpbusd.256", 8, 4, "uint8", 8, 12)
             if "avx512bw" in features:
-                return cls("x86.avx512.pmaddw.d.512", 16, 2, "int16", 16, 16)
+                return cls("x86.avx512.pmaddw.d.512", 16, 2, "int16", 16, 16, word_group=2)
             if "avx2" in features:
-                return cls("x86.avx2.pmadd.wd", 8, 2, "int16", 8, 12)
-            return cls("x86.sse2.pmadd.wd", 4, 2, "int16", 8, 12)
+                return cls("x86.avx2.pmadd.wd", 8, 2, "int16", 8, 12, word_group=2)
+            return cls("x86.sse2.pmadd.wd", 4, 2, "int16", 8, 12, word_group=2)
         if arch == "aarch64":
             if "dotprod" in features:
                 return cls("aarch64.neon.sdot.v4i32.v16i8", 4, 4, "int8", 16, 20, held=True)
-            return cls("", 8, 1, "int16", 8, 8, held=True)
-        return cls("", 8, 1, "int16", 8, 4, held=arch == "armv7l")
+            return cls("aarch64.neon.saddlp", 4, 4, "int8", 16, 16, held=True, halves=True, word_group=1)
+        return cls("", 8, 1, "int16", 8, 4, held=arch == "armv7l", word_group=1)
+
+    @property
+    def at_once(self) -> float:
+        """Products that an instruction does, on average, without the additions that follow PMADDWD."""
+        if self.halves:
+            return 16 / 3  # SMULL, SMLAL and SADALP
+        return self.lanes * self.group if self.name else 4

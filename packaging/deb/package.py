@@ -65,6 +65,16 @@ def configuration(project: Path) -> str:
     return _CONFIGURATION_HEAD + before + marker + stated
 
 
+def man_pages(project: Path, epoch: int) -> dict[str, bytes]:
+    """Return the manual pages of edge-agent by name, with the date of `epoch`."""
+    date = datetime.datetime.fromtimestamp(epoch, datetime.UTC).date().isoformat()
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, str(project / "packaging/man_pages.py"), "--program", _NAME]
+        command += ["--date", date, "-o", scratch]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return {path.name: path.read_bytes() for path in sorted(Path(scratch).glob("man8/*"))}
+
+
 def state_format(project: Path) -> str:
     """Return the version of the state directory that the agent of `project` reads and writes."""
     text = (project / "agent/deploy/store/state_format.py").read_text()
@@ -162,7 +172,8 @@ def stage(root: Path, release: Release, sources: Sources) -> None:
     _compress(entry.encode(), documents / "changelog.gz")
     manual = root / "usr/share/man/man8"
     manual.mkdir(parents=True)
-    _compress((files / "edge-agent.8").read_bytes(), manual / "edge-agent.8.gz")
+    for name, page in man_pages(project, sources.epoch).items():
+        _compress(page, manual / f"{name}.gz")
     for path in root.rglob("*"):
         os.utime(path, (sources.epoch, sources.epoch), follow_symlinks=False)
 

@@ -160,3 +160,13 @@ def test_an_engine_that_dies_in_a_turn_is_left_out_and_the_others_go_on(
     assert list(result.turns_ms) == [OURS]
     assert len(result.turns_ms[OURS]) == 3
     assert "-9" in result.problems["onnxruntime"]
+
+
+def test_int8_is_compared_with_our_float32_of_the_same_network() -> None:
+    times = {
+        "resnet18": {OURS: 20.0, "onnxruntime": 10.0},
+        "resnet18-int8": {OURS: 15.0, "onnxruntime": 5.0},
+        "mobilenetv2-int8": {OURS: 5.0},  # float32 was not measured
+        "resnet50": {OURS: 60.0},
+    }
+    assert tables.int8_over_float32(times, OURS) == {"resnet18": 0.75}

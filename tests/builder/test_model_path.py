@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from builder.errors import ModelError
-from builder.model_path import check_exists, check_format, models_in
+from builder.model_path import check_exists, check_format, is_saved_model, models_in
 
 
 def test_a_mistyped_name_gets_the_one_that_was_meant(tmp_path: Path) -> None:
@@ -24,8 +24,15 @@ def test_a_format_that_must_be_converted_is_refused() -> None:
     check_format(Path("a.onnx"))
     check_format(Path("a.tflite"))
     with pytest.raises(ModelError, match="expected a model of ONNX, TensorFlow Lite") as caught:
-        check_format(Path("a.KERAS"))
-    assert "model.export" in str(caught.value.hint)
+        check_format(Path("a.PTE"))
+    assert "torch.export.save" in str(caught.value.hint)
+
+
+def test_the_folder_of_a_saved_model_is_a_model(tmp_path: Path) -> None:
+    (tmp_path / "saved_model.pb").touch()
+    check_exists(tmp_path)
+    assert is_saved_model(tmp_path)
+    assert not is_saved_model(tmp_path / "saved_model.pb")
 
 
 @pytest.mark.parametrize("name", ["missing.onnx", ".", "x" * 5000, "null\0.onnx"])

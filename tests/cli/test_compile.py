@@ -95,11 +95,11 @@ def test_unsigned_bundle_is_reported(terminal: Terminal, small: Path, out: Path)
 
 @pytest.mark.slow
 def test_kernels_without_a_design_space_are_named(terminal: Terminal, tmp_path: Path, out: Path) -> None:
-    model = save(tmp_path / "m.onnx", helper.make_node("Tan", ["x"], ["y"]), shape=(1, 4000))
+    model = save(tmp_path / "m.onnx", helper.make_node("Tan", ["x"], ["y"], "/head/tan"), shape=(1, 4000))
     printed = terminal("compile", model, "-q", "-o", out).out
-    assert "  1 kernel has no design space (100.0 % of the work): tir_tan\n" in printed
+    assert "  1 kernel has no design space (100.0 % of the work): tir_tan (Tan /head/tan)\n" in printed
     document = json.loads(terminal("compile", model, "--json", "-o", out).out)
-    assert document["no_design_space"] == [{"name": "tir_tan", "share": 1.0}]
+    assert document["no_design_space"] == [{"name": "tir_tan", "share": 1.0, "nodes": ["Tan /head/tan"]}]
 
 
 def test_symbolic_batch_becomes_one_and_is_reported(terminal: Terminal, tmp_path: Path, out: Path) -> None:

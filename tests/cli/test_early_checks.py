@@ -30,7 +30,7 @@ MISTAKES = [
     (("compile", MODEL, "-o", "no-folder/x.bundle"), "no-folder"),
     (("compile", MODEL, "--name", "No Spaces"), "name: expected"),
     (("compile", MODEL, "--report", "nodes.pdf"), ".json or .html"),
-    (("compile", "model.keras"), "model.export"),
+    (("compile", "model.pte"), "torch.export.save"),
     (("tune", "no.onnx", "-o", "records"), "no such file: no.onnx"),
     (("tune", MODEL, "-o", "records", "--target", "hots"), "did you mean host?"),
     (("run", "no.bundle"), "no.bundle"),

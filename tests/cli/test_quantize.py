@@ -14,7 +14,9 @@ import onnxruntime
 import pytest
 
 from builder.bundles.package import Package
+from builder.cli.quantize import PRECISIONS
 from builder.quantising.session import Session
+from builder.quantising.weights_only import WEIGHTS_PRECISIONS
 from tests.cli.terminal import Terminal
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
@@ -162,3 +164,63 @@ def test_numbers_out_of_range_are_usage_errors(terminal: Terminal, flag: str, va
     done = terminal("quantize", MODEL, flag, value)
     assert done.code == 2
     assert value in done.err[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["weights-int8", "weights-fp16"])
+def test_weights_only_needs_no_calibration_data(terminal: Terminal, precision: str, tmp_path: Path) -> None:
+    """`quantize` writes a model, `compile` a bundle; with labelled pictures both say what it cost."""
+    out = tmp_path / "small.onnx"
+    done = terminal("quantize", MODEL, "--precision", precision, "-o", out)
+    assert done.code == 0, done
+    assert done.out.splitlines()[0] == f"{out}: digits with {precision}, arithmetic in float32"
+    assert "random inputs" in done.out
+    onnx.checker.check_model(onnx.load(out))
+    bundle = tmp_path / "small.bundle"
+    done = terminal("compile", MODEL, "--precision", precision, "-o", bundle, "--json")
+    assert done.code == 0, done
+    document = json.loads(done.out)
+    assert document["quantisation"]["precision"] == precision
+    plain = tmp_path / "plain.bundle"
+    assert terminal("compile", MODEL, "-o", plain).code == 0
+    small, large = (len(Package.load(path).members["mod.params"]) for path in (bundle, plain))
+    assert small < (0.32 if precision == "weights-int8" else 0.55) * large
+
+
+def test_digits_with_few_bits_are_as_accurate(terminal: Terminal, folder: Path, tmp_path: Path) -> None:
+    """float16 is right as often as float32."""
+    accuracies = {}
+    for precision in ("weights-fp16", "weights-int8", "weights-int4"):
+        done = terminal(
+            "quantize", MODEL, "--precision", precision, "--calibration", folder, "--json",
+            "--labels", folder / "classes.csv", "--preprocess", DIGITS / "preprocess.toml",
+            "-o", tmp_path / "small.onnx",
+        )  # fmt: skip
+        assert done.code == 0, done
+        agreement = json.loads(done.out)["report"]["agreement"]
+        accuracies[precision] = agreement["accuracy"] - agreement["float_accuracy"]
+    assert accuracies["weights-fp16"] == 0
+    assert abs(accuracies["weights-int8"]) <= 0.5
+    assert abs(accuracies["weights-int4"]) <= 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--max-drop", "1"], "--max-drop: expected --precision int8 beside it, got weights-int8"),
+        (["--report", "r.html"], "--report: expected --precision int8 beside it, got weights-int8"),
+        (["--labels", "classes.csv"], "expected calibration data beside the labels, got none"),
+    ],
+)
+def test_flags_without_a_use_for_weights_only(
+    terminal: Terminal, flags: list[str], message: str, tmp_path: Path
+) -> None:
+    done = terminal("quantize", MODEL, "--precision", "weights-int8", "-o", tmp_path / "out.onnx", *flags)
+    assert done.code != 0
+    assert any(message in line for line in done.err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_precisions_are_those_of_the_quantiser() -> None:
+    assert PRECISIONS == ("int8", "weights-int8", "weights-int4", "weights-fp16")
+    assert set(PRECISIONS[1:]) == set(WEIGHTS_PRECISIONS)

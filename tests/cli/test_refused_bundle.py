@@ -12,8 +12,9 @@ from agent.errors import (
     RollbackError,
     SignatureError,
 )
-from builder.cli.refused_bundle import deployment_hint, naming_file
+from builder.cli.refused_bundle import naming_file
 from builder.errors import PackageError
+from builder.fleet.hints import deployment_hint
 
 
 def refused(error: BundleError) -> PackageError:

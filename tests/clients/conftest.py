@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from agent.mqtt.message import Message
 from builder import cli
 from builder.bundles import key_files
 from builder.bundles.package import Package
+from tests.agent.service.authority import Authority
 from tests.conftest import BrokerProcess
 from tests.edgebundle.rig import TOP, Reply, Responder
 from tests.ports import free_port
@@ -32,14 +33,24 @@ START_LIMIT_S = 30
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A broker, an agent `kitchen` with `digits`, and an agent `odd` that a test wrote."""
+    """A broker, an agent `kitchen` with `digits`, and an agent `odd` that a test wrote.
 
-    port: int
-    websockets_port: int
+    `ports` are those of the broker by the scheme of their URL; `authority` issued its certificate.
+    """
+
+    ports: Mapping[str, int]
+    authority: str
+
+    @property
+    def port(self) -> int:
+        return self.ports["mqtt"]
 
     @property
     def url(self) -> str:
-        return f"mqtt://127.0.0.1:{self.port}"
+        return self.url_of("mqtt")
+
+    def url_of(self, scheme: str) -> str:
+        return f"{scheme}://127.0.0.1:{self.ports[scheme]}"
 
 
 def odd(message: Message) -> Reply:
@@ -65,9 +76,15 @@ def site(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Itera
     pair = key_files.generate(folder / "keys")
     (folder / "keyring").mkdir()
     shutil.copy(pair.public, folder / "keyring" / "test.pub")
-    websockets_port = free_port()
+    authority = Authority(folder)
+    authority.issue("broker")
+    tls = f"certfile {folder}/broker.pem\nkeyfile {folder}/broker.key\n"
+    listeners = {"ws": "protocol websockets\n", "mqtts": tls, "wss": f"{tls}protocol websockets\n"}
+    ports = {scheme: free_port() for scheme in listeners}
     broker = BrokerProcess(
-        "mosquitto", folder, extra=f"listener {websockets_port} 127.0.0.1\nprotocol websockets\n"
+        "mosquitto",
+        folder,
+        extra="".join(f"listener {ports[scheme]} 127.0.0.1\n{more}" for scheme, more in listeners.items()),
     )
     broker.start()
     command = [sys.executable, "-m", "agent", "run", "--broker", broker.url, "--device", "kitchen"]
@@ -97,7 +114,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Itera
         give_up = time.monotonic() + START_LIMIT_S
         while cli.main(["deploy", str(signed), "--agent", "kitchen", "--broker", broker.url]):
             assert time.monotonic() < give_up, (folder / "agent.log").read_text()
-        yield Site(broker.port, websockets_port)
+        yield Site({"mqtt": broker.port, **ports}, authority.path.read_text())
     finally:
         with contextlib.suppress(Exception):
             asyncio.run_coroutine_threadsafe(responder.__aexit__(), loop).result(5)

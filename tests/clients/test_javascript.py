@@ -119,10 +119,23 @@ def check(result: dict[str, Any], *, has_timing: bool = True) -> None:
     assert result["closed"] == ["ClosedError", "ClosedError"]
 
 
-@pytest.mark.parametrize("scheme", ["mqtt", "ws"])
+@pytest.mark.parametrize("scheme", ["mqtt", "ws", "mqtts", "wss"])
 def test_node(site: Site, folder: Path, scheme: str) -> None:
-    url = f"ws://127.0.0.1:{site.websockets_port}" if scheme == "ws" else site.url
-    check(json.loads(node(folder, "main.js", url, "{}", DIGITS / "seven.png")))
+    options = json.dumps({"ca": site.authority} if scheme in ("mqtts", "wss") else {})
+    check(json.loads(node(folder, "main.js", site.url_of(scheme), options, DIGITS / "seven.png")))
+
+
+@pytest.mark.parametrize("scheme", ["mqtts", "wss"])
+def test_node_does_not_trust_every_certificate(site: Site, folder: Path, scheme: str) -> None:
+    (folder / "stranger.js").write_text(
+        'import { BrokerError, Client } from "./edgebundle.js";\n'
+        "const error = await new Client(process.argv[2]).connect().catch((error) => error);\n"
+        "console.log(error instanceof BrokerError, error.message);\n"
+        "process.exit();\n"
+    )
+    said = node(folder, "stranger.js", site.url_of(scheme))
+    assert said.startswith("true cannot reach the broker at")
+    assert "certificate" in said
 
 
 def test_three_lines_of_node(site: Site, folder: Path) -> None:
@@ -189,7 +202,7 @@ def test_chromium(site: Site, folder: Path, tmp_path: Path) -> None:
     browser = needed("chromium", "chromium-browser", "google-chrome")
     arrived = threading.Event()
     results: list[dict[str, Any]] = []
-    page = PAGE.replace("URL_OF_BROKER", json.dumps(f"ws://127.0.0.1:{site.websockets_port}"))
+    page = PAGE.replace("URL_OF_BROKER", json.dumps(site.url_of("ws")))
     files: dict[str, tuple[str, bytes]] = {
         "/": ("text/html", page.encode()),
         "/edgebundle.js": ("text/javascript", (folder / "edgebundle.js").read_bytes()),

@@ -212,7 +212,7 @@ async def test_wrong_model_is_told_with_those_that_are_there(mosquitto: BrokerPr
         assert caught.value.hint == "use one of the models of kitchen: digits"
         began = time.monotonic()
         with pytest.raises(UnknownModelError, match="kitchen has no model 'digit'"):
-            await client.info(model._target, 0.1)
+            await client.directory.info(model._target, 0.1)
         assert time.monotonic() - began < 8  # 0.4 s, on a machine that is not busy
 
 
@@ -266,7 +266,7 @@ async def test_no_answer_says_what_the_agent_is_and_progress_says_it_before(
         assert line.startswith("kitchen is stopped; waiting for up to")
         state = topics.format_topic(topics.State("kitchen"))
         await responder.connection.publish(state, b'{"state":"online","inference":"online"}', retain=True)
-        await until(lambda: client._presences["kitchen"].state == "online")
+        await until(lambda: getattr(client.directory.presence("kitchen"), "state", "") == "online")
         with pytest.raises(NoAnswerError, match="it is online") as caught:
             await model(image=JPEG, deadline_s=0.2)
     assert isinstance(caught.value, TimeoutError)

@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import edgebundle
 from tests.edgebundle.rig import PNG
 
@@ -37,6 +39,30 @@ def test_importing_the_client_loads_neither_arrays_nor_mqtt() -> None:
     script = f"import json, sys; from edgebundle import {names}; print(json.dumps([*sys.modules]))"
     loaded = set(json.loads(python(script)))
     assert loaded & {"numpy", "paho", "tvm", "tvm_ffi", "onnx", "PIL", "cryptography", "builder"} == set()
+
+
+@pytest.mark.parametrize(("name", "most_modules"), [("Client", 125), ("AsyncClient", 185)])
+def test_importing_the_client_is_light(name: str, most_modules: int) -> None:
+    """Most of them are asyncio's. A module more than that costs every program that asks."""
+    script = (
+        "import sys\n"
+        "before = {*sys.modules}\n"
+        f"from edgebundle import {name}\n"
+        "print(len({*sys.modules} - before))\n"
+    )
+    assert int(python(script)) <= most_modules
+
+
+def test_importing_the_client_takes_at_most_a_tenth_of_a_second() -> None:
+    """Of processor time, at best: neither other programs nor cold caches count."""
+    script = (
+        "import time\n"
+        "began = time.process_time()\n"
+        "from edgebundle import Client\n"
+        "print(time.process_time() - began)\n"
+    )
+    python(script)  # compiles the modules
+    assert min(float(python(script)) for _ in range(5)) <= 0.1
 
 
 def test_every_name_is_there_and_no_other() -> None:

@@ -129,6 +129,20 @@ def test_batch_for_a_model_of_one_is_refused_with_the_way() -> None:
         Request("image/png", bytes(MAX_REQUEST_BYTES + 1))
 
 
+def test_arrays_for_a_model_whose_shapes_change_have_any_size_in_the_bounds() -> None:
+    spec = (TensorSpec("ids", "INT64", (4, 512)),)
+    smallest = ((1, 1),)
+    for given, sent in (
+        ((7,), "1,7"),
+        ((3, 7), "3,7"),
+        ((4, 512), "4,512"),
+        ((600,), "600"),
+        ((9, 7), "9,7"),
+    ):
+        made = Request.arrays({"ids": np.ones(given, np.int32)}, spec, smallest)
+        assert made.tensors == (f"ids;INT64;{sent}",)
+
+
 def test_json_for_mqtt_3_1_1_has_finite_numbers_and_one_image() -> None:
     request = Request.arrays({"x": np.array([1.5], np.float32)})
     assert json.loads(request.to_json([])) == {

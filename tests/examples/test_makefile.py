@@ -11,7 +11,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = {"help", "demo", "test", "test-fast", "test-models", "test-arm", "lint", "deb", "install", "clean"}
-TARGETS |= {"bench", "bench-arm", "bench-odd", "bench-agent", "soak", "hostile", "herd"}
+TARGETS |= {
+    "test-frameworks",
+    "bench",
+    "bench-arm",
+    "bench-odd",
+    "bench-agent",
+    "soak",
+    "hostile",
+    "herd",
+    "man",
+    "docs",
+}
 # Programs that the recipes need, besides Python.
 TOOLS = ("sh", "make", "sed", "expand", "echo", "test", "touch", "id")
 

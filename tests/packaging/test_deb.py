@@ -79,7 +79,7 @@ def test_files_are_in_the_packages_own_folders_and_belong_to_root(
         "/usr/lib/systemd/system/edge-agent-enroll.service",
         "/usr/share/doc/edge-agent",
         "/usr/share/lintian/overrides/edge-agent",
-        "/usr/share/man/man8/edge-agent.8.gz",
+        "/usr/share/man/man8/edge-agent",
     )
     for name, member in members(build_deb(release.suite, release.arch)).items():
         assert member.isdir() or name.startswith(places), name

@@ -88,6 +88,8 @@ class ModelStatus:
             version=manifest.version,
             inputs=manifest.inputs,
             outputs=answered(manifest.outputs, manifest.lengths or ()),
+            smallest_inputs=manifest.smallest_shapes(manifest.smallest_inputs),
+            smallest_outputs=manifest.smallest_shapes(manifest.smallest_outputs),
             ready=self.ready,
             state=self.phase,
             message=self.message,

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, cast
 
+from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle
 from agent.config.settings import WorkerSettings
 from agent.errors import (
@@ -70,6 +71,19 @@ START_LIMIT_S: Final = 120.0
 _SHOWN_CHARACTERS: Final = 200
 # For a worker that has nothing left to answer.
 _END_LIMIT_S: Final = 1.0
+
+
+# Of a batch: requests that were sent have lost their place in the fair queue.
+_MOST_SENT_AHEAD: Final = 32
+
+
+def _sent_ahead(manifest: Manifest, settings: WorkerSettings) -> int:
+    """Return how many requests a worker has at most: two, or a batch that is computed and one that waits."""
+    buckets = manifest.buckets
+    if not settings.batch or buckets is None or buckets.batch is None:
+        return _SENT_AHEAD
+    high = next(dimension.high for dimension in buckets.dimensions if dimension.name == buckets.batch)
+    return max(_SENT_AHEAD, min(2 * high, _MOST_SENT_AHEAD))
 
 
 class Supervisor:
@@ -126,6 +140,7 @@ class Supervisor:
         self.record = TrackRecord()
         self.ready: Ready | None = None
         self._settings = settings
+        self._sent_ahead = _sent_ahead(verified.manifest, settings)
         self._share = share
         self._spawn = spawn
         self._on_room = on_room
@@ -150,7 +165,7 @@ class Supervisor:
     @property
     def has_room(self) -> bool:
         """Whether a request may be sent now."""
-        return self.state is State.READY and len(self._sent) < _SENT_AHEAD
+        return self.state is State.READY and len(self._sent) < self._sent_ahead
 
     @property
     def busy(self) -> int:
@@ -259,6 +274,8 @@ class Supervisor:
             memory_bytes=worker_limits.memory_bytes(self._settings, manifest, self._share),
             cpu_s=worker_limits.cpu_s(self._settings, share),
             require_sandbox=self._settings.require_sandbox,
+            batch=self._settings.batch,
+            batch_delay_s=self._settings.batch_delay_s,
         )
         loading: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._loading = loading
@@ -383,6 +400,10 @@ class Supervisor:
         if self.state not in COMPUTING:
             return
         computed = self._sent[0] if self._sent else None
+        if batched := self._has_batch():
+            # Any of them may have ended the process: each is computed by itself next time.
+            for pending in self._sent:
+                pending.frame = replace(pending.frame, by_itself=True)
         content = None if computed is None else computed.content()
         event = self.deaths.died(_now_s(), Cause.ITSELF if computed is None else Cause.REQUEST)
         following = next_state(self.state, event)
@@ -394,18 +415,23 @@ class Supervisor:
             what = "" if content is None else f" while it computed the request of content {content}"
             _log.error("%s: its worker %s%s, starting another", name, how, what)
         # Before the owner takes the requests back, which `_enter` may lead to.
-        refusal = None if computed is None else self._judge(computed, how, over_limit=over_limit)
+        suspect = None if batched else computed
+        refusal = None if suspect is None else self._judge(suspect, how, over_limit=over_limit)
         if computed is not None and refusal is not None:
             self.record.failed(computed.client)
             self._sent.popleft()
             self._on_suspect(computed, Verdict.CONVICTED)
-        elif computed is not None:
-            self._on_suspect(computed, Verdict.OPEN)
+        elif suspect is not None:
+            self._on_suspect(suspect, Verdict.OPEN)
         self._enter(event)
         if computed is not None and refusal is not None:
             computed.refuse(refusal)
         self._on_room()
         self._drained.set()
+
+    def _has_batch(self) -> bool:
+        """Whether the process may compute several requests at once now."""
+        return self._sent_ahead > _SENT_AHEAD and len(self._sent) > 1 and not self._sent[0].frame.by_itself
 
     def _judge(self, computed: Pending, how: str, *, over_limit: bool) -> RequestError | None:
         """Return why the request that a dead process computed is refused; None if it gets another try."""

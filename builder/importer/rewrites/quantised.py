@@ -115,7 +115,9 @@ def _dtype_of(name: str, graph: OnnxGraph) -> np.dtype[Any]:
 
 
 def dequantise_blocks(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """DequantizeLinear with a scale for each block along an axis."""
+    """DequantizeLinear of activations with a scale for each block; weights stay as they are."""
+    if graph.is_constant(node.input[0]):
+        return None
     return _with_scales_of_blocks(node, graph)
 
 

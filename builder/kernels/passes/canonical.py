@@ -20,6 +20,7 @@ from tvm.ir import Call, TensorLoad
 from builder.kernels.rewriter import (
     Values,
     constant_of,
+    is_small_integers,
     op_name,
     rewrite_main,
     shape_of,
@@ -70,6 +71,8 @@ def _fold_constants(mod: tvm.IRModule) -> tvm.IRModule:
     for block in mod["main"].body.blocks:
         for binding in block.bindings:
             value = binding.value
+            if isinstance(value, Call) and op_name(value) == "relax.call_dps_packed":
+                continue  # weights of few bits, which stay as they are
             reads_shape = isinstance(value, Call) and _READ_SHAPES.search(op_name(value))
             if reads_shape or not relax.analysis.free_vars(value):
                 return _run(mod, relax.transform.FoldConstant())
@@ -210,8 +213,11 @@ class _FoldScale:
         name = op_name(call)
         if name == "relax.nn.conv2d":
             layouts = (call.attrs.data_layout, call.attrs.kernel_layout)
+            weight = constant_of(call.args[1])
             is_real = str(call.args[1].ty.dtype) == "float32" and call.args[0] not in self._integers
-            if layouts == ("NCHW", "OIHW") and is_real:
+            # Weights that are small integers take a quarter of the bytes only as long as they are.
+            is_small = weight is not None and is_small_integers(weight)
+            if layouts == ("NCHW", "OIHW") and is_real and not is_small:
                 self._convs[var] = (call, None)
             return False
         if name == "relax.astype" and "int" in str(call.args[0].ty.dtype):

@@ -20,186 +20,30 @@ and `uint8` stand for the same numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from builder.kernels.rewriter import RESHAPES, Values, constant_of, op_name, rewrite_main, shape_of, users_of
+from builder.kernels.passes.integer_forms import INT32, Forms, Real, Shifted, Sum
+from builder.kernels.rewriter import RESHAPES, constant_of, op_name, rewrite_main, shape_of, users_of
 from builder.target.device_target import DeviceTarget
 
 _BYTES: Final = ("uint8", "int8")
 # float32 holds all integers up to this one.
 _EXACT: Final = 1 << 24
-# Convolutions of fewer input channels compute with float32: most of a block of bytes would be padding.
+# Convolutions of fewer input channels compute with float32: most of a block of bytes would be padding. With
+# an instruction that multiplies four adjacent bytes, only one in four is.
 _FEWEST_CHANNELS: Final = 8
-# A bias is an integer multiple of the product of the scales, but for the rounding of these to float32.
-_BIAS_ERROR: Final = 1e-2
-_INT32: Final = (1 << 31) - 1
+_FEWEST_OF_FOUR: Final = 3
 # Operators that only move elements, or take one of them: of their first operand.
 _MOVES: Final = {
     *RESHAPES,
     *(f"relax.{name}" for name in ("permute_dims", "strided_slice", "nn.max_pool2d", "broadcast_to", "tile")),
 }
-
-Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class _Real:
-    """Integers that stand for real numbers: `(integers - zero) * scale`.
-
-    Attributes
-    ----------
-    integers
-        A tensor of bytes.
-    scale, zero
-        One number, or one for each channel.
-    axis
-        The axis of the channels.
-    """
-
-    integers: relax.Expr
-    scale: Floats
-    zero: Floats
-    axis: int
-
-    @property
-    def is_one_scale(self) -> bool:
-        """Whether all elements have the same scale and zero point."""
-        return self.scale.size == 1 and self.zero.size == 1
-
-    @property
-    def numbers(self) -> np.ndarray | None:
-        """The integers if they are constant."""
-        return constant_of(self.integers)
-
-    def same_scale(self, other: _Real) -> bool:
-        """Whether equal integers of both stand for equal numbers."""
-        return (
-            self.is_one_scale
-            and other.is_one_scale
-            and self.scale.item() == other.scale.item()
-            and self.zero.item() == other.zero.item()
-            and str(self.integers.ty.dtype) == str(other.integers.ty.dtype)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    """A layer whose kernel is not emitted yet: `clip((sums + bias) * scale + offset)`.
-
-    Attributes
-    ----------
-    emit
-        Emits the sums, int32 or float32.
-    shape
-        A constant for each channel, in a form that broadcasts.
-    scale, bias, offset
-        For each channel; `bias` has integers.
-    low, high
-        Bounds of an activation.
-    largest
-        The greatest magnitude of the sums if they are int32; 0 if they are float32.
-    """
-
-    emit: Callable[[], relax.Expr]
-    shape: tuple[int, ...]
-    scale: Floats
-    bias: Floats
-    offset: Floats | None = None
-    low: float = -np.inf
-    high: float = np.inf
-    largest: float = 0.0
-
-    def divided(self, scale: float) -> _Sum:
-        """Return the layer in units of `scale`."""
-        offset = None if self.offset is None else self.offset / scale
-        return replace(
-            self, scale=self.scale / scale, offset=offset, low=self.low / scale, high=self.high / scale
-        )
-
-    def write(self, bb: relax.BlockBuilder) -> relax.Expr:
-        """Emit the layer as float32."""
-        y = self.emit()
-        dtype = str(y.ty.dtype)
-        if self.bias.any():
-            y = bb.emit(relax.op.add(y, self._constant(self.bias, dtype)))
-        if dtype != "float32":
-            y = bb.emit(relax.op.astype(y, "float32"))
-        y = bb.emit(relax.op.multiply(y, self._constant(self.scale, "float32")))
-        if self.offset is not None:
-            y = bb.emit(relax.op.add(y, self._constant(self.offset, "float32")))
-        if self.low == 0 and self.high == np.inf:
-            return bb.emit(relax.op.nn.relu(y))
-        if self.low > -np.inf or self.high < np.inf:
-            return bb.emit(relax.op.clip(y, float(self.low), float(self.high)))
-        return y
-
-    def _constant(self, values: Floats, dtype: str) -> relax.Expr:
-        size = int(np.prod(self.shape))
-        return relax.const(np.broadcast_to(values, (size,)).reshape(self.shape).astype(dtype), dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shifted:
-    """A tensor of bytes in the other byte type: the model's integers are these plus `shift`."""
-
-    integers: relax.Expr
-    shift: int
-    dtype: str
-
-
-class _Forms(Values):
-    """A table of values that may also exist as integers, or as layers that are not emitted yet."""
-
-    def __init__(self, bb: relax.BlockBuilder) -> None:
-        super().__init__(bb)
-        self.reals: dict[relax.Var, _Real] = {}
-        self.sums: dict[relax.Var, _Sum] = {}
-        self.shifted: dict[relax.Var, _Shifted] = {}
-        self.constants: dict[relax.Var, Floats] = {}
-
-    def plain(self, expr: relax.Expr) -> relax.Expr:
-        """Return `expr` as the model has it.
-
-        Each reader of a dequantised tensor gets an operator of its own, which is fused with it.
-        """
-        if isinstance(expr, relax.Var) and expr not in self._plain:
-            if expr in self.constants:
-                self.define(expr, relax.const(self.constants[expr].astype("float32")))
-            elif expr in self.sums:
-                self.define(expr, self.sums[expr].write(self.bb))
-            elif expr in self.shifted:
-                self.define(expr, self._unshifted(self.shifted[expr]))
-            elif expr in self.reals:
-                return self._dequantised(self.reals[expr])
-        return super().plain(expr)
-
-    def real(self, expr: relax.Expr) -> _Real | None:
-        """Return the integers that stand for `expr`, None if there are none."""
-        return self.reals.get(expr) if isinstance(expr, relax.Var) else None
-
-    def constant(self, expr: relax.Expr) -> Floats | None:
-        """Return the value of a constant, or of a dequantised one."""
-        if isinstance(expr, relax.Var):
-            return self.constants.get(expr)
-        numbers = constant_of(expr)
-        return None if numbers is None else numbers.astype(np.float64)
-
-    def _unshifted(self, value: _Shifted) -> relax.Expr:
-        wide = self.bb.emit(relax.op.astype(value.integers, "int32"))
-        wide = self.bb.emit(relax.op.add(wide, relax.const(value.shift, "int32")))
-        return self.bb.emit(relax.op.astype(wide, value.dtype))
-
-    def _dequantised(self, real: _Real) -> relax.Expr:
-        scale = relax.const(real.scale.astype("float32"))
-        zero = relax.const(real.zero.astype(str(real.integers.ty.dtype)))
-        return self.bb.emit(relax.op.dequantize(real.integers, scale, zero, axis=real.axis))
 
 
 def use_integers(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
@@ -217,7 +61,7 @@ def use_integers(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     mod = tvm.transform.Sequential(passes)(mod)
     if not _has_quantised(mod):
         return mod
-    mod = rewrite_main(mod, _Integers(mod, target).emit, _Forms)
+    mod = rewrite_main(mod, _Integers(mod, target).emit, Forms)
     cleaned: tvm.IRModule = t.DeadCodeElimination(["main"])(mod)
     return cleaned
 
@@ -239,9 +83,11 @@ class _Integers:
     def __init__(self, mod: tvm.IRModule, target: DeviceTarget) -> None:
         self._users = users_of(mod["main"])
         self._byte = target.dot.data if target.dot.data in _BYTES else None
+        of_four = target.dot.group == 4 and not target.dot.halves
+        self._fewest = _FEWEST_OF_FOUR if of_four else _FEWEST_CHANNELS
         self._bound: dict[relax.Var, Call] = {}
 
-    def emit(self, table: _Forms, var: relax.Var, call: Call) -> bool:
+    def emit(self, table: Forms, var: relax.Var, call: Call) -> bool:
         """Replace `call` if it has a form with integers."""
         name = op_name(call)
         self._bound[var] = call
@@ -263,7 +109,7 @@ class _Integers:
             return self._after_sum(table, var, call, name)
         return False
 
-    def _dequantize(self, table: _Forms, var: relax.Var, call: Call) -> bool:
+    def _dequantize(self, table: Forms, var: relax.Var, call: Call) -> bool:
         data, scale, zero = call.args[0], constant_of(call.args[1]), constant_of(call.args[2])
         if scale is None or zero is None or max(scale.ndim, zero.ndim) > 1 or str(call.ty.dtype) != "float32":
             return False
@@ -284,19 +130,19 @@ class _Integers:
             return numbers is not None
         if isinstance(data, relax.Var) and data in table.shifted:
             shifted = table.shifted[data]
-            table.reals[var] = _Real(shifted.integers, scale, zero - shifted.shift, axis)
+            table.reals[var] = Real(shifted.integers, scale, zero - shifted.shift, axis)
         else:
-            table.reals[var] = _Real(data if numbers is not None else table.plain(data), scale, zero, axis)
+            table.reals[var] = Real(data if numbers is not None else table.plain(data), scale, zero, axis)
         return True
 
-    def _quantize(self, table: _Forms, var: relax.Var, call: Call) -> bool:
+    def _quantize(self, table: Forms, var: relax.Var, call: Call) -> bool:
         x, scale, zero = call.args[0], constant_of(call.args[1]), constant_of(call.args[2])
         dtype = str(call.ty.dtype)
         if scale is None or zero is None or scale.size != 1 or zero.size != 1 or dtype not in _BYTES:
             return False
         here = self._byte or dtype
         shift = {"uint8": 128, "int8": -128}[dtype] if here != dtype else 0
-        goal = _Real(x, scale.astype(np.float64).reshape(()), zero.astype(np.float64).reshape(()) - shift, 0)
+        goal = Real(x, scale.astype(np.float64).reshape(()), zero.astype(np.float64).reshape(()) - shift, 0)
         real = table.real(x)
         if real is not None and replace(goal, integers=real.integers).same_scale(real):
             integers = real.integers
@@ -304,12 +150,12 @@ class _Integers:
                 return False
         else:
             integers = self._quantised(table, x, goal, here)
-        table.shifted[var] = _Shifted(integers, shift, dtype)
+        table.shifted[var] = Shifted(integers, shift, dtype)
         if not shift:
             table.define(var, integers)
         return True
 
-    def _quantised(self, table: _Forms, x: relax.Expr, goal: _Real, dtype: str) -> relax.Expr:
+    def _quantised(self, table: Forms, x: relax.Expr, goal: Real, dtype: str) -> relax.Expr:
         """Emit the quantisation of `x`; a layer before it is computed in units of the scale."""
         bb, scale = table.bb, float(goal.scale)
         zero = relax.const(goal.zero.astype(dtype))
@@ -327,7 +173,7 @@ class _Integers:
         factor = relax.const(np.asarray(scale, "float32"))
         return bb.emit(relax.op.quantize(value, factor, zero, axis=0, out_dtype=dtype))
 
-    def _convolution(self, table: _Forms, var: relax.Var, call: Call) -> bool:
+    def _convolution(self, table: Forms, var: relax.Var, call: Call) -> bool:
         x, w = table.real(call.args[0]), table.real(call.args[1])
         attrs = call.attrs
         images = op_name(call) == "relax.nn.conv2d"
@@ -349,19 +195,19 @@ class _Integers:
         zeros = np.zeros(len(weights))
         shape = (1, len(weights), 1, 1)
         is_byte = weights.min() >= -128 and weights.max() <= 127
-        dense = int(attrs.groups) == 1 and shape_of(call.args[0])[1] >= _FEWEST_CHANNELS
-        if dense and is_byte and depth * 255 * 128 <= _INT32:
+        dense = int(attrs.groups) == 1 and shape_of(call.args[0])[1] >= self._fewest
+        if dense and is_byte and depth * 255 * 128 <= INT32:
             bias = -self._preferred_zero(x) * weights.reshape(len(weights), -1).sum(1)
-            table.sums[var] = _Sum(
+            table.sums[var] = Sum(
                 lambda: self._bytes(table, call, x, weights), shape, scale, bias, largest=depth * 255 * 128
             )
             return True
         if largest < _EXACT:
-            table.sums[var] = _Sum(lambda: _floats(table, call, x, weights), shape, scale, zeros)
+            table.sums[var] = Sum(lambda: _floats(table, call, x, weights), shape, scale, zeros)
             return True
         return False
 
-    def _bytes(self, table: _Forms, call: Call, x: _Real, weights: np.ndarray) -> relax.Expr:
+    def _bytes(self, table: Forms, call: Call, x: Real, weights: np.ndarray) -> relax.Expr:
         """Emit a convolution of bytes whose padding is the zero point."""
         attrs, bb = call.attrs, table.bb
         data = self._preferred(table, x.integers)
@@ -374,19 +220,19 @@ class _Integers:
         y = relax.op.nn.conv2d(data, w, strides=attrs.strides, dilation=attrs.dilation, out_dtype="int32")
         return bb.emit(y)
 
-    def _preferred(self, table: _Forms, data: relax.Expr) -> relax.Expr:
+    def _preferred(self, table: Forms, data: relax.Expr) -> relax.Expr:
         """Return a tensor of bytes in the byte type that the processor's instruction takes."""
         dtype = str(data.ty.dtype)
         if self._byte is None or dtype == self._byte:
             return data
-        return table._unshifted(_Shifted(data, _shift(dtype, self._byte), self._byte))
+        return table._unshifted(Shifted(data, _shift(dtype, self._byte), self._byte))
 
-    def _preferred_zero(self, x: _Real) -> float:
+    def _preferred_zero(self, x: Real) -> float:
         """Return the zero point of `_preferred` integers."""
         dtype = str(x.integers.ty.dtype)
         return float(x.zero) + _shift(dtype, self._byte or dtype)
 
-    def _matmul(self, table: _Forms, var: relax.Var, call: Call) -> bool:
+    def _matmul(self, table: Forms, var: relax.Var, call: Call) -> bool:
         if str(call.ty.dtype) == "int32":
             return self._matmul_of_bytes(table, var, call)
         x, w = table.real(call.args[0]), table.real(call.args[1])
@@ -397,7 +243,7 @@ class _Integers:
         weights = _weights(w, 1)
         if weights is None or weights.min() < -128 or weights.max() > 127:
             return False
-        if weights.shape[0] * 255 * 128 > _INT32:
+        if weights.shape[0] * 255 * 128 > INT32:
             return False
         columns = weights.shape[1]
         scale = np.broadcast_to(w.scale.reshape(-1) * float(x.scale), (columns,))
@@ -410,10 +256,10 @@ class _Integers:
             )
 
         bias = -self._preferred_zero(x) * weights.sum(0)
-        table.sums[var] = _Sum(emit, shape, scale, bias, largest=weights.shape[0] * 255 * 128)
+        table.sums[var] = Sum(emit, shape, scale, bias, largest=weights.shape[0] * 255 * 128)
         return True
 
-    def _matmul_of_bytes(self, table: _Forms, var: relax.Var, call: Call) -> bool:
+    def _matmul_of_bytes(self, table: Forms, var: relax.Var, call: Call) -> bool:
         """Replace a product of bytes by one of the byte type that the processor's instruction takes."""
         weights, dtype = constant_of(call.args[1]), str(call.args[0].ty.dtype)
         if weights is None or dtype not in _BYTES or self._byte in (None, dtype):
@@ -425,7 +271,7 @@ class _Integers:
         table.define(var, bb.emit(relax.op.add(sums, relax.const(added.astype("int32")))))
         return True
 
-    def _move(self, table: _Forms, var: relax.Var, call: Call) -> bool:
+    def _move(self, table: Forms, var: relax.Var, call: Call) -> bool:
         """Apply an operator that moves elements to the integers, or to a constant."""
         x = call.args[0]
         constant = table.constant(x) if str(call.ty.dtype) == "float32" else None
@@ -447,7 +293,7 @@ class _Integers:
         )
         return True
 
-    def _concat(self, table: _Forms, var: relax.Var, call: Call) -> bool:
+    def _concat(self, table: Forms, var: relax.Var, call: Call) -> bool:
         """Concatenate integers that have the same scale."""
         if not isinstance(call.args[0], relax.Tuple):
             return False
@@ -459,7 +305,7 @@ class _Integers:
         table.reals[var] = replace(first, integers=table.bb.emit(Call(call.op, [parts], call.attrs)))
         return True
 
-    def _after_sum(self, table: _Forms, var: relax.Var, call: Call, name: str) -> bool:
+    def _after_sum(self, table: Forms, var: relax.Var, call: Call, name: str) -> bool:
         """Take a bias or an activation into the layer before it."""
         x, *others = call.args
         if name == "relax.add" and not (isinstance(x, relax.Var) and x in table.sums):
@@ -469,11 +315,11 @@ class _Integers:
             return False
         bounded = layer.low > -np.inf or layer.high < np.inf
         if name == "relax.nn.relu":
-            table.sums[var] = _bounded(layer, 0.0, np.inf)
+            table.sums[var] = layer.bounded(0.0, np.inf)
             return True
         if name == "relax.clip":
             low, high = (float(a.value) for a in others)
-            table.sums[var] = _bounded(layer, low, high)
+            table.sums[var] = layer.bounded(low, high)
             return True
         added = table.constant(others[0])
         if added is None or bounded:
@@ -481,34 +327,11 @@ class _Integers:
         rank = len(layer.shape)
         if (1,) * (rank - added.ndim) + added.shape not in (layer.shape, (1,) * rank):
             return False
-        table.sums[var] = _with_bias(layer, np.broadcast_to(added.reshape(-1), layer.scale.shape))
+        table.sums[var] = layer.with_bias(np.broadcast_to(added.reshape(-1), layer.scale.shape))
         return True
 
 
-def _bounded(layer: _Sum, low: float, high: float) -> _Sum:
-    """Return a layer with another activation, `max(min(x, high), low)`, after its own."""
-    return replace(
-        layer,
-        low=max(min(layer.low, high), low),
-        high=max(min(layer.high, high), low),
-    )
-
-
-def _with_bias(layer: _Sum, added: Floats) -> _Sum:
-    """Add a constant to a layer: to its sums, if it is a multiple of the scale there."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        steps = added / layer.scale
-    total = layer.bias + np.rint(steps)
-    if (
-        np.isfinite(steps).all()
-        and np.abs(steps - np.rint(steps)).max() <= _BIAS_ERROR
-        and np.abs(total).max() + layer.largest < _INT32
-    ):
-        return replace(layer, bias=total)
-    return replace(layer, offset=added if layer.offset is None else layer.offset + added)
-
-
-def _weights(w: _Real, axis: int) -> np.ndarray | None:
+def _weights(w: Real, axis: int) -> np.ndarray | None:
     """Return constant weights without their zero points, None unless scales belong to output channels."""
     numbers = w.numbers
     if numbers is None or (not w.is_one_scale and w.axis != axis):
@@ -521,7 +344,7 @@ def _weights(w: _Real, axis: int) -> np.ndarray | None:
     return result
 
 
-def _limits(x: _Real) -> tuple[int, int]:
+def _limits(x: Real) -> tuple[int, int]:
     info = np.iinfo(str(x.integers.ty.dtype))
     return int(info.min), int(info.max)
 
@@ -531,7 +354,7 @@ def _shift(dtype: str, other: str) -> int:
     return 0 if dtype == other else {"uint8": -128, "int8": 128}[dtype]
 
 
-def _floats(table: _Forms, call: Call, x: _Real, weights: np.ndarray) -> relax.Expr:
+def _floats(table: Forms, call: Call, x: Real, weights: np.ndarray) -> relax.Expr:
     """Emit a convolution of the integers as float32 numbers."""
     bb = table.bb
     data = bb.emit(relax.op.astype(x.integers, "float32"))
@@ -548,7 +371,7 @@ def _mover(call: Call) -> Callable[[np.ndarray], np.ndarray]:
     return lambda array: np.ascontiguousarray(array.transpose(order))
 
 
-def _moved_axis(call: Call, real: _Real) -> int | None:
+def _moved_axis(call: Call, real: Real) -> int | None:
     """Return the axis of the channels after a constant was moved, None if it is no axis any more."""
     if real.is_one_scale:
         return 0

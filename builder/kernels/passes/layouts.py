@@ -28,13 +28,14 @@ from builder.kernels.spaces import (
     depthwise,
     integer_convolution,
     integer_matmul,
+    integer_winograd,
     matmul,
     planes,
     pooling,
     resize,
     winograd,
 )
-from builder.kernels.spaces.integer_convolution import block_of
+from builder.kernels.spaces.integer_convolution import block_of, in_block_of
 from builder.target.device_target import DeviceTarget
 
 # Element-wise operators whose results in the padding stay finite: it begins as zeros.
@@ -188,11 +189,17 @@ class _Packing:
             return False
         have = table.packed(data)
         fits = have is not None and have.is_dense and have.block % max(4, self._target.dot.group) == 0
-        block = have.block if have is not None and fits else block_of(op.in_channels, self._target)
+        block = have.block if have is not None and fits else in_block_of(op.in_channels, self._target)
         x = table.as_packed(data, block)
         out_block = block_of(op.out_channels, self._target)
         point = relax.const(np.int32(zero))
-        new = integer_convolution.emit(table.bb, op, x.expr, point, weight, out_block, self._target)
+        m = integer_winograd.output_tile(op, weight, str(data.ty.dtype), self._target)
+        if m is None:
+            new = integer_convolution.emit(table.bb, op, x.expr, point, weight, out_block, self._target)
+        else:
+            new = integer_winograd.emit(
+                table.bb, op, x.expr, point, weight, out_block=out_block, m=m, target=self._target
+            )
         table.define_packed(var, Packed.dense(new, op.out_channels))
         return True
 

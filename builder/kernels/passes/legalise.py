@@ -10,7 +10,14 @@ import tvm
 from tvm import relax, te, tirx, topi
 from tvm.ir import Call
 
-from builder.kernels.rewriter import RESHAPES, constant_of, legalise_as_tvm, shape_of
+from builder.kernels.rewriter import (
+    RESHAPES,
+    constant_of,
+    is_halves,
+    legalise_as_tvm,
+    shape_of,
+    widened,
+)
 from builder.kernels.spaces import columns, concatenation, matmul, quantisation, rows, sorting, transpose
 
 Legalisation = Callable[[relax.BlockBuilder, Call], relax.Expr]
@@ -78,8 +85,19 @@ _POWERS: Final[Mapping[float, Callable[[tirx.Expr], tirx.Expr]]] = {
 
 
 def _take(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Legalise `take`; an index out of range takes the nearest element, as indices may come from users."""
+    """Legalise `take`; an index out of range takes the nearest element, as indices may come from users.
+
+    A constant table of float16's numbers keeps their bits.
+    """
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
+    table = constant_of(call.args[0])
+    if table is not None and is_halves(table):
+        return bb.call_te(
+            lambda bits, indices: widened(topi.take(bits, indices, axis, mode="clip")),
+            relax.const(table.astype("float16").view("uint16")),
+            call.args[1],
+            primfunc_name_hint="take",
+        )
     return bb.call_te(topi.take, call.args[0], call.args[1], axis, mode="clip", primfunc_name_hint="take")
 
 

@@ -163,21 +163,35 @@ def with_gaps(array: np.ndarray, axis: int, group: int, block: int, fill: float 
     return np.pad(split, widths, constant_values=fill).reshape(*before, -1, *after)
 
 
-def pad(x: te.Tensor, op: Conv2d) -> te.Tensor:
-    """Return packed `x` with the convolution's padding of zeros; `x` itself if there is no padding."""
+def pad(x: te.Tensor, op: Conv2d, value: tirx.Expr | None = None, dtype: str | None = None) -> te.Tensor:
+    """Return packed `x` with the convolution's padding; `x` itself if there is nothing to do.
+
+    Parameters
+    ----------
+    x
+        `[N, C/b, H, W, b]`.
+    op
+        The geometry.
+    value
+        What is put around `x`, of the result's dtype; None for zeros.
+    dtype
+        The result's; None for that of `x`.
+    """
     top, left, bottom, right = op.padding
-    if not any(op.padding):
+    kind = dtype or str(x.dtype)
+    if not any(op.padding) and kind == str(x.dtype):
         return x
     n, c, h, w, b = (int(d) for d in x.shape)
-    return te.compute(
-        (n, c, h + top + bottom, w + left + right, b),
-        lambda i, o, y, z, v: tirx.if_then_else(
-            tirx.all(y >= top, y < h + top, z >= left, z < w + left),
-            x[i, o, y - top, z - left, v],
-            tirx.const(0, x.dtype),
-        ),
-        name="pad",
-    )
+    around = tirx.const(0, kind) if value is None else value
+
+    def element(i: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        number = x[i, o, y - top, z - left, v].astype(kind)
+        if not any(op.padding):
+            return number
+        inside = tirx.all(y >= top, y < h + top, z >= left, z < w + left)
+        return tirx.if_then_else(inside, number, around)
+
+    return te.compute((n, c, h + top + bottom, w + left + right, b), element, name="pad")
 
 
 def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: int = 1) -> np.ndarray:

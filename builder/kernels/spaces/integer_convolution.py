@@ -22,8 +22,15 @@ from tvm import s_tir as st
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import shape_of
 from builder.kernels.signature import SPACE_MARK
-from builder.kernels.spaces.convolution import Conv2d, Rows, schedule_pad
-from builder.kernels.spaces.dot_loops import mark_dot
+from builder.kernels.spaces.convolution import Conv2d, Rows, pad, schedule_pad
+from builder.kernels.spaces.dot_loops import (
+    fits_halves,
+    group_axes,
+    in_halves,
+    lane_index,
+    mark_dot,
+    member,
+)
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.register_tile import TileChoices, hold_operand, tilings
 from builder.target.device_target import DeviceTarget
@@ -41,6 +48,11 @@ def block_of(channels: int, target: DeviceTarget) -> int:
     return min(blocks, key=lambda b: (-(-channels // b) * b, -b))
 
 
+def in_block_of(channels: int, target: DeviceTarget) -> int:
+    """Return the block in which an input of `channels` is packed: a single group if they fit it."""
+    return 4 if channels <= 4 == target.dot.group else block_of(channels, target)
+
+
 def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: int, group: int) -> np.ndarray:
     """Pack `[OC, IC, KH, KW]` as `[OC/bo/t, IC/bi, KH, KW, bi/g, t, bo, g]`; fill the last with zeros."""
     o, i, kh, kw = weight.shape
@@ -49,23 +61,6 @@ def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: in
     full[:o, :i] = weight
     full = full.reshape(ob // together, together, out_block, ib, in_block // group, group, kh, kw)
     return np.ascontiguousarray(full.transpose(0, 3, 6, 7, 4, 1, 2, 5))
-
-
-def padded(x: te.Tensor, zero: te.Tensor, op: Conv2d, dtype: str) -> te.Tensor:
-    """Return packed `x` as `dtype`, with the zero point around it; `x` itself if it is that already."""
-    top, left, bottom, right = op.padding
-    if not any(op.padding) and str(x.dtype) == dtype:
-        return x
-    n, c, h, w, b = (int(d) for d in x.shape)
-
-    def element(i: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
-        value = x[i, o, y - top, z - left, v].astype(dtype)
-        if not any(op.padding):
-            return value
-        inside = tirx.all(y >= top, y < h + top, z >= left, z < w + left)
-        return tirx.if_then_else(inside, value, zero().astype(dtype))
-
-    return te.compute((n, c, h + top + bottom, w + left + right, b), element, name="pad")
 
 
 def emit(
@@ -105,31 +100,44 @@ def emit(
     dot = target.dot
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
     oc = space(blocks, op.out_width, out_block, target).default.oc
-    packed = relax.const(pack_weights(weight, in_block, out_block, oc, dot.group))
+    packed = pack_weights(weight, in_block, out_block, oc, dot.group)
+    dtype = dot.data
+    if dot.halves and fits_halves(packed):
+        packed = in_halves(packed)
+    elif dot.halves:
+        dtype, packed = "int16", pack_weights(weight, in_block, out_block, oc, 1)
 
     def compute(data: te.Tensor, point: te.Tensor, w: te.Tensor) -> te.Tensor:
-        return convolve(padded(data, point, op, dot.data), w, op, blocks)
+        return convolve(pad(data, op, point().astype(dtype), dtype), w, op, blocks)
 
     call = bb.call_te(
-        compute, x, zero, packed, primfunc_name_hint="integer_conv2d", primfunc_attrs=FUSES_ELEMENTWISE
+        compute,
+        x,
+        zero,
+        relax.const(packed),
+        primfunc_name_hint="integer_conv2d",
+        primfunc_attrs=FUSES_ELEMENTWISE,
     )
     return bb.emit(call)
 
 
 def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int) -> te.Tensor:
     """Return the tensor expression of the convolution of `x`, which is already padded."""
-    _, in_blocks, kernel_h, kernel_w, groups, together, out_block, group = (int(d) for d in w.shape)
+    _, in_blocks, kernel_h, kernel_w, groups, together, *lanes = (int(d) for d in w.shape)
+    halves = len(lanes) > 2
+    group = int(x.shape[4]) // groups
+    out_block = math.prod(lanes) // group
     ic = te.reduce_axis((0, in_blocks), "ic")
     kh = te.reduce_axis((0, kernel_h), "kh")
     kw = te.reduce_axis((0, kernel_w), "kw")
     iq = te.reduce_axis((0, groups), "iq")
-    ig = te.reduce_axis((0, group), "ig")
+    ig = group_axes(group, halves=halves)
     (sh, sw), (dh, dw) = op.strides, op.dilation
 
     def element(n: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
-        value = x[n, ic, y * sh + kh * dh, z * sw + kw * dw, iq * group + ig].astype("int32")
-        factor = w[o // together, ic, kh, kw, iq, o % together, v, ig].astype("int32")
-        return te.sum(value * factor, axis=[ic, kh, kw, iq, ig])
+        value = x[n, ic, y * sh + kh * dh, z * sw + kw * dw, iq * group + member(ig)].astype("int32")
+        factor = w[(o // together, ic, kh, kw, iq, o % together, *lane_index(v, ig))].astype("int32")
+        return te.sum(value * factor, axis=[ic, kh, kw, iq, *ig])
 
     return te.compute(
         (op.batch, out_blocks, op.out_height, op.out_width, out_block),
@@ -224,7 +232,8 @@ def tile_cost(vectors: int, columns: int, width: int, target: DeviceTarget) -> f
     registers = target.simd.registers
     weights = vectors * -(-width // target.simd.lanes)
     if target.dot.held:
-        fits = weights * columns + min(weights, 4) + columns + 2 <= registers
+        others = min(weights, 4) + columns + (5 if target.dot.halves else 2)
+        fits = weights * columns + others <= registers
         return weights + columns / 4 + 1 if fits else None
     return 2 * weights + columns + 1 if weights * columns <= registers // 2 else None
 
@@ -233,18 +242,19 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, ta
     """Order the loops of an integer convolution, of its padding and of its epilogue."""
     padding = sch.get_producers(block)
     epilogue = Epilogue.after(sch, block)
-    n, o, y, z, v, ic, kh, kw, iq, ig = sch.get_loops(block)
+    n, o, y, z, v, ic, kh, kw, iq, *ig = sch.get_loops(block)
     oo, oi = sch.split(o, [None, tiles.oc])
     yo, yi = sch.split(y, [None, tiles.oh])
     zo, zi = sch.split(z, [None, tiles.ow])
     io, iu = sch.split(iq, [None, tiles.iq])
-    sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, oi, zi, v, ig)
+    *vectors, v = lane_loops(sch, v, len(ig))
+    sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, oi, zi, *vectors, v, *ig)
     outer = sch.fuse(n, yo, oo, yi)
     epilogue.place(zo)
     if target.dot.held:
         hold_operand(sch, block, io)
     sch.parallel(outer)
-    for loop in (zi, oi, iu):
+    for loop in (zi, oi, iu, *vectors):
         sch.unroll(loop)
     start_sums(sch, block, ic)
     mark_dot(sch, v)
@@ -252,17 +262,23 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, ta
         schedule_pad(sch, producer)
 
 
+def lane_loops(sch: st.Schedule, loop: st.schedule.LoopRV, axes: int) -> list[st.schedule.LoopRV]:
+    """Return the loop over lanes, with one over vectors before it if a group has halves, so two `axes`."""
+    return [loop] if axes == 1 else list(sch.split(loop, [None, 4]))
+
+
 def start_sums(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.LoopRV) -> None:
     """Set the sums of a tile to zero before `loop`, as vectors."""
     zeros = sch.decompose_reduction(block, loop)
-    loops = sch.get_loops(zeros)
-    sch.vectorize(loops[-1])
+    *_, vectors, lanes = sch.get_loops(zeros)
+    sch.unroll(vectors)
+    sch.vectorize(lanes)
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
-    _, blocks, height, width, out_block, _, _, _, groups, _ = extents
+    _, blocks, height, width, out_block, _, _, _, groups, *_ = extents
     region = sch.get(block).reads[0].source
     in_bytes = np.dtype(str(region.dtype)).itemsize * math.prod(int(d) for d in region.shape[1:])
     s = space(blocks, width, out_block, target, Rows(height, in_bytes // height), groups)

@@ -8,6 +8,7 @@ each weight is read by one core. The last panel and the last group are filled wi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +21,14 @@ from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import Values, constant_of, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import tiled
-from builder.kernels.spaces.dot_loops import mark_dot
+from builder.kernels.spaces.dot_loops import (
+    fits_halves,
+    group_axes,
+    in_halves,
+    lane_index,
+    mark_dot,
+    member,
+)
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.integer_convolution import start_sums, tile_cost
 from builder.kernels.spaces.register_tile import hold_operand, tilings
@@ -70,11 +78,17 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
         return False
     columns = weight.shape[1]
     panel = panel_width(columns, int(np.prod(left[:-1])), target)
-    packed = relax.const(pack(weight, panel, dot.group))
+    packed = pack(weight, panel, dot.group)
+    dtype, group = dot.data, dot.group
+    if dot.halves and fits_halves(packed):
+        packed = in_halves(packed)
+    elif dot.halves:
+        dtype, group = "int16", 1
+        packed = pack(weight, panel, group)
     new = table.bb.call_te(
-        lambda a, b: product(_filled(a, dot.group, dot.data), b, columns),
+        lambda a, b: product(_filled(a, group, dtype), b, columns),
         table.plain(call.args[0]),
-        packed,
+        relax.const(packed),
         primfunc_name_hint="integer_matmul",
         primfunc_attrs=FUSES_ELEMENTWISE,
     )
@@ -104,18 +118,21 @@ def product(a: te.Tensor, b: te.Tensor, columns: int) -> te.Tensor:
     a
         The left operand, `[..., K]`, K a multiple of the group.
     b
-        The panels, `[ceil(N / panel), K / group, panel, group]`.
+        The panels, `[ceil(N / panel), K / group, panel, group]`, or groups as `dot_loops.in_halves`.
     columns
         N. If it is not a multiple of the panel, the product has the panel's columns, and a copy without
         them follows.
     """
-    panels, steps, panel, group = (int(d) for d in b.shape)
+    panels, steps, *lanes = (int(d) for d in b.shape)
+    group = int(a.shape[-1]) // steps
+    panel = math.prod(lanes) // group
     ko = te.reduce_axis((0, steps), "ko")
-    kg = te.reduce_axis((0, group), "kg")
+    kg = group_axes(group, halves=len(lanes) > 2)
 
     def element(*i: tirx.Var) -> tirx.Expr:
-        value = a[(*i[:-1], ko * group + kg)].astype("int32")
-        return te.sum(value * b[i[-1] // panel, ko, i[-1] % panel, kg].astype("int32"), axis=[ko, kg])
+        value = a[(*i[:-1], ko * group + member(kg))].astype("int32")
+        factor = b[(i[-1] // panel, ko, *lane_index(i[-1] % panel, kg))].astype("int32")
+        return te.sum(value * factor, axis=[ko, *kg])
 
     full = te.compute(
         (*a.shape[:-1], panels * panel),
@@ -163,20 +180,31 @@ def space(rows: int, steps: int, panel: int, target: DeviceTarget) -> IntegerMat
     return IntegerMatmulSpace(options, ks, IntegerMatmulTiles(best, max(k for k in ks if k <= wanted)))
 
 
+def _loops(
+    sch: st.Schedule, block: st.schedule.SBlockRV
+) -> tuple[list[st.schedule.LoopRV], list[st.schedule.LoopRV]]:
+    """Return the loops over the result, and those of the reduction."""
+    kinds = [var.iter_type for var in sch.get(block).iter_vars]
+    count = kinds.count(tirx.IterVar.DataPar)
+    loops = list(sch.get_loops(block))
+    return loops[:count], loops[count:]
+
+
 def apply(
     sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerMatmulTiles, panel: int, target: DeviceTarget
 ) -> None:
     """Order the loops of a product with packed panels, of its operand and of its epilogue."""
     operands = sch.get_producers(block)
     epilogue = Epilogue.after(sch, block)
-    *lead, j, k, kg = sch.get_loops(block)
+    (*lead, j), (k, *kg) = _loops(sch, block)
     extents = [int(sch.get(loop).extent) for loop in lead]
     i = lead.pop(max((at for at, extent in enumerate(extents) if extent > 1), default=len(lead) - 1))
     width = max(target.dot.lanes, target.simd.lanes)
     io, ii = sch.split(i, [None, tiles.rows])
-    jo, jt, ji = sch.split(j, [None, panel // width, width])
+    lanes = width if len(kg) == 1 else 4
+    jo, jt, ji = sch.split(j, [None, panel // lanes, lanes])
     ko, ki = sch.split(k, [None, tiles.k])
-    sch.reorder(jo, *lead, io, ko, ki, ii, jt, ji, kg)
+    sch.reorder(jo, *lead, io, ko, ki, ii, jt, ji, *kg)
     epilogue.place(io, vector=width)
     if target.dot.held:
         hold_operand(sch, block, ko)
@@ -194,7 +222,8 @@ def apply(
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
     panel = int(sch.get(block).annotations["edge.panel"])
-    *rows, _, steps, _ = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
+    (*lead, _), (k, *_) = _loops(sch, block)
+    rows, steps = [int(sch.get(loop).extent) for loop in lead], int(sch.get(k).extent)
     s = space(tiled.whole_rows(rows), steps, panel, target)
     tiles = IntegerMatmulTiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k))
     apply(sch, block, tiles, panel, target)

@@ -17,7 +17,15 @@ from tvm import s_tir as st
 from tvm.ir import Call
 
 from builder.kernels.decisions import Chooser, Decision
-from builder.kernels.rewriter import Values, constant_of, definition, legalise_as_tvm, shape_of
+from builder.kernels.rewriter import (
+    Values,
+    constant_of,
+    definition,
+    emit_weights,
+    is_halves,
+    legalise_as_tvm,
+    shape_of,
+)
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import tiled
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
@@ -26,6 +34,8 @@ from builder.target.device_target import DeviceTarget
 
 KIND: Final = "matmul"
 BATCHED: Final = "batch_matmul"
+# Products of at most so many rows decode their weights in registers: with more rows, each tile would again.
+FEW_ROWS: Final = 8
 _RANK: Final = 4  # of the operands in attention: batch, heads, rows, columns
 _HEAD_SWAP: Final = [0, 2, 1, 3]  # the axes of a transpose that exchanges heads and rows
 
@@ -69,24 +79,41 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
     left = shape_of(call.args[0])
     if weight is None or weight.ndim != 2 or weight.dtype != np.float32 or len(left) < 2:
         return False
-    depth, columns = weight.shape
-    panel = panel_width(columns, int(np.prod(left[:-1])), target)
-    packed = pack(weight, panel)
-    x = table.plain(call.args[0])
-    form = tiled.Form.of(left[:-1], depth, columns, panel, target)
-    if form is not None:
-        table.define(var, tiled.emit(table.bb, x, relax.const(packed), columns, form))
-        return True
+    columns, rows = weight.shape[1], int(np.prod(left[:-1]))
+    panels = pack(weight, panel_width(columns, rows, target))
+    if rows <= FEW_ROWS and _reads_halves(target) and is_halves(panels):
+        packed = relax.const(panels.astype(np.float16))
+    else:
+        packed = emit_weights(table.bb, panels)
+    table.define(var, emit_packed(table.bb, table.plain(call.args[0]), packed, columns, target))
+    return True
+
+
+def _reads_halves(target: DeviceTarget) -> bool:
+    """Whether `target` has instructions that convert vectors of float16 to float32."""
+    return target.arch == "aarch64" or "f16c" in target.features
+
+
+def emit_packed(
+    bb: relax.BlockBuilder, x: relax.Expr, packed: relax.Expr, columns: int, target: DeviceTarget
+) -> relax.Expr:
+    """Emit the product of `x`, `[..., K]`, with panels `[ceil(N / panel), K, panel]`; N is `columns`.
+
+    Panels of float16 are converted in registers.
+    """
+    _, depth, panel = shape_of(packed)
+    form = tiled.Form.of(shape_of(x)[:-1], depth, columns, panel, target)
+    if form is not None and str(packed.ty.dtype) == "float32":
+        return tiled.emit(bb, x, packed, columns, form)
     width = min(panel, target.simd.lanes)
-    new = table.bb.call_te(
+    call = bb.call_te(
         lambda a, b: product(a, b, columns, width),
         x,
-        relax.const(packed),
+        packed,
         primfunc_name_hint="matmul",
         primfunc_attrs=FUSES_ELEMENTWISE,
     )
-    table.define(var, table.bb.emit(new))
-    return True
+    return bb.emit(call)
 
 
 def product(a: te.Tensor, b: te.Tensor, columns: int, width: int) -> te.Tensor:
@@ -97,7 +124,7 @@ def product(a: te.Tensor, b: te.Tensor, columns: int, width: int) -> te.Tensor:
     a
         The left operand, `[..., K]`.
     b
-        The panels, `[ceil(N / panel), K, panel]`.
+        The panels, `[ceil(N / panel), K, panel]`, float32 or float16.
     columns
         N. If it is not a multiple of `width`, the product has columns that complete its last vector, and a
         copy without them follows.
@@ -108,7 +135,7 @@ def product(a: te.Tensor, b: te.Tensor, columns: int, width: int) -> te.Tensor:
     k = te.reduce_axis((0, depth), "k")
     full = te.compute(
         (*a.shape[:-1], -(-columns // width) * width),
-        lambda *i: te.sum(a[(*i[:-1], k)] * b[i[-1] // panel, k, i[-1] % panel], axis=k),
+        lambda *i: te.sum(a[(*i[:-1], k)] * b[i[-1] // panel, k, i[-1] % panel].astype("float32"), axis=k),
         name="matmul",
         attrs={SPACE_MARK: KIND, "edge.panel": panel},
     )

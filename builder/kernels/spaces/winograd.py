@@ -18,7 +18,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 
 from builder.kernels.decisions import Chooser, Decision
-from builder.kernels.rewriter import shape_of
+from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.convolution import Conv2d, pack_weights
@@ -100,7 +100,7 @@ def emit(
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
     count = op.batch * -(-op.out_height // m) * -(-op.out_width // m)
     tiles = space(count, blocks, in_block, target).default
-    packed = relax.const(pack_weights(weight, in_block, out_block, tiles.oc))
+    packed = emit_weights(bb, pack_weights(weight, in_block, out_block, tiles.oc))
     transform = bb.call_te(
         lambda w: transform_weights(w, m),
         packed,

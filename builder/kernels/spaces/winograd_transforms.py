@@ -8,10 +8,11 @@ and odd halves.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import prod
+from math import lcm, prod
 from typing import Final
 
 from tvm import tirx
@@ -51,6 +52,48 @@ class Transforms:
         output = tuple((*(point**r for point in points), Fraction(int(r == m - 1))) for r in range(m))
         return cls(tuple(rows), tuple(weights), output)
 
+    def whole(self) -> WholeTransforms:
+        """Return the matrices multiplied by the smallest numbers that make them whole."""
+        rows = [lcm(*(value.denominator for value in row)) for row in self.weights]
+        divisor = lcm(*rows)
+        weights = tuple(
+            tuple(value * factor for value in row) for row, factor in zip(self.weights, rows, strict=True)
+        )
+        output = tuple(
+            tuple(value * Fraction(divisor, factor) for value, factor in zip(row, rows, strict=True))
+            for row in self.output
+        )
+        return WholeTransforms(self.input, weights, output, divisor)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTransforms:
+    """`d y = A'^T [(G' g) * (B^T d)]` in one dimension, with integers only.
+
+    Attributes
+    ----------
+    input, weights, output
+        `B^T`; `G'`, whose rows are those of `G` multiplied by the least common denominator; `A'^T`.
+    divisor
+        d.
+    """
+
+    input: Matrix
+    weights: Matrix
+    output: Matrix
+    divisor: int
+
+    @property
+    def shift(self) -> int:
+        """The power of two in `d**2`."""
+        return ((self.divisor**2) & -(self.divisor**2)).bit_length() - 1
+
+    @property
+    def inverse(self) -> int:
+        """The inverse modulo 2^32 of the odd factor of `d**2`, as int32."""
+        value = pow(self.divisor**2 >> self.shift, -1, 1 << 32)
+        return value - (1 << 32) if value >> 31 else value
+
 
 def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
     """Return the coefficients of the product of all `x - root`, lowest power first."""
@@ -61,24 +104,24 @@ def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
     return tuple(coefficients)
 
 
-def combine(row: Sequence[Fraction], value: Callable[[int], tirx.Expr]) -> tirx.Expr:
-    """Return the sum of `row[k] * value(k)`.
+def combine(row: Sequence[Fraction], value: Callable[[int], tirx.Expr], dtype: str = "float32") -> tirx.Expr:
+    """Return the sum of `row[k] * value(k)`, all of `dtype`; in int32 it wraps around.
 
     Even and odd terms are summed separately: the rows of the points p and -p share both sums.
     """
-    even = _terms([(c, k) for k, c in enumerate(row) if c and k % 2 == 0], value)
-    odd = _terms([(c, k) for k, c in enumerate(row) if c and k % 2 == 1], value)
+    even = _terms([(c, k) for k, c in enumerate(row) if c and k % 2 == 0], value, dtype)
+    odd = _terms([(c, k) for k, c in enumerate(row) if c and k % 2 == 1], value, dtype)
     if odd is None or even is None:
-        (sign, total) = even or odd or (1, tirx.const(0, "float32"))
-        return total if sign > 0 else tirx.const(-1.0, "float32") * total
+        (sign, total) = even or odd or (1, tirx.const(0, dtype))
+        return total if sign > 0 else times(total, -1)
     if odd[0] == even[0]:
-        both = even[1] + odd[1]
-        return both if even[0] > 0 else tirx.const(-1.0, "float32") * both
-    return even[1] - odd[1] if even[0] > 0 else odd[1] - even[1]
+        both = _sum(even[1], odd[1])
+        return both if even[0] > 0 else times(both, -1)
+    return _difference(even[1], odd[1]) if even[0] > 0 else _difference(odd[1], even[1])
 
 
 def _terms(
-    terms: list[tuple[Fraction, int]], value: Callable[[int], tirx.Expr]
+    terms: list[tuple[Fraction, int]], value: Callable[[int], tirx.Expr], dtype: str
 ) -> tuple[int, tirx.Expr] | None:
     """Return the sign of the first term, and the sum of `terms` divided by it; None if there are no terms."""
     if not terms:
@@ -87,16 +130,44 @@ def _terms(
     total: tirx.Expr | None = None
     for coefficient, k in terms:
         size = abs(coefficient)
-        term = value(k) if size == 1 else tirx.const(float(size), "float32") * value(k)
+        term = value(k).astype(dtype) if size == 1 else times(value(k).astype(dtype), size)
         if total is not None:
-            term = total + term if coefficient * sign > 0 else total - term
+            term = _sum(total, term) if coefficient * sign > 0 else _difference(total, term)
         total = term
     return sign, total
 
 
-def select(index: tirx.Expr, rows: Matrix, value: Callable[[int], tirx.Expr]) -> tirx.Expr:
+def times(x: tirx.Expr, factor: Fraction | int) -> tirx.Expr:
+    """Return `x * factor` of the dtype of `x`; int32 wraps around."""
+    if str(x.ty.dtype) == "float32":
+        return tirx.const(float(factor), "float32") * x
+    return _wrapping(operator.mul, x, tirx.const(int(factor), str(x.ty.dtype)))
+
+
+def _sum(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+    return _wrapping(operator.add, a, b)
+
+
+def _difference(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+    return _wrapping(operator.sub, a, b)
+
+
+def _wrapping(function: Callable[[tirx.Expr, tirx.Expr], tirx.Expr], a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+    """Return a sum, difference or product; int32 wraps around.
+
+    TVM tells LLVM that int32 never overflows. So the operation is written for 64 bits, of which the lower
+    half is kept; LLVM makes one of 32 bits of it, without that promise.
+    """
+    if str(a.ty.dtype) != "int32":
+        return function(a, b)
+    return function(a.astype("int64"), b.astype("int64")).astype("int32")
+
+
+def select(
+    index: tirx.Expr, rows: Matrix, value: Callable[[int], tirx.Expr], dtype: str = "float32"
+) -> tirx.Expr:
     """Return row `index` of a product; once the loop over `index` is unrolled, one row remains."""
-    result = combine(rows[-1], value)
+    result = combine(rows[-1], value, dtype)
     for k in range(len(rows) - 2, -1, -1):
-        result = tirx.Select(index == k, combine(rows[k], value), result)
+        result = tirx.Select(index == k, combine(rows[k], value, dtype), result)
     return result

@@ -16,10 +16,12 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.ir import Call
 
+from agent.bundle.layer import MAX_NAME_CHARS, clean
 from builder.codegen.kernel_object import count_flops
 from builder.compiling.lower import fuse
 from builder.errors import RecordsError
 from builder.importer import ImportedModel, load
+from builder.importer.spans import names_of
 from builder.kernels.decisions import Chooser, heuristic
 from builder.kernels.design_space import DesignSpace, workload_of
 from builder.kernels.rewriter import op_name
@@ -58,6 +60,7 @@ def extract_tasks(
     imported = model if isinstance(model, ImportedModel) else load(model, input_shapes=input_shapes)
     fused = fuse(imported.mod, device)
     calls = _calls(fused["main"])
+    nodes = _nodes(fused["main"], imported)
     shipped = shipped_for(device) if choose is None else None
     tasks: dict[str, Task] = {}
     for name, count in calls.items():
@@ -73,11 +76,19 @@ def extract_tasks(
         if key in tasks:
             known = tasks[key]
             tasks[key] = Task(
-                known.index, known.name, kind, workload, key, known.calls + count, known.flops, space
+                known.index,
+                known.name,
+                kind,
+                workload,
+                key,
+                known.calls + count,
+                known.flops,
+                space,
+                known.nodes,
             )
             continue
         flops = count_flops(workload)["main"]
-        tasks[key] = Task(len(tasks), name, kind, workload, key, count, flops, space)
+        tasks[key] = Task(len(tasks), name, kind, workload, key, count, flops, space, nodes.get(name, ()))
     return tuple(tasks.values())
 
 
@@ -90,6 +101,25 @@ def _calls(main: relax.Function) -> Counter[str]:
             if isinstance(value, Call) and op_name(value) == "relax.call_tir":
                 calls[value.args[0].name_hint] += 1
     return calls
+
+
+def _nodes(main: relax.Function, model: ImportedModel) -> dict[str, tuple[str, ...]]:
+    """Return the nodes of the model that the first call of each kernel computes, in the model's order."""
+    source = model.source
+    found: dict[str, tuple[str, ...]] = {}
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, Call) and op_name(value) == "relax.call_tir":
+                origins = {source.origins.get(name) for name in names_of(value)} - {None}
+                nodes = (
+                    source.nodes[origin] for origin in sorted(each for each in origins if each is not None)
+                )
+                labels = tuple(
+                    f"{clean(node.op, MAX_NAME_CHARS)} {clean(node.name, MAX_NAME_CHARS)}" for node in nodes
+                )
+                found.setdefault(str(value.args[0].name_hint), labels)
+    return found
 
 
 def select(tasks: Sequence[Task], spec: str) -> tuple[Task, ...]:
@@ -124,7 +154,8 @@ def table(tasks: Sequence[Task]) -> str:
     """Return the table of tasks that `--tasks list` prints."""
     heads = ("task", "calls", "MFLOP", "points", "kind", "name")
     rows = [
-        (str(t.index), str(t.calls), f"{t.flops / 1e6:.2f}", str(t.space.size), t.kind, t.name) for t in tasks
+        (str(t.index), str(t.calls), f"{t.flops / 1e6:.2f}", str(t.space.size), t.kind, t.title)
+        for t in tasks
     ]
     widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
     total = math.fsum(t.flops * t.calls for t in tasks)

@@ -152,7 +152,7 @@ class TaskRun:
         task = self.task
         return TaskProgress(
             task.index,
-            task.name,
+            task.title,
             task.kind,
             task.calls,
             len(self.known),

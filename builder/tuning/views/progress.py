@@ -18,8 +18,10 @@ class TaskProgress:
 
     Attributes
     ----------
-    index, name, kind, calls
+    index, kind, calls
         As in `builder.records.task.Task`.
+    name
+        Its `title` there.
     trials, planned
         Number of points measured, and the maximum.
     default_s

@@ -370,3 +370,35 @@ def test_other_tensor_properties_are_refused(text: str) -> None:
 def test_other_json_tensors_are_refused(value: Any) -> None:
     with pytest.raises(FormatError):
         JsonTensor.from_document(value)
+
+
+def test_shapes_that_change_are_written_with_their_bounds() -> None:
+    state = replace(
+        EXAMPLES[ModelState],
+        inputs=(TensorSpec("ids", "INT64", (1, 512)), TensorSpec("x", "FP32", (4,))),
+        outputs=(TensorSpec("y", "FP32", (1, 10)),),
+        smallest_inputs=((1, 1), (4,)),
+        smallest_outputs=((1, 10),),
+    )
+    written = json.loads(state.to_bytes())
+    assert written["inputs"] == [
+        {"name": "ids", "datatype": "INT64", "shape": [1, -1], "shape_min": [1, 1], "shape_max": [1, 512]},
+        {"name": "x", "datatype": "FP32", "shape": [4]},
+    ]
+    assert written["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [1, 10]}]
+    assert ModelState.from_bytes(state.to_bytes()) == replace(state, smallest_outputs=())
+
+
+@pytest.mark.parametrize("smallest", [[1], [1, 600], [0, 1], "1,1", [1, True], [1, 1.0], None, [1, [1]]])
+def test_bounds_that_are_not_valid_count_as_absent(smallest: object) -> None:
+    tensor = {
+        "name": "ids",
+        "datatype": "INT64",
+        "shape": [1, -1],
+        "shape_min": smallest,
+        "shape_max": [1, 512],
+    }
+    document = json.loads(EXAMPLES[ModelState].to_bytes()) | {"inputs": [tensor]}
+    state = ModelState.from_bytes(json.dumps(document).encode())
+    assert state.inputs == (TensorSpec("ids", "INT64", (1, 512)),)
+    assert state.smallest_inputs == ()

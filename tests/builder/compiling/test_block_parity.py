@@ -19,8 +19,9 @@ from builder.errors import ParityError
 from builder.importer import import_onnx
 from builder.kernels.decisions import Schedules
 from builder.kernels.passes import integers
-from builder.kernels.spaces import integer_convolution, quantisation
-from builder.kernels.spaces.convolution import Conv2d
+from builder.kernels.passes.integer_forms import Sum
+from builder.kernels.spaces import integer_convolution, integer_winograd, quantisation
+from builder.kernels.spaces.convolution import Conv2d, pad
 from builder.target.device_target import DeviceTarget, resolve
 from tests.builder.compiling.debugging import debug_run
 from tests.quantised_graphs import QuantisedGraph, random_model
@@ -81,14 +82,14 @@ def wrong_zero_point(patch: pytest.MonkeyPatch) -> None:
 
 
 def wrong_scale_of_a_channel(patch: pytest.MonkeyPatch) -> None:
-    write = integers._Sum.write
+    write = Sum.write
 
-    def wrong(self: integers._Sum, bb: object) -> object:
+    def wrong(self: Sum, bb: object) -> object:
         scale = np.array(np.broadcast_to(self.scale, (int(np.prod(self.shape)),)))
         scale[5] *= 1.02
         return write(replace(self, scale=scale), bb)
 
-    patch.setattr(integers._Sum, "write", wrong)
+    patch.setattr(Sum, "write", wrong)
 
 
 def truncation(patch: pytest.MonkeyPatch) -> None:
@@ -100,12 +101,11 @@ def no_limit(patch: pytest.MonkeyPatch) -> None:
 
 
 def padding_with_zeros(patch: pytest.MonkeyPatch) -> None:
-    padded = integer_convolution.padded
+    def wrong(x: te.Tensor, op: Conv2d, _: tirx.Expr, dtype: str) -> te.Tensor:
+        return pad(x, op, None, dtype)
 
-    def wrong(x: te.Tensor, zero: te.Tensor, op: Conv2d, dtype: str) -> te.Tensor:
-        return padded(x, te.compute((), lambda: tirx.const(0, str(zero.dtype))), op, dtype)
-
-    patch.setattr(integer_convolution, "padded", wrong)
+    patch.setattr(integer_convolution, "pad", wrong)
+    patch.setattr(integer_winograd, "output_tile", lambda *_: None)
 
 
 def swapped_axis(patch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def swapped_axis(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_bias(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(integers, "_with_bias", lambda layer, _: layer)
+    patch.setattr(Sum, "with_bias", lambda layer, _: layer)
 
 
 FAULTS = (

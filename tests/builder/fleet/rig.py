@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from agent.bundle.machine import Machine
 from agent.deploy.deployment import Deployment
 from agent.deploy.fetch.https import HttpsSettings
 from agent.deploy.store.store import Store
@@ -12,13 +13,28 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.settings import BrokerSettings
 from agent.wire import topics
+from agent.wire.info import Hardware, Info, Software
 from agent.wire.presence import AgentState, Presence
 from tests.agent.deploy.rig import DEVICE, MACHINE, FakeModels
 from tests.bundles import KEYRING
 
 
+def info_of(device: str, machine: Machine) -> Info:
+    """Return what an agent on a machine publishes about it."""
+    return Info(
+        device,
+        "0.1.0",
+        Hardware(machine.arch, cpu=machine.cpu_model, features=tuple(sorted(machine.features))),
+        tuple(sorted(machine.compatible)),
+        Software(glibc=machine.glibc, abi=machine.abi),
+    )
+
+
 class Device:
-    """The deployment side of an agent on a real connection."""
+    """The deployment side of an agent on a real connection.
+
+    `machine` is what it runs on, `published` what it says of it; None publishes no info document.
+    """
 
     def __init__(
         self,
@@ -28,9 +44,12 @@ class Device:
         device: str = DEVICE,
         protocol: str = "auto",
         https: HttpsSettings | None = None,
+        machine: Machine = MACHINE,
+        published: Machine | None = None,
     ) -> None:
         host, port = broker_url.removeprefix("mqtt://").split(":")
         self.device = device
+        self._published = published
         self.models = FakeModels()
         self.store = Store(root)
         self.connection = Connection(
@@ -43,7 +62,7 @@ class Device:
             device=device,
             store=self.store,
             keyring=lambda: KEYRING,
-            machine=MACHINE,
+            machine=machine,
             models=self.models,
             control=self.connection,
             https=https or HttpsSettings(),
@@ -71,6 +90,9 @@ class Device:
     def _on_up(self, _session_present: bool) -> None:
         state = Presence(AgentState.ONLINE, 1, "0.1.0").to_bytes()
         self.connection.publish(topics.format_topic(topics.State(self.device)), state, retain=True)
+        if self._published is not None:
+            info = topics.format_topic(topics.Info(self.device))
+            self.connection.publish(info, info_of(self.device, self._published).to_bytes(), retain=True)
         self.deployment.on_connected()
 
     def _on_message(self, message: Message) -> None:

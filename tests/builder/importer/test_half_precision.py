@@ -259,7 +259,7 @@ def test_the_note_says_that_weights_double() -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     model = model_of(nodes, [info("x", [1, 300])], [info("y", [1, 300])], {"w": noise(300, 300)})
     assert import_onnx(model).notes == (
-        "computed in float32: the model is in float16; its weights: 0.2 MB become 0.4 MB in the bundle",
+        "computed in float32: the model is in float16; its weights: 0.2 MB become 0.4 MB in memory",
     )
 
 
@@ -273,7 +273,7 @@ def test_weights_stored_in_half_precision_are_folded_however_large(kind: int) ->
     model = model_of(nodes, [info("x", [1, 1000], FLOAT)], [info("y", [1, 700], FLOAT)], weights)
     imported = import_onnx(model)
     assert operators(imported.onnx) == ["MatMul"]
-    assert imported.notes[0].startswith("stored in float32: weights in ")
+    assert imported.notes[0].startswith("computed in float32: weights in ")
     [tensor] = imported.onnx.graph.initializer
     np.testing.assert_array_equal(numpy_helper.to_array(tensor), weights["w"].astype(np.float32))
 

@@ -339,6 +339,17 @@ def test_noise_limit_of_a_model_without_classes_is_only_strict_if_it_is_stated(n
     assert quantise(model, data, Limits()).report.excluded == ()
 
 
+def test_noise_without_any_signal_is_not_enough() -> None:
+    net = Network()
+    x = net.input("x", [1, 3, 12, 12])
+    # Small whole numbers, so that the sum is exactly 0 in float; each product has a scale of its own in int8.
+    first, second = net.rng.integers(-9, 10, (2, 4, 3, 3, 3))
+    products = [net.op("Conv", x, net.constant(weight)) for weight in (first, second, -first - second)]
+    model = net.model(net.op("Add", net.op("Add", *products[:2]), products[2]))
+    with pytest.raises(AccuracyError, match=r"expected at least 10 dB, got 0\.0 dB"):
+        quantise(model, {"x": np.rint(samples(40, (3, 12, 12)))}, Limits(metric="sqnr", min_sqnr_db=10))
+
+
 def test_few_samples_give_a_warning(network: Network) -> None:
     report = quantise(network.model(plain(network)), {"x": samples(31, (3, 12, 12))}).report
     assert any("only 31 calibration samples" in text for text in report.warnings)

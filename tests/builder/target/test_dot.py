@@ -39,16 +39,17 @@ def test_a_processor_of_x86_has_the_widest_instruction_of_its_features(cpu: str)
         ("cortex-a76", "+neon", "aarch64.neon.sdot.v4i32.v16i8"),
         ("cortex-a55", "+neon", "aarch64.neon.sdot.v4i32.v16i8"),
         ("neoverse-n1", "+neon", "aarch64.neon.sdot.v4i32.v16i8"),
-        ("cortex-a72", "+neon", ""),
-        ("cortex-a53", "+neon", ""),
+        ("cortex-a72", "+neon", "aarch64.neon.saddlp"),
+        ("cortex-a53", "+neon", "aarch64.neon.saddlp"),
         ("cortex-a72", "+neon,+dotprod", "aarch64.neon.sdot.v4i32.v16i8"),
-        ("cortex-a76", "+neon,-dotprod", ""),
+        ("cortex-a76", "+neon,-dotprod", "aarch64.neon.saddlp"),
     ],
 )
 def test_a_64_bit_arm_core_multiplies_bytes_if_it_has_dot_products(cpu: str, mattr: str, name: str) -> None:
     dot = resolve(f"llvm -mtriple=aarch64-linux-gnu -mcpu={cpu} -mattr={mattr}").dot
     assert dot.name == name
-    assert (dot.group, dot.data) == ((4, "int8") if name else (1, "int16"))
+    assert (dot.group, dot.data) == (4, "int8")
+    assert dot.halves == (name == "aarch64.neon.saddlp")
     assert dot.held
 
 

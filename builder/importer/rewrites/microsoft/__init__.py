@@ -14,7 +14,15 @@ from onnx import defs, helper, numpy_helper, shape_inference
 
 from builder.importer.constant_folding import fold_constants
 from builder.importer.onnx_graph import OnnxGraph, value_type
-from builder.importer.rewrites.microsoft import activations, attention, norms, products, quantised, rotary
+from builder.importer.rewrites.microsoft import (
+    activations,
+    attention,
+    grouped_attention,
+    norms,
+    products,
+    quantised,
+    rotary,
+)
 from builder.importer.rewrites.replacement import Rewrite
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 
@@ -40,7 +48,7 @@ CONTRIB: Final[Mapping[str, Rewrite]] = {
     "Gelu": activations.gelu_node,
     "GemmFastGelu": products.gemm_fast_gelu,
     "GroupNorm": norms.group_norm,
-    "GroupQueryAttention": attention.group_query_attention,
+    "GroupQueryAttention": grouped_attention.group_query_attention,
     "LayerNormalization": norms.layer_normalization,
     "MatMulIntegerToFloat": quantised.matmul_to_float,
     "MatMulNBits": quantised.matmul_n_bits,
@@ -81,6 +89,11 @@ _MALFORMED: Final = (ArithmeticError, LookupError, TypeError, ValueError)
 def has_contrib(model: onnx.ModelProto) -> bool:
     """Whether a model has operators that `replace_contrib` may replace."""
     return any(node.domain == DOMAIN and node.op_type in CONTRIB for node in model.graph.node)
+
+
+def needs_blocks(model: onnx.ModelProto) -> bool:
+    """Whether a model has weights in blocks, which ONNX itself has only since opset 21."""
+    return any(node.domain == DOMAIN and node.op_type == "MatMulNBits" for node in model.graph.node)
 
 
 def replace_contrib(model: onnx.ModelProto) -> None:

@@ -14,6 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from builder.importer.onnx_graph import OnnxGraph, attributes
+from builder.importer.opset import WITH_BLOCKS
 from builder.importer.rewrites.replacement import Replacement, Rewrite, input_name
 
 # Codes of four bits in a byte, the lower half first.
@@ -163,8 +164,8 @@ def _product(
 def matmul_n_bits(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """MatMulNBits of a, codes, scales, and optionally zero points, group indices (refused) and bias.
 
-    The codes, `[N, blocks, block_size * bits / 8]`, become int8 weights `[K, N]` where one scale holds for
-    a column; otherwise float32 ones.
+    The codes, `[N, blocks, block_size * bits / 8]`, become a matrix `[K, N]` that is dequantised in blocks,
+    as ONNX has it since opset 21; with an older opset, or with zero points in float, one of float32.
     """
     given = attributes(node)
     bits, size = int(given.get("bits", 4)), int(given["block_size"])
@@ -173,20 +174,27 @@ def matmul_n_bits(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeP
     if codes is None or scales is None or bits not in (4, 8) or input_name(node, 4):
         return None
     blocks = -(-depth // size)
-    values = _codes(codes.reshape(columns, blocks, -1), bits).astype(np.float32)
-    zeros = np.full((columns, blocks), 2 ** (bits - 1), np.float32)
+    values = _codes(codes.reshape(columns, blocks, -1), bits)
+    zeros = np.full((columns, blocks), 2 ** (bits - 1), np.uint8)
+    whole = True
     if zero := input_name(node, 3):
         given_zeros = graph.constant(zero)
         if given_zeros is None:
             return None
         whole = given_zeros.dtype == np.uint8
         flat = _codes(given_zeros.reshape(columns, -1), bits)[:, :blocks] if whole else given_zeros
-        zeros = flat.reshape(columns, blocks).astype(np.float32)
+        zeros = flat.reshape(columns, blocks)
     factors = scales.reshape(columns, blocks).astype(np.float32)
-    weights = ((values - zeros[:, :, None]) * factors[:, :, None]).reshape(columns, -1)[:, :depth]
     new = Replacement(node, graph)
     last = input_name(node, 5)
-    matrix = new.constant(np.ascontiguousarray(weights.T), np.float32)
+    if whole and graph.opset >= WITH_BLOCKS:
+        parts = (values.reshape(columns, -1)[:, :depth], factors, zeros)
+        names = [new.constant(np.ascontiguousarray(part.T), part.dtype) for part in parts]
+        matrix = new.op("DequantizeLinear", *names, axis=0, block_size=size)
+    else:
+        steps = values.astype(np.float32) - zeros.astype(np.float32)[:, :, None]
+        weights = (steps * factors[:, :, None]).reshape(columns, -1)[:, :depth]
+        matrix = new.constant(np.ascontiguousarray(weights.T), np.float32)
     y = new.op("MatMul", node.input[0], matrix, to="" if last else node.output[0])
     if last:
         new.op("Add", y, last, to=node.output[0])

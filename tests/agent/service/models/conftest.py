@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -166,7 +166,7 @@ def supervised(tmp_path: Path, workers: Workers) -> Callable[..., Supervised]:
     """Return a function that makes a supervisor of a bundle, with fake processes."""
     signer = Signer(tmp_path / "trust")
 
-    def make(*, resources: Resources | None = None, **limits: float) -> Supervised:
+    def make(*, resources: Resources | None = None, **limits: Any) -> Supervised:
         made: Supervised
 
         def on_state() -> None:
@@ -175,8 +175,13 @@ def supervised(tmp_path: Path, workers: Workers) -> Callable[..., Supervised]:
         def on_room() -> None:
             made.rooms += 1
 
-        settings = WorkerSettings(**limits)  # type: ignore[arg-type]
-        bundle = signer.bundle() if resources is None else signer.bundle(resources=resources)
+        declared: dict[str, Any] = {
+            name: limits.pop(name) for name in ("inputs", "outputs", "buckets") if name in limits
+        }
+        if resources is not None:
+            declared["resources"] = resources
+        settings = WorkerSettings(**limits)
+        bundle = signer.bundle(**declared)
         made = Supervised(
             Supervisor(bundle, settings, Share((), 1), spawn=workers, on_room=on_room, on_state=on_state)
         )

@@ -8,12 +8,15 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agent.bundle.buckets import Buckets, Dimension, InputAxis, OutputAxis
 from agent.bundle.manifest import Resources
+from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import DeadlineError, ExecutionError, IncompatibleError, SelfTestError
 from agent.service.models.life_cycle import State
 from agent.service.models.supervisor import START_LIMIT_S
@@ -536,4 +539,67 @@ async def test_share_that_changes_while_a_worker_loads_reaches_it(
     assert workers.latest.load is not None
     assert workers.latest.load.cpus == ()
     assert workers.latest.shares == [Share((0,), 1)]
+    await made.supervisor.stop(0)
+
+
+BATCHED: dict[str, Any] = {
+    "inputs": (TensorSpec("x", "FP32", (6, 3)),),
+    "outputs": (TensorSpec("y", "FP32", (6, 3)),),
+    "buckets": Buckets(
+        (Dimension("batch", 1, 6, (2, 6)),),
+        (InputAxis("x", 0, "batch"),),
+        (OutputAxis("y", 0, "batch"),),
+        "batch",
+    ),
+}
+
+
+@in_virtual_time
+async def test_worker_that_computes_requests_together_has_two_batches(
+    supervised: MakeSupervised, workers: Workers, requests: Requests
+) -> None:
+    for batch, sent in ((True, 12), (False, 2)):
+        made = supervised(batch=batch, batch_delay_s=0.01, **BATCHED)
+        await made.supervisor.start()
+        load = workers.latest.load
+        assert load is not None
+        assert (load.batch, load.batch_delay_s) == (batch, 0.01)
+        while made.supervisor.has_room:
+            made.supervisor.send(requests.new())
+        assert made.supervisor.busy == sent
+        await made.supervisor.stop(0)
+
+
+@in_virtual_time
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_requests_that_were_computed_together_when_a_worker_died_are_computed_alone(
+    supervised: MakeSupervised, workers: Workers, requests: Requests, hangs: bool
+) -> None:
+    """The second of three is the culprit: the first, which the worker would have answered next, is not."""
+    made = supervised(batch=True, compute_limit_s=30.0, **BATCHED)
+    await made.supervisor.start()
+    for payload in (b"good", b"bad", b"fine"):
+        made.supervisor.send(requests.new(payload))
+    if hangs:
+        await asyncio.sleep(30.01)
+    else:
+        workers.latest.die()
+    left = made.supervisor.take_back()
+    assert [pending.frame.seq for pending in left] == [1, 2, 3]
+    assert all(pending.frame.by_itself and pending.suspect is None for pending in left)
+    assert requests.ended == {}
+    await asyncio.sleep(0.2)
+    for pending in left:
+        made.supervisor.send(pending)
+    workers.latest.answer()
+    for _ in range(2):  # "bad" by itself, twice
+        workers.latest.die()
+        left = made.supervisor.take_back()
+        await asyncio.sleep(5)
+        for pending in left:
+            made.supervisor.send(pending)
+    assert requests.ended[1] == b"good"
+    assert isinstance(requests.ended[2], ExecutionError)
+    workers.latest.answer()
+    assert requests.ended[3] == b"fine"
     await made.supervisor.stop(0)

@@ -99,5 +99,5 @@ def test_a_scale_for_each_block(make_model: ModelMaker, noise: Any, run_onnx: An
     product = (weights["w"] - offset) * np.repeat(weights["s"], 3, 0)[:8]
     wanted = np.rint(x / np.float32(0.05)) * np.float32(0.05) @ product
     imported = import_onnx(model)
-    assert not {"QuantizeLinear", "DequantizeLinear"} & operators(imported.onnx)
+    assert "QuantizeLinear" not in operators(imported.onnx)
     np.testing.assert_allclose(run_onnx(imported.onnx, {"x": x})[0], wanted, rtol=1e-4, atol=1e-4)

@@ -13,12 +13,18 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from builder.kernels.spaces import integer_convolution, integer_matmul
+from builder.kernels.spaces import integer_convolution, integer_matmul, integer_winograd
 from tests.builder.kernels.integer_machines import any_bytes, const, device, lower_for, run_here
 from tests.builder.kernels.machines import Result, conv2d
 
 _HALF = 1e-4
 """How close to a half a quotient may be: float32 numbers round it the same way."""
+
+
+@pytest.fixture(autouse=True)
+def _directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolve directly: Winograd's kernels have tests of their own, and are long code."""
+    monkeypatch.setattr(integer_winograd, "output_tile", lambda *_: None)
 
 
 class _Graph:

@@ -9,7 +9,7 @@ import pytest
 from tvm import relax
 
 from builder.codegen.dot_products import write_dot_products
-from builder.codegen.lowering import to_loops
+from builder.codegen.lowering import build_kernels, to_loops
 from builder.kernels.decisions import heuristic
 from builder.kernels.spaces import integer_convolution
 from builder.target.device_target import DeviceTarget
@@ -43,10 +43,11 @@ def convolve(
 
 
 # Input, weights, dtype, zero point, geometry. Zero points are at both ends of the type and inside.
+# A window of 3x3 with stride 1 is dilated where Winograd's algorithm would be faster.
 CASES: list[tuple[Shape, Shape, str, int, dict[str, Any]]] = [
     ((1, 8, 5, 5), (1, 8, 1, 1), "uint8", 255, {}),
     ((1, 32, 7, 7), (40, 32, 1, 1), "int8", -128, {"strides": (2, 1)}),
-    ((2, 19, 9, 11), (21, 19, 3, 3), "uint8", 0, {"padding": (1, 0, 2, 1)}),
+    ((2, 19, 9, 11), (21, 19, 3, 3), "uint8", 0, {"padding": (1, 0, 2, 1), "dilation": (1, 2)}),
     ((1, 9, 13, 8), (17, 9, 3, 2), "int8", 127, {"padding": (0, 1, 1, 2), "strides": (2, 2)}),
     ((3, 12, 8, 7), (33, 12, 2, 3), "uint8", 131, {"padding": (2, 1, 0, 3), "dilation": (2, 1)}),
     ((1, 40, 6, 10), (7, 40, 1, 5), "int8", 3, {"padding": (0, 2, 0, 2), "dilation": (1, 2)}),
@@ -63,6 +64,15 @@ def test_sums_are_exact(name: str, case: tuple[Shape, Shape, str, int, dict[str,
     shape, weights, kind, zero, how = case
     random = np.random.default_rng(3)
     convolve(any_bytes(random, shape, kind), any_bytes(random, weights, "int8"), zero, device(name), **how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), [("rpi5", "int8"), ("cascadelake", "uint8")])
+def test_an_input_of_few_channels_is_one_group(name: str, kind: str) -> None:
+    random, how = np.random.default_rng(8), {"strides": (2, 2), "padding": (3, 2, 3, 3)}
+    x, w = any_bytes(random, (1, 3, 13, 11), kind), any_bytes(random, (24, 3, 7, 7), "int8")
+    convolve(x, w, 3, device(name), **how)
+    assert integer_convolution.in_block_of(3, device(name)) == 4
 
 
 def test_a_point_with_several_incomplete_tiles() -> None:
@@ -104,3 +114,19 @@ def test_weights_are_packed_for_groups_and_tiles() -> None:
     assert packed.shape == (2, 1, 1, 1, 2, 2, 8, 4)
     assert packed[0, 0, 0, 0, 1, 1, 3].tolist() == w[8 + 3, 4:, 0, 0].tolist()
     assert not packed[1, ..., 1, :, :].any(), "the last tile is filled with zeros"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lowest", [-128, -127])
+def test_products_that_do_not_fit_16_bits_are_added_in_32(lowest: int) -> None:
+    """Two products of -128 and -128 are 2^15: such weights take the slower instruction, and are as exact."""
+    target = device("rpi4")
+    x, w = np.full((1, 32, 5, 5), -128, "int8"), np.full((16, 32, 1, 1), lowest, "int8")
+    convolve(x, w, 0, target)
+    kernels = lower_for(
+        lambda v: relax.op.nn.conv2d(numbers(v, 0, "int8"), numbers(relax.const(w), 0, "int8")),
+        {"x": x},
+        target,
+    ).kernels
+    assembly = build_kernels(kernels, target.tvm_target).inspect_source("asm")
+    assert ("sadalp" in assembly) == (lowest == -127)

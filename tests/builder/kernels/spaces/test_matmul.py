@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from builder.kernels.rewriter import constant_of
 from builder.kernels.spaces import matmul, transpose
 from builder.kernels.spaces import rows as rows_kind
 from builder.target.device_target import DeviceTarget
@@ -125,3 +126,22 @@ def test_a_single_row_has_many_accumulators() -> None:
     assert [matmul.panel_width(768, 9, m) for m in (pi, x86, avx2)] == [8, 48, 24]
     assert [matmul.panel_width(1000, 1, m) for m in (pi, x86, avx2)] == [20, 128, 40]
     assert [matmul.panel_width(10, 1, m) for m in (pi, x86, avx2)] == [12, 16, 16]
+
+
+def test_weights_that_are_halves_are_read_as_halves_by_few_rows(target: DeviceTarget, randn: Randn) -> None:
+    """Subnormal numbers of float16 included; with many rows they are widened once."""
+    w = randn(48, 40).astype("f2")
+    w[0, :4] = np.array([2**-24, -(2**-20), 65504, -0.0], "f2")
+    for rows in (1, 5, 20):
+        x = randn(rows, 48)
+        result = run(lambda v: relax.op.matmul(v, relax.const(w.astype("f4"))), {"x": x}, target)
+        close(result.outputs[0], x.astype("f8") @ w.astype("f8"))
+        types: set[str] = set()
+
+        def visit(expr: relax.Expr, types: set[str] = types) -> None:
+            if (numbers := constant_of(expr)) is not None:
+                types.add(str(numbers.dtype))
+
+        relax.analysis.post_order_visit(result.lowered.main, visit)
+        in_registers = rows <= matmul.FEW_ROWS and "f16c" in target.features
+        assert types == {"float16" if in_registers else "uint16"}

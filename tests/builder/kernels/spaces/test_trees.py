@@ -10,7 +10,7 @@ from tvm import relax
 
 from builder.importer.classic.ensemble import EQUAL, GREATER, LESS, MEMBER
 from builder.importer.classic.ensemble_call import EnsembleCall
-from builder.kernels.spaces.trees import pack
+from builder.kernels.spaces.packed_trees import pack
 from tests.builder.importer.classic.forests import MODES, Forest, draw, reference, samples
 from tests.builder.kernels.machines import Result, machine, run
 

@@ -42,4 +42,9 @@ def test_malformed_task_selections_are_refused(tasks: tuple[Task, ...], spec: st
 
 def test_the_list_names_every_task(tasks: tuple[Task, ...]) -> None:
     text = table(tasks)
-    assert all(t.name in text for t in tasks)
+    assert all(t.title in text for t in tasks)
+
+
+def test_a_task_is_called_after_the_models_node(tasks: tuple[Task, ...]) -> None:
+    assert all(t.nodes and t.title == t.nodes[0] for t in tasks)
+    assert tasks[0].title.split()[0] in ("Conv", "MatMul", "Gemm")

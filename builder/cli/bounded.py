@@ -1,0 +1,112 @@
+"""`compile` with dimensions that change: flags, and what the summary says about buckets."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from builder.errors import ShapeError
+
+if TYPE_CHECKING:
+    from agent.bundle.buckets import Buckets
+    from builder.bundles.package import Package
+    from builder.compiling.identity import Identity
+    from builder.target.device_target import DeviceTarget
+
+
+def add_bounds(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `compile` for dimensions with bounds."""
+    bounds = parser.add_argument_group(
+        "shapes that change", 'with bounds in --input-shapes, such as "ids:[1,s=1..512] mask:[1,s]"'
+    )
+    bounds.add_argument(
+        "--buckets",
+        metavar="SIZES",
+        help="the sizes to compile, such as 16,64,128, or s=16,64 for one of several dimensions (default: "
+        "powers of two and 1.5 times these, at most 8)",
+    )
+    bounds.add_argument(
+        "--pad",
+        metavar='"NAME=VALUE ..."',
+        help="what inputs are padded with: a number, or `edge` for their last element (default: 0)",
+    )
+
+
+def check_bounds(args: argparse.Namespace) -> bool:
+    """Check the flags, and return whether a dimension has bounds.
+
+    Raises
+    ------
+    ShapeError
+        If a text is malformed, or flags need bounds or cannot be combined with them.
+    """
+    from builder.compiling.bucket_options import parse_pads
+    from builder.compiling.ladder import parse_buckets
+    from builder.importer.bounded_shapes import BOUNDS_HINT, has_bounds, parse_bounded_shapes
+
+    if not has_bounds(args.input_shapes):
+        for flag in ("buckets", "pad"):
+            if getattr(args, flag) is not None:
+                raise ShapeError(f"--{flag}: expected bounds in --input-shapes, got none", hint=BOUNDS_HINT)
+        return False
+    parse_bounded_shapes(args.input_shapes)
+    if args.buckets is not None:
+        parse_buckets(args.buckets)
+    if args.pad is not None:
+        parse_pads(args.pad)
+    if args.precision is not None:
+        raise ShapeError(
+            f"--precision {args.precision}: expected fixed shapes, got bounds in --input-shapes",
+            hint="quantise the model first: edgebundle quantize MODEL --input-shapes ... -o int8.onnx",
+        )
+    return True
+
+
+def compile_bounded(
+    args: argparse.Namespace,
+    target: DeviceTarget,
+    identity: Identity,
+    labels: Sequence[str] | None,
+    progress: Callable[[str], None],
+) -> Package:
+    """Compile the model of the arguments into buckets."""
+    from builder.compiling.bucket_options import parse_pads
+    from builder.compiling.bucketed_compilation import compile_buckets
+    from builder.compiling.ladder import parse_buckets
+    from builder.importer import parse_input_values
+    from builder.importer.bounded_shapes import declared_dims, parse_bounded_shapes, resolve_bounds
+
+    return compile_buckets(
+        args.model,
+        resolve_bounds(parse_bounded_shapes(args.input_shapes), declared_dims(args.model)),
+        target,
+        sizes=parse_buckets(args.buckets) if args.buckets else None,
+        pads=parse_pads(args.pad) if args.pad else None,
+        identity=identity,
+        input_values=parse_input_values(args.input_values) if args.input_values else None,
+        preprocess=args.preprocess,
+        postprocess=args.postprocess,
+        labels=args.labels or labels,
+        tolerance=args.tolerance,
+        tuning_records=args.tuning_records,
+        progress=progress,
+    )
+
+
+def bucket_lines(buckets: Buckets | None) -> list[str]:
+    """Return what the summary says: each dimension, its sizes, and how its inputs are padded."""
+    if buckets is None:
+        return []
+    lines = []
+    for dimension in buckets.dimensions:
+        pads = ", ".join(
+            f"{axis.tensor} {'repeats its edge' if axis.pad == 'edge' else f'with {axis.value:g}'}"
+            for axis in buckets.inputs
+            if axis.dimension == dimension.name
+        )
+        every = list(dimension.sizes) == list(range(dimension.low, dimension.high + 1))
+        padded = "no padding" if every else f"padded: {pads}"
+        sizes = ", ".join(map(str, dimension.sizes))
+        lines.append(f"{dimension}: compiled for {sizes} ({padded})")
+    return lines

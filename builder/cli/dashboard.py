@@ -1,0 +1,87 @@
+"""The verb `dashboard`: serve a page of the fleet on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Final
+
+from builder.cli import SubParsers
+from builder.cli.fleet import add_broker, broker_of
+from builder.cli.progress import print_line
+
+_DEFAULT: Final = "127.0.0.1:8700"
+
+
+def add_parsers(subparsers: SubParsers) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "dashboard",
+        help="serve a local page of the agents: models, pictures, deployments",
+        description="Serve a page for a browser on this machine: the agents and what they run, live;\n"
+        "latencies, pictures and a camera's frames on a model; deployments and roll backs. Ctrl-C ends it.",
+        epilog="examples:\n"
+        "  edgebundle dashboard --broker mqtt://localhost\n"
+        "  edgebundle dashboard --broker mqtts://broker --cafile ca.pem --listen 127.0.0.1:9000\n"
+        "  ssh -L 8700:localhost:8700 workstation    # then open the printed address here",
+    )
+    add_broker(parser)
+    parser.add_argument(
+        "--listen",
+        type=_address,
+        default=_DEFAULT,
+        metavar="[HOST:]PORT",
+        help="where to serve the page; port 0 takes a free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name of this machine that browsers may use, with --listen to other machines; "
+        "may be repeated",
+    )
+    parser.set_defaults(handler=_dashboard)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdecimal() or int(port) > 65535 or (":" in host and host[0] != "["):
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT, [IPV6]:PORT or PORT, got {text!r:.80}")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _dashboard(args: argparse.Namespace) -> int:
+    import asyncio
+
+    return asyncio.run(_serve(args))
+
+
+async def _serve(args: argparse.Namespace) -> int:
+    import asyncio
+    import signal
+
+    from builder.dashboard.guard import is_loopback
+    from builder.dashboard.server import Dashboard
+
+    host, port = args.listen
+    names = frozenset(name.lower() for name in args.allow_host)
+    dashboard = Dashboard(broker_of(args), host=host, port=port, names=names)
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    await dashboard.start()
+    try:
+        if not is_loopback(host):
+            print_line(
+                "warning: other machines can reach this page, without encryption: anybody who reads the "
+                "traffic or the address\ncan deploy with your rights. Prefer --listen 127.0.0.1:8700 and "
+                "ssh -L 8700:localhost:8700"
+            )
+        print(f"open {dashboard.url}", flush=True)
+        print("Ctrl-C ends it; the address is secret and valid until then", file=sys.stderr, flush=True)
+        await ended.wait()
+    finally:
+        await dashboard.close()
+    return 0

@@ -1,0 +1,151 @@
+"""The verb `new`: write a project, a folder whose `edgebundle.toml` the other verbs read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from builder.cli import SubParsers
+from builder.cli.arguments import TARGETS, add_declarations
+from builder.cli.early_checks import check_model
+from builder.compiling.identity import bundle_name
+
+if TYPE_CHECKING:
+    from builder.compiling.recognition import Proposal
+
+EXAMPLES: Final = """examples:
+  edgebundle new faces --model yunet.onnx --target rpi4 --broker mqtt://localhost --agent kitchen
+  cd faces
+  edgebundle compile
+  edgebundle run --inputs cat.jpg
+  edgebundle deploy
+  edgebundle infer --input cat.jpg
+"""
+_IGNORED: Final = "keys/*.key\n*.bundle\n"
+
+
+def add_parsers(subparsers: SubParsers) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "new",
+        help="write a project: a folder whose settings the other verbs read",
+        description="Write a project: a folder with keys and edgebundle.toml, which compile, quantize, run,\n"
+        "deploy, infer and others read when they are run in it. A flag wins over the file.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("folder", metavar="NAME", help="the folder to make; also the model's name on devices")
+    parser.add_argument(
+        "--model", metavar="FILE", help="the model; presets that surely fit its outputs are filled in"
+    )
+    parser.add_argument("--target", default="host", help=f"device to compile for: {TARGETS} (default: host)")
+    add_declarations(parser)
+    parser.add_argument(
+        "--sign-key", metavar="KEY", help="private key to sign with (default: a new pair in NAME/keys)"
+    )
+    parser.add_argument("--broker", metavar="URL", default="mqtt://localhost", help="(default: %(default)s)")
+    parser.add_argument(
+        "--agent",
+        action="append",
+        metavar="NAME",
+        help="an agent to deploy to; repeatable (default: none yet)",
+    )
+    parser.set_defaults(handler=_new)
+
+
+def _new(args: argparse.Namespace) -> int:
+    from builder.errors import ProjectError
+
+    folder = Path(args.folder)
+    if os.path.lexists(folder):
+        raise ProjectError(
+            f"{folder}: expected a new folder, got one that exists", hint="choose another name"
+        )
+    if not folder.parent.is_dir():
+        raise ProjectError(f"{folder}: the folder {folder.parent} does not exist")
+    if args.model:
+        check_model(args)
+    proposal = _proposal(args.model) if args.model and not args.postprocess else None
+    text = _toml(args, folder, proposal)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        unfinished.chmod(0o755)
+        (unfinished / "edgebundle.toml").write_text(text)
+        (unfinished / ".gitignore").write_text(_IGNORED)
+        if not args.sign_key:
+            from builder.bundles import key_files
+
+            key_files.generate(unfinished / "keys")
+        unfinished.rename(folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    print(f"{folder}: edgebundle.toml{'' if args.sign_key else ', and a pair of keys in keys/'}")
+    if proposal is not None:
+        print(f"  {proposal}{'' if proposal.sure else ' (not filled in, as it is not sure)'}")
+    print(
+        f"next:\n  cd {folder}\n  edgebundle compile\n  edgebundle run --inputs PICTURE\n  edgebundle deploy"
+    )
+    return 0
+
+
+def _proposal(model: str) -> Proposal | None:
+    from builder.compiling.outline import read_outline
+    from builder.compiling.recognition import recognise
+
+    outline = read_outline(model)
+    return None if outline is None else recognise(outline.inputs, outline.outputs)
+
+
+def _toml(args: argparse.Namespace, folder: Path, proposal: Proposal | None) -> str:
+    """Return the project's file; what is not known yet is a comment."""
+    name = bundle_name(folder.name)
+    sure = proposal if proposal is not None and proposal.sure else None
+    before = _preset(args.preprocess, folder) or (sure.preprocess if sure else None)
+    after = _preset(args.postprocess, folder) or (sure.postprocess if sure else None)
+    labels = args.labels if args.labels == "coco" else _relative(args.labels, folder)
+    lines = [
+        "# What edgebundle's verbs use in this folder if no flag says otherwise (docs/project.md).",
+        "",
+        "[model]",
+        _line("file", _relative(args.model, folder), "model.onnx"),
+        _line("target", args.target),
+        _line("name", name),
+        _line("version", "1.0.0"),
+        _line("preprocess", before, "imagenet"),
+        _line("postprocess", after, "softmax,top5"),
+        _line("labels", labels, "labels.txt"),
+        _line("calibration", None, "pictures/"),
+        _line("bundle", f"{name}.bundle"),
+        "",
+        "[sign]",
+        _line("key", _relative(args.sign_key, folder) or "keys/signing.key"),
+        "",
+        "[fleet]",
+        _line("broker", args.broker),
+        f"agents = {json.dumps(args.agent)}" if args.agent else '# agents = ["kitchen"]',
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _line(key: str, value: str | None, example: str = "") -> str:
+    # A string of JSON is one of TOML.
+    return f"# {key} = {json.dumps(example)}" if value is None else f"{key} = {json.dumps(value)}"
+
+
+def _relative(path: str | None, folder: Path) -> str | None:
+    """Return a path from the folder; an absolute one if it leads far away from it."""
+    if path is None:
+        return None
+    relative = os.path.relpath(path, folder)
+    return str(Path(path).absolute()) if relative.startswith("../../../") else relative
+
+
+def _preset(text: str | None, folder: Path) -> str | None:
+    """Return a preset as it is, and the path of a TOML file from the folder."""
+    return _relative(text, folder) if text is not None and text.endswith(".toml") else text

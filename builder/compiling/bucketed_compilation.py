@@ -1,0 +1,275 @@
+"""Compile a model whose dimensions change into one bundle of buckets.
+
+The steps are those of `builder.compiling.compilation`, for each bucket: lower, generate, compare. Kernels and
+weights that are equal exist once. Each bucket is compared with the reference at its own size and at the
+sizes just above the bucket below, where most of its input is padding; these are also its recorded sample.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import ArrayLike
+
+from agent.bundle.buckets import Buckets
+from agent.bundle.graph import Graph
+from agent.bundle.params import dump_params
+from agent.bundle.processing import Preprocess
+from agent.bundle.tensor_spec import TensorSpec
+from agent.runtime.bucketed_module import BucketedModule
+from agent.runtime.debug_executor import GraphModuleDebug
+from builder.bundles.package import Package
+from builder.codegen.graph_codegen import generate
+from builder.codegen.kernel_object import compile_kernels, count_flops
+from builder.codegen.link.linker import link
+from builder.codegen.merged_graphs import MergedGraphs
+from builder.compiling import block_parity, declarations, parity, tolerances
+from builder.compiling.bucket_plan import check_declared, plan_buckets
+from builder.compiling.compilation import (
+    Compared,
+    Tuned,
+    build_for_host,
+    compare_model,
+    describe_model,
+    tuned_with,
+)
+from builder.compiling.footprint import resources_of_buckets
+from builder.compiling.identity import Identity
+from builder.compiling.labels import Labels, read_named_labels
+from builder.compiling.layers import Layers
+from builder.compiling.lower import lower
+from builder.compiling.padding import reference, request_inputs
+from builder.compiling.sized_models import SizedModels, Sizes
+from builder.compiling.uncovered import uncovered_kernels
+from builder.errors import ModelError, ShapeError
+from builder.importer import load
+from builder.importer.bounded_shapes import BoundedShapes
+from builder.importer.onnx_import import ImportedModel
+from builder.kernels.decisions import Schedules
+from builder.records.folder import Records
+from builder.records.shipped import NONE, shipped_for
+from builder.running.in_memory import load_kernels
+from builder.target.device_target import DeviceTarget, resolve
+
+Progress = Callable[[str], None]
+Array = npt.NDArray[np.generic]
+
+
+def compile_buckets(
+    path: str | os.PathLike[str],
+    shapes: BoundedShapes,
+    target: str | Mapping[str, Any] | DeviceTarget = "host",
+    *,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    pads: Mapping[str, tuple[str, float]] | None = None,
+    identity: Identity | None = None,
+    input_values: Mapping[str, ArrayLike] | None = None,
+    preprocess: str | None = None,
+    postprocess: str | None = None,
+    labels: Labels | None = None,
+    tolerance: float | None = None,
+    tuning_records: Records | str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Package:
+    """Compile a model at several sizes of its changing dimensions.
+
+    Parameters
+    ----------
+    path
+        The model's file.
+    shapes
+        The shapes of its inputs, with bounds.
+    sizes
+        Dimension -> sizes of its buckets, as `builder.compiling.ladder.parse_buckets` returns them; the
+        default ladder for the others.
+    pads
+        Input name -> how it is padded, as `builder.compiling.bucket_options.parse_pads` says; the others
+        are padded with zeros.
+    input_values
+        As in `builder.load`.
+    target, identity, preprocess, postprocess, labels, tolerance, tuning_records, progress
+        As in `builder.compile`.
+
+    Returns
+    -------
+    Package
+        The package, unsigned.
+
+    Raises
+    ------
+    InputFault
+        If an argument cannot be used, padding changes the answer, or parity fails.
+    BuildError
+        If the builder itself fails.
+    """
+    progress = progress or (lambda _: None)
+    identity = identity or Identity()
+    identity.check()
+    device = target if isinstance(target, DeviceTarget) else resolve(target)
+
+    def imported(at: Mapping[str, tuple[int, ...]]) -> ImportedModel:
+        model = load(Path(path), input_shapes=at, input_values=input_values)
+        if model.lengths:
+            raise ShapeError(
+                "expected outputs whose lengths follow from the inputs' shapes, "
+                f"got '{model.lengths[0].output}', whose length is only known at run time",
+                hint="give the inputs fixed shapes",
+            )
+        return model
+
+    models = SizedModels(imported, shapes)
+    buckets = plan_buckets(models, sizes=sizes or {}, pads=pads or {}, tolerance=tolerance, progress=progress)
+    smallest = models.at(buckets.lowest)
+    before = declarations.preprocess(preprocess, smallest.inputs) if preprocess else None
+    after = declarations.postprocess(postprocess, smallest.outputs, smallest.inputs) if postprocess else None
+    check_declared(buckets, before, after)
+    label_lines = read_named_labels(labels, smallest.outputs, after)
+
+    shipped = None if tuning_records == NONE else shipped_for(device)
+    tuned = Tuned()
+    largest = models.at(tuple(dimension.high for dimension in buckets.dimensions))
+    if tuning_records is not None and tuning_records != NONE:
+        tuned = tuned_with(tuning_records, device, largest, progress)
+    schedules = Schedules(tuned.best, shipped, progress=progress)
+    merged = MergedGraphs()
+    for place, each in enumerate(buckets.sizes()):
+        progress(
+            f"lowering {describe_sizes(buckets, each)} ({place + 1} of {buckets.count}) for {device.name}"
+        )
+        model = models.at(each)
+        lowered = lower(model.mod, device, schedules)
+        layers = Layers(model, lowered.main)
+        names = [spec.name for spec in model.inputs], [spec.name for spec in model.outputs]
+        generated = generate(lowered.main, *names, count_flops(lowered.kernels), layers.by_call)
+        merged.add(generated, lowered.kernels)
+    progress(f"generating code for {len(merged.kernels)} kernels, of {sum(merged.calls)} in all graphs")
+    kernels = compile_kernels(merged.module(), device)
+    code = link(kernels.code, device)
+    params = dump_params((spec, data.data) for spec, data in merged.weights)
+
+    runnable = code if device.is_native else build_for_host(merged.module())
+    module = BucketedModule(
+        buckets, largest.inputs, largest.outputs, merged.graphs, load_kernels(runnable), GraphModuleDebug
+    )
+    module.load_params(params)
+    samples = [
+        _compare_bucket(models, module, index, each, before, tolerance, progress)
+        for index, each in enumerate(buckets.sizes())
+    ]
+    worst = max((compared for _, compared in samples), key=lambda compared: compared.agreement.error)
+    members = {
+        "mod.so": code,
+        "mod.params": params,
+        **_graphs(buckets, merged.graphs),
+        "samples/inputs.params": _dump(largest.inputs, [inputs for inputs, _ in samples]),
+        "samples/outputs.params": _dump(
+            largest.outputs,
+            [
+                dict(zip([spec.name for spec in largest.outputs], compared.samples, strict=True))
+                for _, compared in samples
+            ],
+        ),
+    }
+    if label_lines is not None:
+        members["labels.txt"] = label_lines
+    weights = [spec.name for spec, _ in merged.weights]
+    manifest = describe_model(
+        identity,
+        device,
+        largest,
+        members,
+        preprocess=before,
+        postprocess=after,
+        resources=resources_of_buckets(merged.graphs, weights, kernels.workspaces),
+        compared=worst,
+        tuned=tuned,
+        shipped=shipped,
+    )
+    rtol = max(compared.self_test_rtol for _, compared in samples)
+    try:
+        manifest = replace(
+            manifest, buckets=buckets, samples=replace(manifest.samples, count=len(samples), rtol=rtol)
+        )
+    except ValueError as error:
+        raise ModelError(f"the bundle cannot be described: {error}") from error
+    return Package(manifest, members, uncovered=uncovered_kernels(lowered, device), nodes=layers.fates)
+
+
+def describe_sizes(buckets: Buckets, sizes: Sizes) -> str:
+    """Return sizes as messages show them, such as `batch=4 sequence=64`."""
+    return " ".join(f"{d.name}={size}" for d, size in zip(buckets.dimensions, sizes, strict=True))
+
+
+def _compare_bucket(
+    models: SizedModels,
+    module: BucketedModule,
+    index: int,
+    sizes: Sizes,
+    before: Preprocess | None,
+    tolerance: float | None,
+    progress: Progress,
+) -> tuple[dict[str, Array], Compared]:
+    """Compare one bucket with the reference, at its own sizes and at the smallest that it computes.
+
+    Returns
+    -------
+    dict, Compared
+        The inputs of its sample, and the comparison with the larger error, with the sample's outputs.
+
+    Raises
+    ------
+    ParityError
+        If a result differs.
+    """
+    progress(f"comparing {describe_sizes(module.buckets, sizes)} with the reference")
+    model = models.at(sizes)
+    bucket = module.modules[index]
+    assert isinstance(bucket, GraphModuleDebug)
+    inputs = request_inputs(model, before)
+    compared = compare_model(model, bucket, inputs, tolerance, progress)
+    least = _least(module.buckets, sizes)
+    if least == sizes:
+        return inputs, compared
+    exact = models.at(least)
+    inputs = request_inputs(exact, before)
+    wanted = reference(exact, inputs)
+    outputs = [np.array(output) for output in module.compute(inputs).values()]
+    names = [spec.name for spec in exact.outputs]
+    agreement = parity.compare(names, outputs, wanted)
+    quantised = block_parity.is_quantised(exact.onnx)
+    # Steps of a quantised model may round the other way; its blocks were compared at the bucket's own size.
+    allowed = max(compared.self_test_rtol, tolerances.STEP) if quantised else tolerances.PARITY
+    parity.check(agreement, max(tolerance or allowed, compared.agreement.error))
+    if agreement.error > compared.agreement.error and not quantised:
+        compared = replace(compared, agreement=agreement)
+    return inputs, replace(compared, samples=outputs if quantised else wanted)
+
+
+def _least(buckets: Buckets, sizes: Sizes) -> Sizes:
+    """Return the smallest sizes that a bucket computes."""
+    least = []
+    for dimension, size in zip(buckets.dimensions, sizes, strict=True):
+        place = dimension.sizes.index(size)
+        least.append(dimension.sizes[place - 1] + 1 if place else dimension.low)
+    return tuple(least)
+
+
+def _graphs(buckets: Buckets, graphs: Sequence[Graph]) -> dict[str, bytes]:
+    return {name: graph.to_json() for name, graph in zip(buckets.members(), graphs, strict=True)}
+
+
+def _dump(specs: Sequence[TensorSpec], samples: Sequence[Mapping[str, Array]]) -> bytes:
+    return dump_params(
+        (
+            TensorSpec(f"{k}/{spec.name}", spec.datatype, sample[spec.name].shape),
+            np.array(sample[spec.name], order="C").data,
+        )
+        for k, sample in enumerate(samples)
+        for spec in specs
+    )

@@ -1,0 +1,135 @@
+"""Parity with a model's own framework, which computed a sample while the model was imported.
+
+Two comparisons, each on the framework's own inputs: the normalised model in ONNX Runtime, which finds faults
+of the export and of the importer, and the compiled kernels, which finds all others. The limits are those of
+`builder.compiling.parity`; a quantised model is compared block by block, because a step that is rounded
+otherwise changes everything after it. There, the framework's own steps take the place of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from agent.runtime.debug_executor import GraphModuleDebug
+from builder.compiling import block_parity, parity, tolerances
+from builder.compiling.truth import exact_outputs
+from builder.errors import ParityError
+from builder.importer import ImportedModel
+from builder.importer.frameworks.sample import FrameworkSample
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How well a model agrees with its framework.
+
+    Attributes
+    ----------
+    framework
+        Name and version.
+    error
+        The largest relative error of an output.
+    text
+        The comparison in one line.
+    """
+
+    framework: str
+    error: float
+    text: str
+
+
+def check_import(model: ImportedModel) -> Agreement | None:
+    """Compare an imported model, as ONNX Runtime runs it, with its framework.
+
+    Returns
+    -------
+    Agreement or None
+        The comparison; None if no framework was asked.
+
+    Raises
+    ------
+    ParityError
+        If they do not agree.
+    ModelError
+        If ONNX Runtime refuses the model.
+    """
+    sample = model.reference
+    if sample is None:
+        return None
+    names = [spec.name for spec in model.outputs]
+    if not block_parity.is_quantised(model.onnx):
+        found = parity.run_as_defined(model.onnx, sample.inputs)
+        return _check(model, sample, found, None)
+    blocks = block_parity.compare_blocks(model.onnx, sample.inputs, sample.steps, sample.outputs)
+    for block in blocks.found:
+        if not block.is_rounding:
+            raise ParityError(
+                f"quantised tensor {block.name[:80]}: expected the steps of {sample.framework} but for "
+                f"numbers "
+                f"that are halfway between two, got {block.unexplained:.2%} others, by up to "
+                f"{block.largest:.3g} steps",
+                hint="the importer is wrong about this model: please report it with the model",
+            )
+    outputs = replace(blocks.agreement(names, sample.outputs), reference=sample.framework)
+    parity.check(outputs, tolerances.PARITY)
+    return Agreement(sample.framework, outputs.error, f"agrees with {sample.framework}: {blocks.summary()}")
+
+
+def check_kernels(
+    model: ImportedModel, module: GraphModuleDebug, tolerance: float | None, progress: Progress
+) -> None:
+    """Compare compiled kernels with the model's framework, if it was asked.
+
+    Raises
+    ------
+    ParityError
+        If they do not agree.
+    ModelError
+        If ONNX Runtime refuses the model.
+    """
+    sample = model.reference
+    if sample is None:
+        return
+    progress(f"comparing with {sample.framework}")
+    if block_parity.is_quantised(model.onnx):
+        # Our kernels agree with the definition block by block, and so must the framework.
+        agreement = check_import(model)
+    else:
+        for name, value in sample.inputs.items():
+            module.set_input(name, value)
+        module.run()
+        found = [np.array(module.get_output(i)) for i in range(len(model.outputs))]
+        agreement = _check(model, sample, found, tolerance)
+    if agreement is not None:
+        progress(agreement.text)
+
+
+def _check(
+    model: ImportedModel,
+    sample: FrameworkSample,
+    found: Sequence[npt.NDArray[np.generic]],
+    tolerance: float | None,
+) -> Agreement:
+    names = [spec.name for spec in model.outputs]
+    result = replace(parity.compare(names, found, sample.outputs), reference=sample.framework)
+    limit = max(tolerances.PARITY, sample.rounding) if tolerance is None else tolerance
+    measured = None
+    if tolerance is None and not result.error <= limit:
+        # The exact result is that of the export, so it cannot tell whether the export is right. It tells how
+        # far float32 takes ONNX Runtime from it; the framework may be that far, too.
+        exact = exact_outputs(model.onnx, sample.inputs)
+        if exact is not None:
+            other = parity.run_as_defined(model.onnx, sample.inputs)
+            found_by = parity.distances(names, sample.outputs, other, exact)
+            measured = found_by if found_by.is_rounding else None
+    parity.check(result, limit, measured)
+    return Agreement(
+        sample.framework,
+        result.error,
+        f"agrees with {sample.framework}: relative error {result.error:.1e}",
+    )

@@ -1,0 +1,293 @@
+"""One agent as the dashboard knows it: its documents, and what a page shows of them.
+
+Promises: what it keeps of a stranger is bounded, and so is what it returns. An agent of another version is
+shown with the fields that it has.
+Leaves to others: the connection, and which page looks at what.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from agent.bundle.tensor_spec import TensorSpec
+from agent.wire.info import Info
+from agent.wire.job import JobState, Status
+from agent.wire.model_state import ModelPhase, ModelState
+from agent.wire.presence import UNKNOWN, AgentState, Presence
+from agent.wire.reported import Rejection, ReportedModel, ServiceState
+from builder.dashboard.sample import Sample
+from builder.dashboard.series import Series
+from builder.dashboard.shown import number, shown
+from builder.fleet.hints import deployment_hint
+
+# One worker each: an agent accepts no more (`agent.wire.desired`).
+MAX_MODELS: Final = 64
+# An agent remembers its last 64 jobs.
+MAX_JOBS: Final = 64
+# What happened to one agent lately.
+_MAX_EVENTS: Final = 40
+# A Raspberry Pi slows down at 80 degrees, or at 85, by model and configuration.
+HOT_C: Final = 80.0
+_LISTED_MODELS: Final = 6
+_SHOWN_JOBS: Final = 20
+_BAD: Final = (ServiceState.DEGRADED, ServiceState.ROLLED_BACK, ServiceState.FAILED)
+FAILED_JOBS: Final = (Status.FAILED, Status.TIMED_OUT, Status.REJECTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to an agent.
+
+    Attributes
+    ----------
+    number
+        Grows with each event of this dashboard.
+    time_s
+        Seconds since the epoch, by this machine's clock; for what happened before the dashboard started, by
+        the device's.
+    agent
+        The device's name.
+    kind
+        `good`, `bad` or `note`.
+    text, hint
+        What happened, and what to do about it or an empty text.
+    """
+
+    number: int
+    time_s: float
+    agent: str
+    kind: str
+    text: str
+    hint: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a page takes it."""
+        return {
+            "number": self.number,
+            "time": self.time_s,
+            "agent": self.agent,
+            "kind": self.kind,
+            "text": self.text,
+            "hint": self.hint,
+        }
+
+
+@dataclass(slots=True)
+class Device:
+    """One agent; `None` for documents that have not arrived or cannot be read."""
+
+    name: str
+    presence: Presence | None = None
+    info: Info | None = None
+    models: dict[str, ModelState] = field(default_factory=dict)
+    reported: dict[str, ReportedModel] = field(default_factory=dict)
+    rejection: Rejection | None = None
+    jobs: dict[str, JobState] = field(default_factory=dict)
+    sample: Sample | None = None
+    sampled_s: float | None = None
+    series: dict[str, Series] = field(default_factory=dict)
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=_MAX_EVENTS))
+    # Whether the broker has repeated the state since the last connect; what it said before may be old.
+    is_confirmed: bool = True
+
+    @property
+    def state(self) -> str:
+        """`online`, `stopped`, `offline`, or `unknown`."""
+        if self.presence is None or not self.is_confirmed:
+            return UNKNOWN
+        return shown(self.presence.state, 20)
+
+    @property
+    def is_online(self) -> bool:
+        """Whether it is online."""
+        return self.state == AgentState.ONLINE
+
+    def names(self) -> list[str]:
+        """Return the names of its models."""
+        return sorted({*self.models, *self.reported})[:MAX_MODELS]
+
+    def row(self) -> dict[str, Any]:
+        """Return its row in the list; what changes every second is in `live`."""
+        names = self.names()
+        return {
+            "name": self.name,
+            "state": self.state,
+            "version": self._version(),
+            "machine": self._machine(),
+            "models": [self._summary(name) for name in names[:_LISTED_MODELS]],
+            "more": max(0, len(names) - _LISTED_MODELS),
+            "alerts": list(self.alerts())[:8],
+            "busy": self._busy(),
+        }
+
+    def live(self) -> list[float | None]:
+        """Return the hottest temperature in degrees, and the answers a second of all models."""
+        if self.sample is None or not self.is_online:
+            return [None, None]
+        rates = [model.throughput for model in self.sample.models.values() if model.throughput is not None]
+        temperature = number(self.sample.temperature_c)
+        return [
+            None if temperature is None else round(temperature, 1),
+            round(sum(rates), 2) if rates else None,
+        ]
+
+    def alerts(self) -> Iterator[str]:
+        """Yield what needs attention, each in a few words."""
+        presence = self.presence
+        if presence is not None and presence.name_conflict:
+            yield "two agents have this name"
+        if self.state not in (AgentState.ONLINE, AgentState.STOPPED):
+            yield self.state
+        if presence is not None and self.is_online:
+            if AgentState.OFFLINE in (presence.inference, presence.groups):
+                yield "requests cannot arrive"
+            if presence.storage:
+                yield f"storage: {shown(presence.storage, 60)}"
+        for name in self.names():
+            state, report = self.models.get(name), self.reported.get(name)
+            if report is not None and report.state in _BAD:
+                yield f"{shown(name, 64)}: {report.state.replace('_', ' ')}"
+            elif state is not None and not state.ready and state.state == ModelPhase.FAILED:
+                yield f"{shown(name, 64)}: failed"
+        if self.rejection is not None:
+            yield f"refused a request: {shown(self.rejection.code, 40)}"
+        if self.sample is not None and self.is_online:
+            if self.sample.throttled:
+                causes = ", ".join(self.sample.throttled[:2])
+                yield f"slowed down: {causes.replace('_', ' ')}"
+            if (self.sample.temperature_c or 0.0) >= HOT_C:
+                yield f"hot: {HOT_C:.0f} °C or more"
+
+    def detail(self, model: str | None) -> dict[str, Any]:
+        """Return all that its own page shows, with one model's numbers over time."""
+        info, presence, sample = self.info, self.presence, self.sample or Sample()
+        rejection = self.rejection
+        return {
+            **self.row(),
+            "alerts": list(self.alerts())[:40],
+            "live": self.live(),
+            "sampled": self.sampled_s,
+            "uptime": number(sample.uptime_s),
+            "zones": sample.zones,
+            "throttled": sample.throttled,
+            "throttledBefore": sample.throttled_before,
+            "load": number(sample.load),
+            "memoryFree": number(sample.memory_available_bytes),
+            "diskFree": number(sample.state_free_bytes),
+            "cores": None if info is None else number(info.hardware.cores),
+            "memory": None if info is None else number(info.hardware.memory_bytes),
+            "kernel": "" if info is None else shown(info.software.kernel, 100),
+            "sandboxMissing": None
+            if info is None or info.sandbox is None
+            else [shown(part, 40) for part in info.sandbox.missing[:8]],
+            "storage": "" if presence is None else shown(presence.storage, 60),
+            "rejection": None
+            if rejection is None
+            else {
+                "code": shown(rejection.code, 40),
+                "message": shown(rejection.message),
+                "hint": deployment_hint(rejection.code) or "",
+            },
+            "allModels": [self._model(name) for name in self.names()],
+            "jobs": [_job(job) for job in self._latest_jobs()],
+            "events": [event.to_json() for event in reversed(self.events)],
+            "chart": None if model is None else self._chart(model),
+        }
+
+    def _version(self) -> str:
+        version = self.presence.version if self.presence is not None else ""
+        return shown(version or (self.info.agent if self.info is not None else ""), 60)
+
+    def _machine(self) -> str:
+        if self.info is None:
+            return ""
+        hardware = self.info.hardware
+        words = (shown(hardware.board or hardware.cpu or "", 120), shown(hardware.arch, 30))
+        return ", ".join(word for word in words if word)
+
+    def _busy(self) -> str:
+        """Return the step of a deployment that is under way, or an empty text."""
+        for job in reversed(self.jobs.values()):
+            if job.status is Status.IN_PROGRESS:
+                return (job.step or job.status).replace("_", " ").lower()
+        return ""
+
+    def _summary(self, name: str) -> list[str]:
+        state, report = self.models.get(name), self.reported.get(name)
+        version = state.version if state is not None else report.version if report is not None else ""
+        return [shown(name, 64), shown(version, 40), self._condition(name)]
+
+    def _condition(self, name: str) -> str:
+        state, report = self.models.get(name), self.reported.get(name)
+        if report is not None and report.state in _BAD:
+            return report.state.replace("_", " ")
+        if state is None:
+            return "not ready" if report is None else shown(report.state.replace("_", " "), 20)
+        return "ready" if state.ready else shown(state.state, 20) or "not ready"
+
+    def _model(self, name: str) -> dict[str, Any]:
+        state, report = self.models.get(name), self.reported.get(name)
+        job = None if report is None else self.jobs.get(report.job)
+        reasons = (None if state is None else state.message, None if report is None else report.message)
+        numbers = None if self.sample is None else self.sample.models.get(name)
+        return {
+            "name": shown(name, 64),
+            "version": self._summary(name)[1],
+            "condition": self._condition(name),
+            "ready": state is not None and state.ready,
+            "reason": next((shown(reason) for reason in reasons if reason), ""),
+            "digest": shown(state.digest if state is not None else report.digest if report else "", 80),
+            "key": "" if state is None else shown(state.key_id, 80),
+            "previous": "" if report is None else shown(report.previous, 80),
+            "since": None if job is None or job.status is not Status.SUCCEEDED else _time(job.time_s),
+            "image": None if state is None or state.image_input is None else shown(state.image_input, 100),
+            "inputs": [] if state is None else [_spec(spec) for spec in state.inputs[:16]],
+            "outputs": [] if state is None else [_spec(spec) for spec in state.outputs[:16]],
+            "steps": [] if state is None else [shown(step, 40) for step in state.postprocess[:16]],
+            "rate": None if numbers is None else number(numbers.throughput),
+        }
+
+    def _chart(self, model: str) -> dict[str, Any]:
+        sample = None if self.sample is None else self.sample.models.get(model)
+        series = self.series.get(model)
+        return {
+            "model": shown(model, 64),
+            "points": [] if series is None else list(series.points()),
+            "buckets": []
+            if sample is None
+            else [[None if math.isinf(bound) else bound, count] for bound, count in sample.buckets],
+            "quantiles": [] if sample is None else list(sample.quantiles),
+            "statuses": [] if sample is None else list(sample.statuses),
+        }
+
+    def _latest_jobs(self) -> list[JobState]:
+        return sorted(self.jobs.values(), key=lambda job: job.time_s, reverse=True)[:_SHOWN_JOBS]
+
+
+def _job(job: JobState) -> dict[str, Any]:
+    return {
+        "id": shown(job.id, 80),
+        "model": shown(job.model, 64),
+        "digest": shown(job.digest, 80),
+        "status": job.status,
+        "step": job.step,
+        "progress": job.progress,
+        "result": job.result,
+        "code": shown(job.code, 40),
+        "message": shown(job.message),
+        "hint": deployment_hint(job.code or "") or "",
+        "time": _time(job.time_s),
+    }
+
+
+def _spec(spec: TensorSpec) -> str:
+    shape = ",".join(map(str, spec.shape[:8]))
+    return shown(f"{spec.name} {spec.datatype} [{shape}]", 160)
+
+
+def _time(time_s: float) -> float | None:
+    return number(time_s) or None

@@ -1,0 +1,174 @@
+// A picture or a camera's frames on a model: drop, choose or paste one, and see what the model says.
+
+import { element } from "./elements.js";
+import { colour, draw } from "./drawing.js";
+import { digits, latency } from "./words.js";
+
+const CAMERA_WIDTH = 640;
+const MAX_BYTES = 60 << 20;
+const SMALL = 128; // pixels: a smaller picture is shown enlarged, with its pixels
+
+export class Trial {
+  /** Makes the section for one model; one that takes no pictures is given requests in JSON. */
+  constructor(link, agent, model, takesPictures) {
+    this.link = link;
+    this.agent = agent;
+    this.model = model;
+    this.stream = null;
+    this.canvas = element("canvas", { hidden: true, role: "img", "aria-label": "the picture with what the model found" });
+    this.words = element("div", { "aria-live": "polite" });
+    this.result = element("div", { class: "result" }, this.canvas, this.words);
+    this.file = element("input", { type: "file", accept: takesPictures ? "image/*,.json" : ".json", hidden: true, on: { change: () => this.take(this.file.files[0]) } });
+    this.cameraButton = element("button", { type: "button", text: "Use the camera", hidden: !takesPictures, on: { click: () => (this.stream ? this.stop() : this.start()) } });
+    this.node = element("div", { class: "drop", data: { drop: "picture" } },
+      element("p", { text: takesPictures ? "Drop or paste a picture here, or a .json request."
+        : "This model takes tensors: drop a .json request here (docs/mqtt.md), or use `edgebundle infer`." }),
+      element("div", { class: "buttons" },
+        element("button", { type: "button", class: "main", text: takesPictures ? "Choose a picture\u2026" : "Choose a request\u2026", data: { key: "choose" }, on: { click: () => this.file.click() } }),
+        this.cameraButton, this.file),
+      this.result);
+    for (const kind of ["dragenter", "dragover"]) this.node.addEventListener(kind, (event) => { event.preventDefault(); event.stopPropagation(); this.node.classList.add("over"); });
+    this.node.addEventListener("dragleave", () => this.node.classList.remove("over"));
+    this.node.addEventListener("drop", (event) => {
+      event.preventDefault();
+      event.stopPropagation();
+      this.node.classList.remove("over");
+      this.take(event.dataTransfer.files[0]);
+    });
+    this.onPaste = (event) => { if (event.clipboardData?.files[0]) this.take(event.clipboardData.files[0]); };
+    addEventListener("paste", this.onPaste);
+  }
+
+  /** End it: the camera goes off. */
+  close() {
+    this.stop();
+    removeEventListener("paste", this.onPaste);
+  }
+
+  async take(file) {
+    if (!file) return;
+    this.stop();
+    this.file.value = "";
+    try {
+      if (file.size > MAX_BYTES) throw new Error("expected a file of at most 60 MB");
+      if (file.type === "application/json" || file.name.endsWith(".json")) {
+        this.canvas.hidden = true;
+        this.say("asking\u2026");
+        this.show(await this.ask(file, "application/json"));
+        return;
+      }
+      let picture;
+      try {
+        picture = await createImageBitmap(file);
+      } catch {
+        throw new Error("expected a picture, got a file that this browser cannot show");
+      }
+      this.canvas.hidden = false;
+      this.result.classList.toggle("small", picture.width < SMALL);
+      if (picture.width < SMALL) this.canvas.style.width = `${Math.min(320, picture.width * 8)}px`;
+      else this.canvas.style.width = "";
+      draw(this.canvas, picture, picture.width, picture.height, null);
+      this.say("asking\u2026");
+      // A device reads JPEG and PNG; the browser turns all else into one.
+      const body = ["image/jpeg", "image/png"].includes(file.type) ? file : await this.encoded(this.canvas, "image/png");
+      const answer = await this.ask(body, body.type);
+      draw(this.canvas, picture, picture.width, picture.height, answer);
+      this.show(answer);
+    } catch (error) {
+      this.fail(error);
+    }
+  }
+
+  async start() {
+    try {
+      if (!navigator.mediaDevices) throw new Error("this browser gives the camera only to pages of localhost: use ssh -L");
+      this.stream = await navigator.mediaDevices.getUserMedia({ video: { width: { ideal: CAMERA_WIDTH }, facingMode: "environment" } });
+    } catch (error) {
+      this.fail(error.name === "NotAllowedError" ? new Error("the browser was not allowed to use the camera") : error);
+      return;
+    }
+    this.cameraButton.textContent = "Stop the camera";
+    this.canvas.style.width = "";
+    this.result.classList.remove("small");
+    const video = document.createElement("video");
+    video.muted = true;
+    video.playsInline = true;
+    video.srcObject = this.stream;
+    await video.play().catch(() => {});
+    await this.frames(video, this.stream);
+  }
+
+  // One frame after the other: the next one is taken when the last is answered, so nothing queues up.
+  async frames(video, stream) {
+    const frame = document.createElement("canvas");
+    let rate = 0;
+    while (this.stream === stream && stream.active) {
+      const began = performance.now();
+      const scale = Math.min(1, CAMERA_WIDTH / (video.videoWidth || CAMERA_WIDTH));
+      frame.width = Math.max(1, Math.round(video.videoWidth * scale));
+      frame.height = Math.max(1, Math.round(video.videoHeight * scale));
+      frame.getContext("2d").drawImage(video, 0, 0, frame.width, frame.height);
+      try {
+        const answer = await this.ask(await this.encoded(frame, "image/jpeg"), "image/jpeg");
+        if (this.stream !== stream) return;
+        this.canvas.hidden = false;
+        draw(this.canvas, frame, frame.width, frame.height, answer);
+        rate = 0.8 * rate + 0.2 * (1000 / Math.max(1, performance.now() - began));
+        this.show(answer, `${digits(rate)} frames a second`);
+      } catch (error) {
+        this.stop();
+        this.fail(error);
+        return;
+      }
+      await new Promise(requestAnimationFrame);
+    }
+  }
+
+  stop() {
+    this.stream?.getTracks().forEach((track) => track.stop());
+    this.stream = null;
+    this.cameraButton.textContent = "Use the camera";
+  }
+
+  encoded(canvas, type) {
+    return new Promise((resolve, reject) => canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the picture is empty"))), type, 0.85));
+  }
+
+  ask(body, type) {
+    const place = new URLSearchParams({ agent: this.agent, model: this.model });
+    return this.link.ask(`/api/ask?${place}`, { body, type });
+  }
+
+  say(text) {
+    this.words.replaceChildren(element("p", { class: "muted", text }));
+  }
+
+  fail(error) {
+    this.words.replaceChildren(
+      element("p", { class: "bad", text: error.message }), error.hint && element("p", { class: "hint", text: error.hint }) || "");
+  }
+
+  show(answer, more = "") {
+    const parts = Object.entries(answer.parts).map(([name, seconds]) => `${name} ${latency(seconds)}`).join(", ");
+    const found = answer.boxes.length
+      ? answer.boxes.slice(0, 40).map((box) => [box.label, box.score, colour(box.index)])
+      : answer.map ? answer.map.labels.map((label, i) => [label, answer.map.shares[i] ?? null, answer.map.classes[i] ? colour(answer.map.classes[i] - 1) : null])
+        : answer.labels.map((each) => [each.label, each.score, null]);
+    const rows = found.map(([label, score, ink]) => {
+      const mark = element("span", { text: "\u25a0 " });
+      if (ink) mark.style.color = ink;
+      return element("tr", {}, element("td", {}, ink ? mark : "", label),
+        element("td", { class: "number", text: score === null ? "" : score.toFixed(4) }));
+    });
+    const isPlain = !rows.length && !answer.text;
+    const tensors = answer.tensors.map((each) => element("p", { class: "number",
+      text: `${each.name} ${each.datatype} [${each.shape.join(",")}]  ${each.values.map((value) => (typeof value === "number" ? digits(value) : value ?? "NaN")).join(", ")}` }));
+    this.words.replaceChildren(...[
+      answer.text && element("p", {}, element("strong", { text: answer.text })),
+      rows.length > 0 && element("table", { class: "found" }, element("tbody", {}, ...rows)),
+      isPlain && answer.boxes.length === 0 && answer.tensors.some((each) => each.name.endsWith("boxes")) && element("p", { text: "nothing found" }),
+      ...(isPlain ? tensors : []),
+      element("p", { class: "muted", text: `${latency(answer.latency)}${parts ? ` (${parts})` : ""}, version ${answer.version}${more ? `, ${more}` : ""}` }),
+    ].filter(Boolean));
+  }
+}

@@ -1,0 +1,28 @@
+"""Texts and numbers of strangers at the broker, bounded before they are stored or sent to a page.
+
+The page writes every text as text, never as markup. Here control characters and those that turn the direction
+of writing are replaced, and long texts are cut.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+# A refusal's reason has 500 characters at most (`agent.wire.job`); names and versions are shorter.
+MAX_CHARACTERS: Final = 500
+# Larger numbers are mistakes: no counter of a device gets there, and JavaScript is exact up to here.
+MAX_NUMBER: Final = 2.0**53
+
+
+def shown(text: str | None, limit: int = MAX_CHARACTERS) -> str:
+    """Return a text that is safe to show: at most `limit` characters, all of them printable."""
+    cut = (text or "")[:limit]
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in cut)
+
+
+def number(value: float | None) -> float | None:
+    """Return a finite number of sensible size, or None."""
+    if value is None or not math.isfinite(value) or abs(value) > MAX_NUMBER:
+        return None
+    return value

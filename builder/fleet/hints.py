@@ -1,0 +1,34 @@
+"""What to do when an agent refuses a deployment; it reports the wire code of one of these classes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from agent.errors import (
+    EdgeError,
+    IncompatibleError,
+    KeyRevokedError,
+    MixAndMatchError,
+    NoSpaceError,
+    RollbackError,
+    SelfTestError,
+    SignatureError,
+    SourceError,
+)
+
+DEPLOYMENT_HINTS: Final[dict[type[EdgeError], str]] = {
+    SignatureError: "sign the bundle with a key that this agent trusts: see `edgebundle sign --help`",
+    RollbackError: "compile it again: the counter rises with each build, unless --security-counter sets it",
+    IncompatibleError: "compile it with the --target of that device, which `edgebundle agents` shows",
+    KeyRevokedError: "sign it with a key that has not been revoked",
+    MixAndMatchError: "the agent received another file than the one deployed: check what --source serves",
+    NoSpaceError: "free some space on the device, or remove a model from it",
+    SelfTestError: "the samples give other results on that device: compile for its CPU and features",
+    SourceError: "add the https source to the agent's allow-list, or leave out --source to send it over MQTT",
+}
+_HINT_BY_CODE: Final = {error.code: hint for error, hint in DEPLOYMENT_HINTS.items()}
+
+
+def deployment_hint(code: str) -> str | None:
+    """Return what to do about a deployment that an agent ended with this wire code; None if unknown."""
+    return _HINT_BY_CODE.get(code)

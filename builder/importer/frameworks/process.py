@@ -1,0 +1,207 @@
+"""A framework in a process of its own, which exports a model and computes outputs.
+
+Promises that whatever the framework does (prints, crashes, hangs, fills memory) ends in an answer or in one
+`ModelError`. Requests and replies are JSON, one a line; models and arrays are files in a folder that both
+know, which is removed at the end. The process inherits the environment, for a user's own installation, but
+no GPU, and may not unpickle objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import tempfile
+import time
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from builder.errors import ModelError, Obstacle, UnsupportedOperatorError
+from builder.importer.silence import first_line
+
+# A large model is exported in one or two minutes; one that takes longer does not end.
+TIMEOUT_S: Final = 600.0
+# A reply lists names; a thousand operators with their nodes take less.
+MAX_REPLY_BYTES: Final = 1 << 20
+_LONGEST: Final = 300  # of a message from the process
+_MOST_OBSTACLES: Final = 100
+_TAIL_BYTES: Final = 4096
+# Runs a file without its folder in the path of modules, where `keras.py` would hide Keras.
+_START: Final = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; import runpy; "
+    "runpy.run_path(sys.argv[1], run_name='__main__')"
+)
+_ENVIRONMENT: Final[Mapping[str, str]] = {
+    "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",  # torch.load takes tensors only
+    "CUDA_VISIBLE_DEVICES": "",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+class FrameworkProcess:
+    """A process that answers requests about one model; a context manager.
+
+    Parameters
+    ----------
+    python
+        The Python that has the framework.
+    program
+        The program's file.
+    framework
+        The framework's name, for messages.
+    model
+        The model's name, for messages.
+    timeout_s
+        How long one request may take, in seconds.
+
+    Attributes
+    ----------
+    folder
+        Where files are exchanged.
+    """
+
+    def __init__(
+        self, python: str, program: Path, framework: str, model: str, *, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._framework, self._model, self._timeout_s = framework, model, timeout_s
+        self._files = tempfile.TemporaryDirectory(prefix="edgebundle-", ignore_cleanup_errors=True)
+        self.folder = Path(self._files.name)
+        self._errors = (self.folder / "stderr").open("wb")
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program, by the user's Python
+                [python, "-c", _START, str(program.resolve())],
+                cwd=self.folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env={**os.environ, **_ENVIRONMENT},
+            )
+        except OSError as error:
+            self._errors.close()
+            self._files.cleanup()
+            raise ModelError(f"cannot run {python}: {error.strerror or error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process and remove its files."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        self._files.cleanup()
+
+    def ask(self, command: str, **arguments: object) -> dict[str, Any]:
+        """Send one request and return its reply.
+
+        Raises
+        ------
+        UnsupportedOperatorError
+            If the framework's exporter lacks operators.
+        ModelError
+            If the framework refuses, crashes or takes too long.
+        """
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended: the missing reply says so
+            self._process.stdin.write(json.dumps({"command": command, **arguments}).encode() + b"\n")
+            self._process.stdin.flush()
+        line = self._read_line()
+        try:
+            reply = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise self._failure("sent an invalid reply") from error
+        if not isinstance(reply, dict):
+            raise self._failure("sent an invalid reply")
+        if "error" in reply:
+            raise self._refusal(reply)
+        return reply
+
+    def arrays(self, name: str) -> dict[str, NDArray[Any]]:
+        """Read a file of arrays that the process has written; empty if it has written none.
+
+        Raises
+        ------
+        ModelError
+            If it cannot be read.
+        """
+        path = self.folder / name
+        if not path.exists():
+            return {}
+        try:
+            with np.load(path, allow_pickle=False) as found:
+                return {key: found[key] for key in found.files}
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            raise self._failure(f"wrote arrays that cannot be read ({first_line(error)})") from error
+
+    def _read_line(self) -> bytes:
+        assert self._process.stdout is not None
+        end_s = time.monotonic() + self._timeout_s
+        line = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                left_s = end_s - time.monotonic()
+                if left_s <= 0 or not selector.select(left_s):
+                    raise self._failure(f"took longer than {self._timeout_s:g} s")
+                piece = os.read(self._process.stdout.fileno(), 1 << 16)
+                line += piece
+                if len(line) > MAX_REPLY_BYTES:
+                    raise self._failure("sent a reply that is too long")
+                if not piece:
+                    raise self._failure(self._end())
+        return line
+
+    def _end(self) -> str:
+        """Return how the process has ended."""
+        try:
+            status = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            return "closed its output"
+        if status < 0:
+            return f"crashed (signal {-status})"
+        self._errors.flush()
+        with (self.folder / "stderr").open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = stream.read().decode(errors="replace").strip().splitlines()
+        return f"ended: {_one_line(lines[-1]) if lines else f'status {status}'}"
+
+    def _failure(self, what: str) -> ModelError:
+        return ModelError(f"{self._framework} cannot import {self._model}: it {what}")
+
+    def _refusal(self, reply: dict[str, Any]) -> ModelError:
+        message = f"{self._framework} cannot import {self._model}: {_one_line(reply['error'])}"
+        hint = _one_line(reply.get("hint") or "") or None
+        listed = reply.get("obstacles")
+        obstacles = []
+        for entry in (listed if isinstance(listed, list) else [])[:_MOST_OBSTACLES]:
+            if isinstance(entry, dict) and isinstance(entry.get("nodes"), list):
+                nodes = tuple(_one_line(name) for name in entry["nodes"][:_MOST_OBSTACLES])
+                obstacles.append(
+                    Obstacle(_one_line(entry.get("operator")), nodes, _one_line(entry.get("reason")))
+                )
+        if obstacles:
+            return UnsupportedOperatorError(message, hint=hint, obstacles=obstacles)
+        return ModelError(message, hint=hint)
+
+
+def _one_line(text: object) -> str:
+    """Return foreign text as one line without control characters."""
+    return "".join(c if c.isprintable() else " " for c in str(text)[:_LONGEST]).strip()

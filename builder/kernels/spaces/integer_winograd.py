@@ -1,0 +1,400 @@
+"""Winograd's convolution F(m x m, 3 x 3) of bytes on packed channels, exact, for 3x3 windows at stride 1.
+
+As in `winograd`, a tile of `m x m` outputs takes `(m + 2)**2` products instead of `9 * m**2`. Here all three
+stages compute with integers. The rows of the weights' transform are multiplied by the smallest numbers that
+make them whole, and the output's transform by what makes up for it, so the last stage gives `d**2` times the
+sums, d = 24 for m = 4 and 2 for m = 2. Transformed bytes and weights fit 16 bits; they are multiplied in
+pairs, or one by one, as 16-bit integers (`builder.target.dot`).
+
+Results are exact though `d**2` times a sum need not fit 32 bits. Sums wrap around, so what is known is
+`d**2 * y` modulo 2^32. Its odd factor is divided out by multiplication with its inverse modulo 2^32, and the
+power of two `2^k` by a shift. That gives y if `|y| < 2^(31 - k)`, which `is_exact` proves from the weights.
+
+A separate node, which reads only constants, transforms the weights: the executor runs it once, at load, and
+the bundle holds nine bytes for each filter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm import s_tir as st
+
+from builder.kernels.decisions import Chooser, Decision
+from builder.kernels.rewriter import shape_of
+from builder.kernels.signature import SPACE_MARK
+from builder.kernels.spaces.convolution import Conv2d
+from builder.kernels.spaces.dot_loops import mark_dot
+from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
+from builder.kernels.spaces.integer_convolution import pack_weights, start_sums
+from builder.kernels.spaces.register_tile import TileChoices, hold_operand, shorter_inside, tilings
+from builder.kernels.spaces.winograd_transforms import Transforms, WholeTransforms, select, times
+from builder.target.device_target import DeviceTarget
+
+KIND: Final = "integer_winograd"
+WEIGHTS_KIND: Final = "integer_winograd_weights"
+# In products of a vector.
+_TRANSFORM_COST: Final = 4.0
+_GEMM_COST: Final = 1.1
+_INT16: Final = (1 << 15) - 1
+_INT32: Final = (1 << 31) - 1
+
+
+def output_tile(op: Conv2d, weight: np.ndarray, dtype: str, target: DeviceTarget) -> int | None:
+    """Choose m, the extent of the output tile; None if only the direct convolution is exact, or as fast.
+
+    Parameters
+    ----------
+    op
+        The geometry.
+    weight
+        `[OC, IC, 3, 3]`, int8.
+    dtype
+        The input's, `uint8` or `int8`.
+    target
+        The device.
+    """
+    plain = (op.kernel, op.strides, op.dilation, op.groups) == ((3, 3), (1, 1), (1, 1), 1)
+    if not plain or not target.dot.word_group or op.in_channels < target.dot.block:
+        return None
+    words_at_once = target.simd.lanes * target.dot.word_group
+    i, o = op.in_channels, op.out_channels
+    bytes_per_product = target.core.memory_bytes_per_ns / target.core.products_per_ns
+    outputs = op.out_height * op.out_width
+    best: tuple[float, int | None] = (
+        op.batch * outputs * 9 * i * o / target.dot.at_once + 9 * i * o / bytes_per_product,
+        None,
+    )
+    for m in (4, 2):
+        if not is_exact(weight, dtype, m):
+            continue
+        size = (m + 2) ** 2
+        tiles = op.batch * -(-op.out_height // m) * -(-op.out_width // m)
+        products = size * tiles * i * o / words_at_once
+        transforms = size * tiles * (i + o) / target.simd.lanes * _TRANSFORM_COST
+        reading = size * i * o * 2 / bytes_per_product
+        best = min(best, (products * _GEMM_COST + transforms + reading, m), key=lambda c: c[0])
+    return best[1]
+
+
+def is_exact(weight: np.ndarray, dtype: str, m: int) -> bool:
+    """Whether F(m x m, 3 x 3) of `weight`, `[OC, IC, 3, 3]`, is exact for all inputs of a byte type.
+
+    The transformed inputs and weights must fit 16 bits, their products' sums and the outputs 32 bits, and
+    the outputs also after multiplication with the power of two in `d**2`.
+    """
+    t = Transforms.of(m).whole()
+    info = np.iinfo(dtype)
+    whole = weight.astype(np.int64)
+    rows, g = np.asarray(t.input, np.int64), np.asarray(t.weights, np.int64)
+    patterns = np.einsum("ea,fb->efab", rows, rows)
+    up, down = (np.maximum(sign * patterns, 0).sum((2, 3)) for sign in (1, -1))
+    data = np.maximum(up * int(info.max) - down * int(info.min), down * int(info.max) - up * int(info.min))
+    factors = np.einsum("ea,fb,oiab->oief", g, g, whole)
+    sums = (np.abs(factors).sum(1) * data).max()
+    up, down = (np.maximum(sign * whole, 0).sum((1, 2, 3)) for sign in (1, -1))
+    outputs = np.maximum(up * int(info.max) - down * int(info.min), down * int(info.max) - up * int(info.min))
+    return bool(
+        data.max() <= _INT16
+        and np.abs(factors).max() <= _INT16
+        and sums <= _INT32
+        and int(outputs.max()) << t.shift <= _INT32
+    )
+
+
+def emit(
+    bb: relax.BlockBuilder,
+    op: Conv2d,
+    x: relax.Expr,
+    zero: relax.Expr,
+    weight: np.ndarray,
+    *,
+    out_block: int,
+    m: int,
+    target: DeviceTarget,
+) -> relax.Expr:
+    """Emit the convolution of packed `x` as two calls: the transform of the weights, and the convolution.
+
+    Parameters
+    ----------
+    bb
+        Receives the calls.
+    op
+        The geometry.
+    x
+        The input, `[N, IC/bi, H, W, bi]`, of either byte type.
+    zero
+        Its zero point, int32, a scalar.
+    weight
+        `[OC, IC, 3, 3]`, int8.
+    out_block
+        `bo`, the channels in a block of the output.
+    m
+        The extent of the output tile, one for which `is_exact`.
+    target
+        Its heuristic tile decides how weights are packed.
+
+    Returns
+    -------
+    relax.Expr
+        The sums of `x * weight`, `[N, OC/bo, OH, OW, bo]`, int32.
+    """
+    in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
+    count = op.batch * -(-op.out_height // m) * -(-op.out_width // m)
+    tiles = space(count, blocks, in_block, out_block, target).default
+    packed = relax.const(pack_weights(weight, in_block, out_block, tiles.oc, target.dot.word_group))
+    transform = bb.call_te(
+        lambda w: transform_weights(w, m),
+        packed,
+        primfunc_name_hint="integer_winograd_weights",
+        primfunc_attrs=NEVER_FUSED,
+    )
+    u = bb.emit(transform)
+    call = bb.call_te(
+        lambda data, point, weights: convolve(data, point, weights, op, m, tiles.tiles),
+        x,
+        zero,
+        u,
+        primfunc_name_hint="integer_winograd",
+        primfunc_attrs=FUSES_ELEMENTWISE,
+    )
+    return bb.emit(call)
+
+
+def transform_weights(w: te.Tensor, m: int) -> te.Tensor:
+    """Return `G' g G'^T` as int16.
+
+    Parameters
+    ----------
+    w
+        `[OB/t, IB, 3, 3, bi/g, t, bo, g]`, int8.
+    m
+        The extent of the output tile.
+
+    Returns
+    -------
+    te.Tensor
+        `[(m + 2)**2, OB/t, IB, bi/g, t, bo * g]`.
+    """
+    size, g = m + 2, Transforms.of(m).whole().weights
+    ob, ib, _, _, groups, t, bo, group = (int(d) for d in w.shape)
+
+    def along_columns(*at: tirx.Var) -> tirx.Expr:
+        o, i, e, kw, q, s, b = at
+        return select(e, g, lambda kh: w[o, i, kh, kw, q, s, b // group, b % group].astype("int16"), "int16")
+
+    half = te.compute((ob, ib, size, 3, groups, t, bo * group), along_columns, name="half")
+    return te.compute(
+        (size * size, ob, ib, groups, t, bo * group),
+        lambda xi, o, i, q, s, b: select(
+            xi % size, g, lambda kw: half[o, i, xi // size, kw, q, s, b], "int16"
+        ),
+        name="weights",
+        attrs={SPACE_MARK: WEIGHTS_KIND},
+    )
+
+
+def convolve(x: te.Tensor, zero: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int = 1) -> te.Tensor:
+    """Return the three stages on packed `x` and transformed weights `u`.
+
+    Between the first two stages, the `beside` tiles that the product keeps in registers are adjacent.
+    """
+    size, t = m + 2, Transforms.of(m).whole()
+    n, in_blocks, height, width, bi = (int(d) for d in x.shape)
+    _, _, _, steps, together, lanes = (int(d) for d in u.shape)
+    group = bi // steps
+    bo = lanes // group
+    out_blocks = -(-op.out_channels // bo)
+    top, left = op.padding[:2]
+    rows, columns = -(-op.out_height // m), -(-op.out_width // m)
+    tiles = n * rows * columns
+    groups = -(-tiles // beside)
+
+    def padded(i: tirx.Expr, c: tirx.Expr, y: tirx.Expr, z: tirx.Expr, v: tirx.Expr) -> tirx.Expr:
+        inside = tirx.all(i < n, y >= top, y < height + top, z >= left, z < width + left)
+        return tirx.if_then_else(
+            inside, x[i, c, y - top, z - left, v].astype("int16"), zero().astype("int16")
+        )
+
+    # The last group of tiles may reach into the image after the last one.
+    images = -(-groups * beside // (rows * columns))
+    pad = te.compute((images, in_blocks, rows * m + 2, columns * m + 2, bi), padded, name="pad")
+
+    def vertical(c: tirx.Var, tile: tirx.Var, e: tirx.Var, b: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        i, y, z = tile // (rows * columns), tile // columns % rows, tile % columns
+        return select(e, t.input, lambda a: pad[i, c, y * m + a, z * m + b, v], "int16")
+
+    half_in = te.compute((in_blocks, groups * beside, size, size, bi), vertical, name="half_in")
+    data = te.compute(
+        (size * size, groups, in_blocks, beside, bi),
+        lambda xi, part, c, tile, v: select(
+            xi % size, t.input, lambda b: half_in[c, part * beside + tile, xi // size, b, v], "int16"
+        ),
+        name="data",
+    )
+    ic = te.reduce_axis((0, in_blocks), "ic")
+    iq = te.reduce_axis((0, steps), "iq")
+    ig = te.reduce_axis((0, group), "ig")
+
+    def products(xi: tirx.Var, o: tirx.Var, tile: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        value = data[xi, tile // beside, ic, tile % beside, iq * group + ig].astype("int32")
+        factor = u[xi, o // together, ic, iq, o % together, v * group + ig].astype("int32")
+        return te.sum(value * factor, axis=[ic, iq, ig])
+
+    product = te.compute((size * size, out_blocks, tiles, bo), products, name="product")
+    half_out = te.compute(
+        (out_blocks, tiles, m, size, bo),
+        lambda o, tile, a, nu, v: select(a, t.output, lambda e: product[e * size + nu, o, tile, v], "int32"),
+        name="half_out",
+    )
+
+    def result(i: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        tile = (i * rows + y // m) * columns + z // m
+        multiple = select(z % m, t.output, lambda nu: half_out[o, tile, y % m, nu, v], "int32")
+        return _divided(multiple, t)
+
+    return te.compute(
+        (n, out_blocks, op.out_height, op.out_width, bo),
+        result,
+        name="winograd",
+        attrs={SPACE_MARK: KIND, "edge.tile": m},
+    )
+
+
+def _divided(multiple: tirx.Expr, t: WholeTransforms) -> tirx.Expr:
+    """Return a multiple of `d**2`, modulo 2^32, divided by it."""
+    if t.inverse != 1:
+        multiple = times(multiple, t.inverse)
+    return tirx.shift_right(multiple, tirx.const(t.shift, "int32"))
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerWinogradTiles:
+    """The decisions of the design space, which order the loops of the product.
+
+    Attributes
+    ----------
+    tiles
+        Input tiles held in registers.
+    oc
+        Blocks of output channels held in registers.
+    iq
+        Groups of input channels unrolled in the innermost reduction.
+    """
+
+    tiles: Decision
+    oc: Decision
+    iq: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerWinogradSpace:
+    """The values that each decision may take, and the heuristic's choice among them."""
+
+    tiles: tuple[int, ...]
+    oc: tuple[int, ...]
+    iq: tuple[int, ...]
+    default: IntegerWinogradTiles
+
+
+def space(
+    tiles: int, out_blocks: int, in_block: int, out_block: int, target: DeviceTarget
+) -> IntegerWinogradSpace:
+    """Return the design space of the product.
+
+    Parameters
+    ----------
+    tiles
+        Tiles of the output, of all images.
+    out_blocks
+        Blocks of output channels.
+    in_block, out_block
+        Channels in a block.
+    target
+        The device.
+    """
+    ts, ocs = tilings(tiles, 16), tilings(out_blocks, 4)
+    registers, held = target.simd.registers, target.dot.held
+
+    def cost(vectors: int, columns: int) -> float | None:
+        weights = vectors * -(-out_block // target.simd.lanes)
+        if held:
+            values = columns * -(-2 * in_block // (4 * target.simd.lanes))  # 16-bit integers, in vectors
+            fits = weights * columns + min(weights, 4) + values + 2 <= registers
+            return weights + columns / 4 + 1 if fits else None
+        return 3 * weights + 2 * columns + 1 if weights * columns <= registers * 3 // 4 else None
+
+    oc, tile = TileChoices((out_blocks, tiles), ocs, ts).least(cost)
+    groups = in_block // target.dot.word_group
+    iqs = tuple(d for d in (1, 2, 4, 8) if groups % d == 0)
+    iq = max(iqs) if held and registers >= 32 else 1
+    return IntegerWinogradSpace(ts, ocs, iqs, IntegerWinogradTiles(tile, oc, iq))
+
+
+def apply(
+    sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerWinogradTiles, m: int, target: DeviceTarget
+) -> None:
+    """Order the loops of the three stages and of the epilogue; `block` is the last stage."""
+    half_out = sch.get_producers(block)[0]
+    product = sch.get_producers(half_out)[0]
+    data = sch.get_sblock("data")
+    half_in, pad = sch.get_sblock("half_in"), sch.get_sblock("pad")
+    epilogue = Epilogue.after(sch, block)
+    sch.compute_inline(block)
+    size = m + 2
+
+    xi, group, c, tile, v = sch.get_loops(data)
+    e, nu = sch.split(xi, [size, size])
+    sch.reorder(c, group, tile, e, nu, v)
+    sch.compute_at(half_in, tile, preserve_unit_loops=True)
+    *_, a, b, lane = sch.get_loops(half_in)
+    sch.compute_at(pad, tile, preserve_unit_loops=True)
+    *_, y, z, channel = sch.get_loops(pad)
+    for loop in (a, b, e, nu, y, z):
+        sch.unroll(loop)
+    for loop in (lane, v, channel):
+        sch.vectorize(loop)
+    sch.parallel(sch.fuse(c, group, tile))
+
+    xi, o, tile, v, ic, iq, ig = sch.get_loops(product)
+    to, ti = sch.split(tile, [None, tiles.tiles])
+    oo, oi = sch.split(o, [None, tiles.oc])
+    io, iu = sch.split(iq, [None, tiles.iq])
+    held = target.dot.held
+    tile_loops = (oi, ti) if held else shorter_inside(sch, oi, ti)
+    sch.reorder(xi, oo, to, ic, io, iu, *tile_loops, v, ig)
+    if held:
+        hold_operand(sch, product, io)
+    for loop in (oi, ti, iu):
+        sch.unroll(loop)
+    sch.parallel(sch.fuse(xi, oo))
+    start_sums(sch, product, ic)
+    mark_dot(sch, v)
+
+    i, o, y, z, v = sch.get_loops(epilogue.block)
+    yo, yi = sch.split(y, [None, m])
+    zo, zi = sch.split(z, [None, m])
+    sch.reorder(i, o, yo, zo, yi, zi, v)
+    sch.compute_at(half_out, zo, preserve_unit_loops=True)
+    *_, a, nu, lane = sch.get_loops(half_out)
+    for loop in (a, nu, yi, zi):
+        sch.unroll(loop)
+    for loop in (lane, v):
+        sch.vectorize(loop)
+    sch.parallel(sch.fuse(i, o, yo))
+
+
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+    """Order the loops of the function around `block` by the decisions of `choose`."""
+    m = int(sch.get(block).annotations["edge.tile"])
+    product = sch.get_sblock("product")
+    _, out_blocks, tiles, out_block, _, steps, group = (
+        int(sch.get(q).extent) for q in sch.get_loops(product)
+    )
+    s = space(tiles, out_blocks, steps * group, out_block, target)
+    d = s.default
+    tile, oc, iq = choose("tiles", s.tiles, d.tiles), choose("oc", s.oc, d.oc), choose("iq", s.iq, d.iq)
+    apply(sch, block, IntegerWinogradTiles(tile, oc, iq), m, target)

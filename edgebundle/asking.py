@@ -1,0 +1,90 @@
+"""How a model is called: one signature for the calls of `AsyncModel`, of `Model`, and of `Model.submit`.
+
+They differ only in what a call returns: something to await, the answer, or a future. Importing this loads
+neither messages nor arrays.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from edgebundle.defaults import DEADLINE_S
+
+_Result_co = TypeVar("_Result_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of one call.
+
+    Attributes
+    ----------
+    data, image, deadline_s, traceparent, tracestate, progress, tensors
+        As `Asking.__call__` has them.
+    """
+
+    data: object
+    image: object = None
+    deadline_s: float = DEADLINE_S
+    traceparent: str | None = None
+    tracestate: str | None = None
+    progress: Callable[[str], None] | None = None
+    tensors: Mapping[str, Any] | None = None
+
+
+class Asking(ABC, Generic[_Result_co]):
+    """Something that asks a model when it is called."""
+
+    def __call__(
+        self,
+        data: object = None,
+        /,
+        *,
+        image: object = None,
+        deadline_s: float = DEADLINE_S,
+        traceparent: str | None = None,
+        tracestate: str | None = None,
+        progress: Callable[[str], None] | None = None,
+        **tensors: Any,  # noqa: ANN401 - whatever numpy takes
+    ) -> _Result_co:
+        """Ask the model.
+
+        Parameters
+        ----------
+        data
+            The model's only input as an array; several inputs as a mapping from names to arrays; or a
+            `Request`.
+        image
+            A picture, for a model that declares preprocessing: the path of a JPEG or PNG, its bytes, a
+            picture of Pillow, or pixels (uint8, shape (height, width, 3), red first).
+        deadline_s
+            Seconds until an answer is of no use. Until then the request is sent again if it is lost; the
+            agent does not start to compute after that.
+        traceparent, tracestate
+            W3C Trace Context; the answer carries them on.
+        progress
+            Called with one line when the request has to wait; by default the client's.
+        tensors
+            Inputs by name, as arrays. An input whose name is one of those above goes into `data`.
+
+        Returns
+        -------
+        Answer
+            Arrays by name, `labels`, `boxes`, `timing`. `AsyncModel` returns a coroutine of it, and
+            `Model.submit` a future, whose `cancel` gives the request up.
+
+        Raises
+        ------
+        ClientError
+            If there is no answer: `edgebundle.errors` lists the reasons.
+        OSError
+            If a file cannot be read.
+        """
+        return self._ask(Call(data, image, deadline_s, traceparent, tracestate, progress, tensors))
+
+    @abstractmethod
+    def _ask(self, call: Call) -> _Result_co:
+        """Ask with these arguments."""

@@ -1,0 +1,187 @@
+"""Requests to the dashboard without a browser: of strangers, of other sites, with nonsense in them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
+from tornado.websocket import websocket_connect
+
+from builder.dashboard import actions
+from builder.dashboard.server import Dashboard
+from builder.errors import FleetError
+from edgebundle.broker import Broker
+from tests.conftest import BrokerProcess
+from tests.edgebundle.rig import JPEG, TOP, Responder, until
+
+
+@asynccontextmanager
+async def serving(broker: BrokerProcess) -> AsyncIterator[Dashboard]:
+    # Without authentication the broker takes any credentials.
+    url = broker.url.replace("mqtt://", "mqtt://operator:hunter2@")
+    dashboard = Dashboard(Broker(url), port=0)
+    await dashboard.start()
+    try:
+        yield dashboard
+    finally:
+        await dashboard.close()
+
+
+async def ask(
+    dashboard: Dashboard,
+    path: str,
+    *,
+    method: str = "GET",
+    body: bytes | None = None,
+    **changes: str | None,
+) -> HTTPResponse:
+    """Send what the page would send, with changed headers; None leaves one out."""
+    own = f"127.0.0.1:{dashboard.port}"
+    headers = {"Host": own, "Origin": f"http://{own}", "X-Edgebundle-Token": dashboard.guard.token}
+    for name, value in changes.items():
+        headers.pop(name.replace("_", "-"), None)
+        if value is not None:
+            headers[name.replace("_", "-")] = value
+    request = HTTPRequest(f"http://{own}{path}", method=method, headers=headers, body=body)
+    return await AsyncHTTPClient().fetch(request, raise_error=False)
+
+
+ACTIONS = [
+    ("GET", "/api/session", None),
+    ("POST", "/api/ask?agent=a&model=m", b"x"),
+    ("POST", "/api/bundles?name=x", b"x"),
+    ("DELETE", "/api/bundles/0123456789abcdef", None),
+    ("POST", "/api/deploy", b'{"bundle": "x", "agent": "a"}'),
+    ("POST", "/api/roll-back", b'{"agent": "a", "model": "m"}'),
+]
+
+
+async def test_wrong_host_origin_or_token_is_refused_everywhere(mosquitto: BrokerProcess) -> None:
+    async with serving(mosquitto) as dashboard:
+        own = f"127.0.0.1:{dashboard.port}"
+        for method, path, body in ACTIONS:
+            for changes in (
+                {"Host": "evil.example"},
+                {"Host": f"127.0.0.1.evil.example:{dashboard.port}"},
+                {"Origin": "http://evil.example"},
+                {"Origin": "null"},
+                {"X-Edgebundle-Token": "x" * 32},
+                {"X-Edgebundle-Token": None},
+            ):
+                changed = {name.replace("-", "_"): value for name, value in changes.items()}
+                answer = await ask(dashboard, path, method=method, body=body, **changed)
+                assert answer.code == 403, (method, path, changes)
+            if method != "GET":
+                assert (await ask(dashboard, path, method=method, body=body, Origin=None)).code == 403
+            passed = await ask(dashboard, path, method=method, body=body)
+            assert passed.code in (200, 204, 422, 502), (method, path, passed.body)
+        for host in ("evil.example", "localhost.evil.example"):
+            assert (await ask(dashboard, "/", Host=host)).code == 403
+
+        async def connect(token: str, **headers: str) -> Any:
+            every = {"Origin": f"http://{own}", **headers}
+            request = HTTPRequest(f"ws://{own}/live", headers=every)
+            return await websocket_connect(request, subprotocols=["edgebundle", token])
+
+        for token, headers in (
+            ("x" * 32, {}),
+            (dashboard.guard.token, {"Origin": "http://evil.example"}),
+            (dashboard.guard.token, {"Host": "evil.example"}),
+        ):
+            with pytest.raises(HTTPClientError, match="403"):
+                await connect(token, **headers)
+        live = await connect(dashboard.guard.token)
+        first = json.loads(await live.read_message())
+        assert first["fleet"]["whole"] is True
+        assert first["broker"]["up"] is True
+        # Nonsense ends the connection, and only this one.
+        await live.write_message('{"visible": [[[]]], "agent": 3}')
+        assert await asyncio.wait_for(live.read_message(), 5) is None
+
+
+async def test_files_have_their_headers_and_no_secret_is_sent(mosquitto: BrokerProcess) -> None:
+    async with serving(mosquitto) as dashboard:
+        page = await ask(dashboard, "/", X_Edgebundle_Token=None, Origin=None)
+        assert page.code == 200
+        policy = page.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert page.headers["X-Content-Type-Options"] == "nosniff"
+        for name, kind in (
+            ("dashboard.js", "text/javascript"),
+            ("colours.css", "text/css"),
+            ("icon.svg", "image/svg"),
+        ):
+            answer = await ask(dashboard, f"/{name}", X_Edgebundle_Token=None)
+            assert answer.headers["Content-Type"].startswith(kind)
+            assert dashboard.guard.token.encode() not in answer.body
+        assert b"<script>" not in page.body
+        assert b"onclick" not in page.body
+        assert dashboard.guard.token.encode() not in page.body
+        state = json.dumps(dashboard._link.state())
+        assert "hunter2" not in state
+        assert "operator" not in state
+        for path in (
+            "/../guard.py",
+            "/%2e%2e/server.py",
+            "/page/index.html",
+            "/server.py",
+            "/__init__.py",
+            "/nothing",
+        ):
+            assert (await ask(dashboard, path)).code == 404, path
+        assert (await ask(dashboard, "/api/ask", method="GET")).code == 405
+
+
+async def test_mistakes_are_told_in_one_line(mosquitto: BrokerProcess) -> None:
+    async with serving(mosquitto) as dashboard:
+        for path, body, words in (
+            ("/api/ask?agent=a/b&model=m", b"\xff\xd8\xff", "expected the names of an agent and a model"),
+            ("/api/ask?agent=nobody&model=m", b"\xff\xd8\xff", "no agent called nobody"),
+            ("/api/ask?agent=a&model=m", b"GIF89a", "expected a JPEG or PNG image"),
+            ("/api/deploy", b'{"bundle": "0123", "agent": "a"}', "the uploaded bundle is gone"),
+            ("/api/deploy", b"[[[[", "expected a JSON object with bundle and agent"),
+            ("/api/deploy", b'{"bundle": 1, "agent": "a"}', "expected a JSON object with bundle and agent"),
+            ("/api/bundles?name=%3Cb%3E", b"x" * 5000, "<b>: "),
+        ):
+            answer = await ask(dashboard, path, method="POST", body=body)
+            error = json.loads(answer.body)["error"]
+            assert 400 <= answer.code < 500, (path, answer.body)
+            assert words in error
+            assert "\n" not in error
+        assert list(dashboard.actions._folder.iterdir()) == [], "what could not be read is deleted"
+        for _ in range(actions.MAX_UPLOADS):
+            dashboard.actions.new_file()
+        assert (await ask(dashboard, "/api/bundles", method="POST", body=b"x")).code == 429
+
+
+async def test_address_in_use_and_no_broker_are_told(mosquitto: BrokerProcess) -> None:
+    async with serving(mosquitto) as dashboard:
+        second = Dashboard(Broker(mosquitto.url), port=dashboard.port)
+        with pytest.raises(FleetError, match="cannot listen on 127") as caught:
+            await second.start()
+        assert "--listen" in (caught.value.hint or "")
+
+
+@pytest.mark.slow
+async def test_fleet_and_an_answer_over_either_broker(broker: BrokerProcess) -> None:
+    """Also over MQTT 3.1.1, whose requests have no properties."""
+    dashboard = Dashboard(Broker(broker.url), port=0)
+    await dashboard.start()
+    try:
+        async with Responder(broker, lambda _count, _message: (200, TOP)):
+            await until(
+                lambda: (device := dashboard.fleet.get("kitchen")) is not None and "digits" in device.models
+            )
+            answer = await ask(dashboard, "/api/ask?agent=kitchen&model=digits", method="POST", body=JPEG)
+            assert json.loads(answer.body)["labels"][0]["label"] == "seven"
+            dashboard.fleet.settle()
+            [row] = dashboard.fleet.rows_since(0)[0]
+            assert json.loads(row)["state"] == "online"
+    finally:
+        await dashboard.close()

@@ -1,0 +1,103 @@
+"""`edgebundle deploy` of several bundles, with a real broker and agents on different machines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from builder.errors import FleetError, PackageError
+from builder.fleet.deploy_set import deploy_set_async
+from edgebundle.broker import Broker
+from tests.agent.deploy.rig import MACHINE, Bundle, make_bundle
+from tests.builder.fleet.rig import Device
+from tests.conftest import BrokerProcess
+
+OLD = MACHINE
+NEW = replace(MACHINE, features=frozenset({"avx2", "avx512f"}))
+NONE = replace(MACHINE, features=frozenset())
+
+
+def write(folder: Path, name: str, bundle: Bundle) -> Path:
+    (folder / name).write_bytes(bundle.raw)
+    return folder / name
+
+
+@pytest.fixture
+def bundles(tmp_path: Path) -> list[Path]:
+    return [
+        write(tmp_path, "plain.bundle", make_bundle(params=b"plain")),
+        write(tmp_path, "wide.bundle", make_bundle(params=b"wide", features=("avx2", "avx512f"))),
+    ]
+
+
+@pytest.mark.slow
+async def test_two_devices_take_different_variants(
+    mosquitto: BrokerProcess, tmp_path: Path, bundles: list[Path]
+) -> None:
+    """And a device whose processor was exchanged takes the other one, at the same counter."""
+    broker = Broker(mosquitto.url)
+    notes: list[str] = []
+    async with (
+        Device(tmp_path / "1", mosquitto.url, device="old", machine=OLD, published=OLD) as old,
+        Device(tmp_path / "2", mosquitto.url, device="new", machine=NEW, published=NEW) as new,
+    ):
+        first = await deploy_set_async(bundles, "old", broker, progress=notes.append)
+        second = await deploy_set_async(bundles, "new", broker, progress=notes.append)
+        assert old.models.serving == new.models.serving == {"digits": "1.0.0"}
+        assert (first.ok, second.ok) == (True, True)
+        assert first.digest != second.digest
+        third = await deploy_set_async(bundles[:1], "new", broker)
+        assert (third.ok, third.digest) == (True, first.digest)
+    assert notes[0].startswith("wide.bundle does not run on old: ")
+    assert "lacks: avx512f" in notes[0]
+    assert notes[1:] == [
+        "plain.bundle is the best of 2 bundles for old",
+        "wide.bundle is the best of 2 bundles for new",
+    ]
+
+
+@pytest.mark.slow
+async def test_a_variant_that_the_agent_refuses_is_followed_by_the_next(
+    mosquitto: BrokerProcess, tmp_path: Path, bundles: list[Path]
+) -> None:
+    """The agent published more than its machine has; it decides by its machine."""
+    notes: list[str] = []
+    async with Device(tmp_path / "1", mosquitto.url, device="liar", machine=OLD, published=NEW) as device:
+        result = await deploy_set_async(bundles, "liar", Broker(mosquitto.url), progress=notes.append)
+        assert device.models.serving == {"digits": "1.0.0"}
+    assert result.ok
+    assert notes[1].startswith("liar refuses wide.bundle: ")
+
+
+@pytest.mark.slow
+async def test_no_variant_runs(mosquitto: BrokerProcess, tmp_path: Path, bundles: list[Path]) -> None:
+    async with Device(tmp_path / "1", mosquitto.url, device="bare", machine=NONE, published=NONE) as device:
+        with pytest.raises(FleetError) as caught:
+            await deploy_set_async(bundles, "bare", Broker(mosquitto.url))
+        assert device.models.serving == {}
+    for word in ("got 2 that do not", "plain.bundle: ", "wide.bundle: ", "avx512f"):
+        assert word in str(caught.value)
+
+
+@pytest.mark.slow
+async def test_an_agent_without_an_info_document(
+    mosquitto: BrokerProcess, tmp_path: Path, bundles: list[Path]
+) -> None:
+    async with Device(tmp_path / "1", mosquitto.url, device="silent"):
+        with pytest.raises(FleetError, match="expected silent to say what it runs on, got no info document"):
+            await deploy_set_async(bundles, "silent", Broker(mosquitto.url), wait_s=0.5)
+    with pytest.raises(FleetError, match="no agent called nobody is known"):
+        await deploy_set_async(bundles, "nobody", Broker(mosquitto.url), wait_s=0.3)
+
+
+async def test_what_is_refused_without_a_broker(tmp_path: Path, bundles: list[Path]) -> None:
+    nowhere = Broker("mqtt://127.0.0.1:1")
+    with pytest.raises(FleetError, match="expected a URL that ends in /"):
+        await deploy_set_async(bundles, "any", nowhere, source="https://files.example/a.bundle")
+    with pytest.raises(FleetError, match="expected the name of an agent"):
+        await deploy_set_async(bundles, "a/b", nowhere)
+    other = write(tmp_path, "later.bundle", make_bundle(counter=2))
+    with pytest.raises(PackageError, match="differ in security counter: 1 and 2"):
+        await deploy_set_async([bundles[0], other], "any", nowhere)

@@ -1,0 +1,64 @@
+"""A roll back is a deployment of the version that the agent has kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from builder.errors import FleetError
+from builder.fleet.deploy import deploy_async
+from builder.fleet.rollback import rollback_async
+from edgebundle.broker import Broker
+from tests.agent.deploy.rig import DEVICE, Bundle, make_bundle
+from tests.builder.fleet.rig import Device
+from tests.conftest import BrokerProcess
+
+
+def write(folder: Path, bundle: Bundle) -> Path:
+    path = folder / f"{bundle.hex[:12]}.bundle"
+    path.write_bytes(bundle.raw)
+    return path
+
+
+@pytest.mark.slow
+async def test_there_and_back(mosquitto: BrokerProcess, tmp_path: Path) -> None:
+    where = Broker(mosquitto.url)
+    async with Device(tmp_path / "state", mosquitto.url) as device:
+        await deploy_async(write(tmp_path, make_bundle("digits", "1.0.0")), DEVICE, where)
+        with pytest.raises(FleetError, match="kept no previous version of digits"):
+            await rollback_async(DEVICE, "digits", where)
+        await deploy_async(write(tmp_path, make_bundle("digits", "2.0.0")), DEVICE, where)
+        steps: list[str] = []
+        result = await rollback_async(DEVICE, "digits", where, progress=lambda now: steps.append(now.step))
+        assert result.ok
+        assert result.sent_bytes == 0
+        assert "testing" in steps
+        assert device.models.serving == {"digits": "1.0.0"}
+        assert (await rollback_async(DEVICE, "digits", where)).ok
+        assert device.models.serving == {"digits": "2.0.0"}
+        with pytest.raises(FleetError, match="reports no model faces") as caught:
+            await rollback_async(DEVICE, "faces", where)
+        assert caught.value.hint == "its models: digits"
+
+
+@pytest.mark.slow
+async def test_lower_counter_is_refused_and_the_newer_version_serves(
+    mosquitto: BrokerProcess, tmp_path: Path
+) -> None:
+    where = Broker(mosquitto.url)
+    async with Device(tmp_path / "state", mosquitto.url) as device:
+        for version, counter in (("1.0.0", 1), ("2.0.0", 2)):
+            await deploy_async(write(tmp_path, make_bundle("digits", version, counter)), DEVICE, where)
+        result = await rollback_async(DEVICE, "digits", where)
+        assert (result.status, result.code) == ("REJECTED", "ERR_ROLLBACK")
+        assert device.models.serving == {"digits": "2.0.0"}
+
+
+@pytest.mark.slow
+async def test_unknown_agent_and_impossible_names(mosquitto: BrokerProcess) -> None:
+    with pytest.raises(FleetError, match="nobody has not reported"):
+        await rollback_async("nobody", "digits", Broker(mosquitto.url))
+    for agent, model in (("a/b", "digits"), ("a", "../x")):
+        with pytest.raises(FleetError, match="expected the names"):
+            await rollback_async(agent, model, Broker("mqtt://127.0.0.1:1"))

@@ -1,0 +1,68 @@
+"""Files of Keras and folders of TensorFlow, with a stand-in for Keras."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from builder import load
+from builder.compiling.framework_parity import check_import
+from builder.errors import ModelError, ParityError
+from tests.builder.importer.frameworks.stand_in import stand_in
+from tests.builder.importer.tflite.test_conversion import network
+from tests.builder.importer.tflite.tflite_file import write
+
+# As `keras_process.py` replies; the model itself is a .tflite file, as TensorFlow's converter makes it.
+REPLY = {
+    "framework": "Keras 3",
+    "inputs": ["image"],
+    "outputs": ["probs"],
+    "notes": ["the batch is set to 1"],
+}
+
+
+def keras(tmp_path: Path, outputs: object) -> str:
+    vectors = tmp_path / "vectors"
+    vectors.mkdir()
+    (vectors / "model.onnx").write_bytes(b"")
+    (vectors / "reply.json").write_text(json.dumps(REPLY))
+    (vectors / "model.tflite").write_bytes(write(network()))
+    np.savez(vectors / "examples.npz", none=np.zeros(1))
+    np.savez(vectors / "outputs.npz", output_0=np.asarray(outputs))
+    copy = f"shutil.copyfile({str(vectors / 'model.tflite')!r}, 'model.tflite')"
+    return stand_in(tmp_path, vectors, before=copy)
+
+
+@pytest.mark.parametrize("kind", ["m.keras", "m.h5", "folder"])
+def test_a_model_is_imported_as_its_tflite_file(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / kind
+    if kind == "folder":
+        path.mkdir()
+        (path / "saved_model.pb").write_bytes(b"graph")
+    else:
+        path.write_bytes(b"PK\x03\x04" if kind == "m.keras" else b"\x89HDF\r\n\x1a\n")
+    model = load(path, python=keras(tmp_path, np.zeros((1, 5), np.float32)))
+    assert (model.name, model.notes[0]) == (kind.partition(".")[0], "the batch is set to 1")
+    assert [spec.name for spec in (*model.inputs, *model.outputs)] == ["image", "probs"]
+    assert len(model.source_sha256) == 64
+    assert model.reference is not None
+    with pytest.raises(ParityError, match="against Keras 3"):  # it did not compute zeros
+        check_import(model)
+
+
+def test_another_file_with_the_suffix_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.keras"
+    path.write_bytes(b"<html>")
+    with pytest.raises(ModelError, match="expected a model that Keras saved") as caught:
+        load(path)
+    assert "model.save" in str(caught.value.hint)
+
+
+def test_a_folder_of_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "saved_model.pb").write_bytes(b"graph")
+    monkeypatch.setattr("builder.importer.frameworks.keras._MAX_FILES", 0)
+    with pytest.raises(ModelError, match="expected a SavedModel of at most 0 files"):
+        load(tmp_path)

@@ -1,0 +1,53 @@
+"""Shapes and names of Keras' models; what needs Keras itself is tested in tests/frameworks."""
+
+from __future__ import annotations
+
+import pytest
+
+from builder.importer.frameworks.keras_process import (
+    RefusalError,
+    _fixed,
+    _output_names,
+    _unique,
+    _unknown_operators,
+)
+
+
+def test_an_open_batch_is_one_and_a_note_says_so() -> None:
+    shapes, notes = _fixed(["image", "size"], [(None, 8, 8, 3), (2,)], {})
+    assert shapes == [(1, 8, 8, 3), (2,)]
+    assert notes == [
+        "input 'image' [?,8,8,3]: the batch is open and is set to 1 (--input-shapes sets another)"
+    ]
+    assert _fixed(["image"], [(None, None, 3)], {"image": [4, 9, 3]}) == ([(4, 9, 3)], [])
+    assert _fixed(["any"], [None], {"any": [4]}) == ([(4,)], [])
+
+
+@pytest.mark.parametrize(
+    ("shape", "given", "expected"),
+    [
+        ((None, None, 3), {}, r"input 'x': expected a fixed shape, got \[\?,\?,3\]"),
+        ((None, 3), {"x": [1, 4]}, r"input 'x': expected the shape \[\?,3\], got \[1, 4\]"),
+        ((None, 3), {"x": [1, 3, 1]}, "expected the shape"),
+        ((None, 3), {"y": [1]}, "the model has no input 'y'; its inputs are x"),
+        (None, {}, "got unknown"),
+    ],
+)
+def test_a_shape_that_does_not_fit(
+    shape: tuple[int | None, ...] | None, given: dict[str, list[int]], expected: str
+) -> None:
+    with pytest.raises(RefusalError, match=expected):
+        _fixed(["x"], [shape], given)
+
+
+def test_names_of_outputs() -> None:
+    assert _output_names({"b": 1, "a": 2}, None, 2) == ["a", "b"]
+    assert _output_names([1], ["probs"], 1) == ["probs"]
+    assert _output_names([1], ["keras_tensor_7"], 1) == ["output"]
+    assert _output_names([1, 2], ["same", "same"], 2) == ["output_0", "output_1"]
+    assert _unique(["a", "b", "a"]) == ["a_0", "b", "a_2"]
+
+
+def test_operators_that_tensorflow_lite_lacks() -> None:
+    text = "Some ops are not supported ...\nTF Select ops: Erfc, SelfAdjointEigV2\nDetails: ..."
+    assert [entry["operator"] for entry in _unknown_operators(text)] == ["tf.Erfc", "tf.SelfAdjointEigV2"]

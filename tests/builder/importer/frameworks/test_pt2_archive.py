@@ -1,0 +1,125 @@
+"""Files of PyTorch are looked into without PyTorch; what could run code never reaches it."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+
+from builder.errors import ModelError
+from builder.importer.frameworks.pt2_archive import check_pt2, describe_pt
+from tests.builder.importer.frameworks.archive import write_pt, write_pt2
+
+# As PyTorch 2.14 and 2.5 write sizes of dimensions.
+ARITHMETIC = (
+    "s77",
+    "2*s0 + 1",
+    "Symbol('s77', positive=True, integer=True)",
+    "Add(Mul(Integer(2), Symbol('s77', positive=True, integer=True)), Integer(-1))",
+    "GreaterThan(Symbol('u0', integer=True), Integer(2))",
+    "((s0 - 1)//2) + Max(1, s1)",
+    "FloorDiv(Symbol('s0', integer=True), Integer(2))",
+)
+CODE = (
+    "__import__('os').system('touch x')",
+    "().__class__.__mro__",
+    "open('/etc/passwd')",
+    "exec('1')",
+    "Symbol('s0').func('x')",
+    "[1 for _ in 'x']",
+    "lambda: 1",
+    'Symbol("s0")',
+    "eval ('1')",
+    "s0\n+1",
+)
+
+
+@pytest.mark.parametrize("kind", ["models", "old"])
+def test_a_program_passes(tmp_path: Path, kind: str) -> None:
+    check_pt2(write_pt2(tmp_path / "m.pt2", kind=kind))
+
+
+@pytest.mark.parametrize("expression", ARITHMETIC)
+def test_sizes_that_are_arithmetic_pass(tmp_path: Path, expression: str) -> None:
+    check_pt2(write_pt2(tmp_path / "m.pt2", expression=expression))
+
+
+@pytest.mark.parametrize("expression", CODE)
+def test_sizes_that_are_code_are_refused(tmp_path: Path, expression: str) -> None:
+    with pytest.raises(ModelError, match="expected arithmetic as the size of a dimension") as caught:
+        check_pt2(write_pt2(tmp_path / "m.pt2", expression=expression))
+    assert "\n" not in str(caught.value)
+
+
+def test_pickled_tensors_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"got 'first\.weight' as a pickled object"):
+        check_pt2(write_pt2(tmp_path / "m.pt2", pickled=True))
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt2"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("m/models/model.json", b" " * (257 << 20))
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(ModelError, match="expected compressed members of at most"):
+        check_pt2(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("aotinductor", "compiled code of AOTInductor"), ("none", "another archive")]
+)
+def test_other_archives_are_named(tmp_path: Path, kind: str, expected: str) -> None:
+    with pytest.raises(ModelError, match=expected):
+        check_pt2(write_pt2(tmp_path / "m.pt2", kind=kind))
+
+
+def test_cut_and_flipped_files_get_one_line(tmp_path: Path) -> None:
+    whole = write_pt2(tmp_path / "m.pt2", expression="2*s0").read_bytes()
+    rng = random.Random(0)
+    path = tmp_path / "damaged.pt2"
+    refused = 0
+    for at in range(300):
+        damaged = bytearray(whole)
+        if at % 3 == 0:
+            del damaged[rng.randrange(len(damaged)) :]
+        for _ in range(at % 5):
+            if damaged:
+                damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            check_pt2(path)
+        except ModelError as error:
+            refused += 1
+            assert "\n" not in str(error)
+            assert len(str(error)) < 400
+    assert refused > 150
+
+
+def test_what_a_pt_file_is(tmp_path: Path) -> None:
+    path = tmp_path / "m.pth"
+    weights = describe_pt(write_pt(path, OrderedDict(a=1)))
+    assert "weights without a model (a state_dict)" in str(weights)
+    assert f"model.load_state_dict(torch.load('{path}', weights_only=True))" in str(weights.hint)
+    foreign = describe_pt(write_pt(path, pathlib.PurePosixPath("x")))
+    assert "a pickled object (pathlib.PurePosixPath)" in str(foreign)
+    assert "only if you trust it" in str(foreign.hint)
+    assert "got TorchScript" in str(describe_pt(write_pt(path, {}, script=True)))
+    renamed = describe_pt(write_pt2(path))
+    assert renamed.hint == f"mv {path} {tmp_path / 'm.pt2'}"
+    path.write_bytes(b"\x80\x02}q\x00.")  # before PyTorch 1.6
+    assert "torch.save wrote" in str(describe_pt(path))
+    assert "torch.export.save(torch.export.export(" in str(describe_pt(path).hint)
+    assert "cannot read" in str(describe_pt(tmp_path / "absent.pt"))
+
+
+def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
+    class Hostile:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (pathlib.Path.touch, (tmp_path / "touched",))
+
+    describe_pt(write_pt(tmp_path / "m.pt", Hostile()))
+    assert not (tmp_path / "touched").exists()

@@ -1,0 +1,79 @@
+"""`infer --accuracy`: what a real agent answers, compared with tables and with annotations."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from builder.cli import main
+from tests.clients.conftest import DIGITS, Site
+
+pytestmark = pytest.mark.slow
+
+
+def infer(site: Site, agent: str, *arguments: object) -> int:
+    command = ["infer", "--agent", agent, "--model", "digits", "--broker", site.url]
+    return main([*command, *map(str, arguments)])
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    for name in ("seven", "three"):
+        shutil.copy(DIGITS / f"{name}.png", tmp_path)
+    return tmp_path
+
+
+def test_classes_on_a_device(site: Site, pictures: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    table = pictures / "labels.csv"
+    table.write_text("file,label\nseven.png,seven\nthree.png,zero\n")
+    assert infer(site, "kitchen", "--accuracy", table) == 0
+    assert capfd.readouterr().out.startswith("top-1 50.0 %, top-5 ")
+    table.write_text("seven.png,7\n")
+    assert infer(site, "kitchen", "--accuracy", table, "--input", pictures / "seven.png", "--json") == 0
+    assert json.loads(capfd.readouterr().out) == {"accuracy": {"pictures": 1, "top1": 1, "top5": 1}}
+
+
+def test_boxes_on_a_device(site: Site, pictures: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    document = {
+        "images": [{"id": 1, "file_name": "seven.png"}, {"id": 2, "file_name": "absent.png"}],
+        "annotations": [
+            {"image_id": 1, "category_id": 2, "bbox": [1, 2, 2, 2]},
+            {"image_id": 1, "category_id": 3, "bbox": [50, 60, 2, 2]},
+        ],
+        "categories": [{"id": 2, "name": "cat"}, {"id": 3, "name": "dog"}],
+    }
+    path = pictures / "instances.json"
+    path.write_text(json.dumps(document))
+    assert infer(site, "odd", "--accuracy", path, "--input", pictures) == 0
+    assert capfd.readouterr().out.startswith("mAP 0.500, mAP50 0.500, mAP75 0.500 of 2 objects in 1 pictures")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "expected --input, got none"),
+        (("--accuracy", "absent.csv"), "absent.csv: expected a CSV table"),
+        (("--accuracy", "absent.json"), "absent.json: expected annotations of COCO"),
+        (("--accuracy", "labels.csv", "--input", "three.png"), "does not have the pictures of three.png"),
+        (("--accuracy", "boxes.json"), "expected an answer with boxes, got none"),
+    ],
+)
+def test_mistake_is_one_error(
+    site: Site,
+    pictures: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    words: str,
+) -> None:
+    monkeypatch.chdir(pictures)
+    Path("labels.csv").write_text("seven.png,seven\n")
+    images = [{"id": 1, "file_name": "seven.png"}]
+    categories = [{"id": 1, "name": "seven"}]
+    document = {"images": images, "annotations": [], "categories": categories}
+    Path("boxes.json").write_text(json.dumps(document))
+    assert infer(site, "kitchen", *arguments) == 4
+    assert words in capfd.readouterr().err

@@ -1,0 +1,85 @@
+"""The site of the documentation: built without a warning, complete, and without another host's help."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+import builder
+import edgebundle
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[1]
+# What a browser fetches by itself.
+FETCHED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build it as `make docs` does: with -W, links to missing pages and headings are errors."""
+    folder = tmp_path_factory.mktemp("docs")
+    (recipe,) = re.findall(r"-m sphinx (.*) dist/docs$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    command = [sys.executable, "-m", "sphinx", *recipe.split(), str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+class Links(HTMLParser):
+    """Collects what a page fetches, and what it links to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.linked: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if value and FETCHED.get(tag) == name:
+                self.fetched.append(value)
+            if value and (tag, name) == ("a", "href"):
+                self.linked.append(value)
+
+
+def test_site_is_complete_and_needs_no_other_host(site: Path) -> None:
+    pages = {path.relative_to(site).as_posix(): path.read_text() for path in site.rglob("*.html")}
+    for source in (ROOT / "docs").glob("*.md"):
+        assert f"docs/{source.stem}.html" in pages
+    assert "url=README.html" in pages["index.html"]
+    for name, page in pages.items():
+        links = Links()
+        links.feed(page)
+        assert [url for url in links.fetched if urlsplit(url).netloc] == [], name
+        for url in links.linked:
+            parts = urlsplit(url)
+            if parts.scheme in ("http", "https"):
+                assert re.fullmatch(r"[a-z0-9.-]+\.[a-z]{2,}", parts.netloc), f"{name}: {url}"
+            elif not parts.netloc and parts.path:
+                assert (site / name).parent.joinpath(parts.path).exists(), f"{name}: {url}"
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(url\(|@import)[\s'\"]*(https?:)?//", style.read_text()), style.name
+
+
+def test_reference_has_every_public_name(site: Path) -> None:
+    client = (site / "docs/reference/client.html").read_text()
+    for name in edgebundle.__all__:
+        assert f'id="edgebundle.{name}"' in client or f'id="edgebundle.errors.{name}"' in client, name
+    compiler = (site / "docs/reference/builder.html").read_text()
+    for name in builder.__all__:
+        assert f'id="builder.{name}"' in compiler, name
+    assert "deadline_s" in client
+    executor = (site / "docs/reference/executor.html").read_text()
+    assert "GraphModule.set_input" in executor
+
+
+def test_words_are_found(site: Path) -> None:
+    index = (site / "searchindex.js").read_text()
+    for word in ("letterbox", "keyr", "submit"):  # stems
+        assert re.search(rf'\b{word}\b"?:', index), word
