@@ -48,7 +48,7 @@ from builder.compiling.over_time import Declarations
 from builder.compiling.padding import reference, request_inputs
 from builder.compiling.sized_models import SizedModels, Sizes
 from builder.compiling.uncovered import uncovered_kernels
-from builder.errors import ModelError
+from builder.errors import ModelError, ShapeError
 from builder.importer import load
 from builder.importer.bounded_shapes import BoundedShapes
 from builder.importer.onnx_import import ImportedModel
@@ -115,7 +115,14 @@ def compile_buckets(
     device = target if isinstance(target, DeviceTarget) else resolve(target)
 
     def imported(at: Mapping[str, tuple[int, ...]]) -> ImportedModel:
-        return load(Path(path), input_shapes=at, input_values=input_values)
+        model = load(Path(path), input_shapes=at, input_values=input_values)
+        if model.lengths:
+            raise ShapeError(
+                "expected outputs whose lengths follow from the inputs' shapes, "
+                f"got '{model.lengths[0].output}', whose length is only known at run time",
+                hint="give the inputs fixed shapes",
+            )
+        return model
 
     models = SizedModels(imported, shapes)
     buckets = plan_buckets(models, sizes=sizes or {}, pads=pads or {}, tolerance=tolerance, progress=progress)

@@ -7,6 +7,7 @@ from typing import Final
 import onnx
 from onnx import defs, helper, version_converter
 
+from builder.importer.old_meanings import keep_old_meanings
 from builder.importer.onnx_graph import walk_nodes
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.weights import put_back, without_large_weights
@@ -40,6 +41,7 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     except FOREIGN_FAILURES:
         return model
     put_back(converted, model)
+    keep_old_meanings(converted, version)
     if [value.type for value in converted.graph.input] != [value.type for value in model.graph.input]:
         return model  # the converter of Scan drops the batch from the model's inputs
     return converted

@@ -64,6 +64,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "MaxUnpool": scatter.max_unpool,
     "MeanVarianceNormalization": normalisation.mean_variance_normalization,
     "Mod": elementwise.modulo,
+    "OneHot": indices.one_hot,
     "OptionalGetElement": elementwise.optional_get_element,
     "OptionalHasElement": elementwise.optional_has_element,
     "Pow": elementwise.power,

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto
 
 from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node
 from builder.importer.rewrites.replacement import Replacement
@@ -55,6 +56,27 @@ def top_k(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | 
     copy = copy_node(node)
     next(each for each in copy.attribute if each.name == "sorted").i = 1
     return [copy]
+
+
+def one_hot(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """OneHot with a constant depth: a comparison with each place of the new axis."""
+    indices, depth = graph.shape_of(node.input[0]), graph.constant(node.input[1])
+    found = graph.type_of(node.input[2])
+    if indices is None or depth is None or depth.size != 1 or found is None or found.dtype.kind == "b":
+        return None
+    count = int(depth.reshape(()))
+    rank = len(indices) + 1
+    axis = int(attributes(node).get("axis", -1)) % rank
+    new = Replacement(node, graph)
+    # Values without a fraction only; negative ones count from the end.
+    place = new.op("Unsqueeze", new.cast(node.input[0], TensorProto.INT64), new.ints(axis))
+    negative = new.op("Less", place, new.ints(0))
+    place = new.op("Where", negative, new.op("Add", place, new.ints(count)), place)
+    places = np.arange(count).reshape([-1 if i == axis else 1 for i in range(rank)])
+    hot = new.op("Equal", place, new.constant(places, np.int64))
+    off, on = (new.op("Gather", node.input[2], new.ints(i)) for i in (0, 1))
+    new.op("Where", hot, on, off, to=node.output[0])
+    return new.nodes
 
 
 def clip_along_axis(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:

@@ -22,6 +22,12 @@ from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, input_name
 
 _KEPT_COORDINATES: Final = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"})
+# `tf_half_pixel_for_nn` is of opsets 11 and 12.
+_COORDINATES: Final = _KEPT_COORDINATES | {
+    "half_pixel_symmetric",
+    "tf_crop_and_resize",
+    "tf_half_pixel_for_nn",
+}
 # Elements of all matrices of one Resize: 4096 to 4096 pixels along one axis take 16 million.
 MAX_ELEMENTS: Final = 1 << 24
 
@@ -57,6 +63,8 @@ def resize(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] |
     found = graph.type_of(node.input[0])
     axes = None if shape is None else _axes(node, graph, options, shape)
     if found is None or shape is None or axes is None or _is_kept(options, axes, shape):
+        return None
+    if options.get("coordinate_transformation_mode", "half_pixel") not in _COORDINATES:
         return None
     changed = [axis for axis in axes if not _is_identity(axis, options)]
     if sum(axis.before * axis.after for axis in changed) > MAX_ELEMENTS:
@@ -159,6 +167,8 @@ def _coordinates(axis: _Axis, options: dict[str, Any]) -> NDArray[np.float32]:
     match options.get("coordinate_transformation_mode", "half_pixel"):
         case "half_pixel":
             where = (out + 0.5) / axis.scale - 0.5
+        case "tf_half_pixel_for_nn":
+            where = (out + 0.5) / axis.scale
         case "half_pixel_symmetric":
             adjustment = axis.after / (axis.before * axis.scale)
             where = axis.before / 2 * (1 - adjustment) + (out + 0.5) / axis.scale - 0.5

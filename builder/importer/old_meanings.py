@@ -1,0 +1,80 @@
+"""Operators whose meaning changed with an opset, and which ONNX's converter passes on as they are.
+
+- Resize and Upsample before opset 11 map pixels as `asymmetric` does (ONNX operator specification,
+  Upsample-9, Resize-10); the default has been `half_pixel` since. Of two nearest pixels, ONNX Runtime takes
+  the lower one if the picture grows, and the upper one if it shrinks.
+- Hardmax before opset 13 takes all axes from `axis` on for one (Hardmax-11).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from builder.importer.onnx_graph import attributes, constant_node_value, copy_node, subgraphs, walk_nodes
+
+_RESIZE: Final = 11
+_HARDMAX: Final = 13
+
+
+def keep_old_meanings(model: onnx.ModelProto, version: int) -> None:
+    """Let converted nodes do what they did, in place.
+
+    Parameters
+    ----------
+    model
+        A model that ONNX has converted to a newer opset.
+    version
+        The opset that it was converted from.
+    """
+    if version < _RESIZE:
+        constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+        for node in walk_nodes(model.graph):
+            if node.op_type == "Constant" and node.attribute:
+                value = constant_node_value(node)
+                if value is not None:
+                    constants[node.output[0]] = value
+        for node in walk_nodes(model.graph):
+            if node.op_type == "Resize" and not node.domain:
+                _keep_resize(node, constants)
+    if version < _HARDMAX:
+        _keep_hardmax(model.graph)
+
+
+def _keep_resize(node: onnx.NodeProto, constants: dict[str, NDArray[np.generic]]) -> None:
+    own = {"coordinate_transformation_mode": "asymmetric"}
+    if attributes(node).get("mode", "nearest") == "nearest":
+        scales = constants.get(node.input[2]) if len(node.input) > 2 else None
+        shrinks = scales is not None and bool((np.asarray(scales) < 1).any())
+        own["nearest_mode"] = "ceil" if shrinks else "floor"
+    kept = [attribute for attribute in node.attribute if attribute.name not in own]
+    kept += [helper.make_attribute(name, value) for name, value in own.items()]
+    copies = [onnx.AttributeProto.FromString(attribute.SerializeToString()) for attribute in kept]
+    del node.attribute[:]
+    node.attribute.extend(copies)
+
+
+def _keep_hardmax(graph: onnx.GraphProto) -> None:
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        for subgraph in subgraphs(node):
+            _keep_hardmax(subgraph)
+        if node.op_type != "Hardmax" or node.domain:
+            nodes.append(copy_node(node))
+            continue
+        x, y = node.input[0], node.output[0]
+        axis = int(attributes(node).get("axis", 1))
+        flat, chosen, shape = (f"{y}/{part}" for part in ("flat", "chosen", "shape"))
+        nodes += [
+            helper.make_node("Flatten", [x], [flat], name=f"{node.name}/Flatten", axis=axis),
+            helper.make_node("Hardmax", [flat], [chosen], name=node.name, axis=1),
+            helper.make_node("Shape", [x], [shape], name=f"{node.name}/Shape"),
+            helper.make_node("Reshape", [chosen, shape], [y], name=f"{node.name}/Reshape"),
+        ]
+    if len(nodes) != len(graph.node):
+        del graph.node[:]
+        graph.node.extend(nodes)

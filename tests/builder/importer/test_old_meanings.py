@@ -1,0 +1,102 @@
+"""Operators whose meaning changed with an opset do what they did in the file's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import helper
+
+from builder.importer import import_onnx
+from tests.builder.importer.rewrites.cases import ModelMaker
+
+
+def _noise(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+
+
+def branch(node: onnx.NodeProto) -> onnx.NodeProto:
+    """An If on an input that takes `node`, and otherwise negates."""
+    value = helper.make_tensor_value_info
+    inner = onnx.NodeProto()
+    inner.CopyFrom(node)
+    inner.output[0] = "t"
+    other = helper.make_node("Neg", ["x"], ["e"])
+    return helper.make_node(
+        "If",
+        ["c"],
+        ["y"],
+        then_branch=helper.make_graph([inner], "then", [], [value("t", 1, None)]),
+        else_branch=helper.make_graph([other], "else", [], [value("e", 1, None)]),
+    )
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("scales", [(2, 2), (3, 1.5), (0.5, 0.5), (0.6, 0.75)])
+@pytest.mark.parametrize("opset", [7, 9, 10])
+def test_resizing(
+    make_model: ModelMaker, run_onnx: Any, opset: int, scales: tuple[float, float], mode: str
+) -> None:
+    if opset < 10 and scales[0] < 1:
+        return
+    whole = np.array([1, 1, *scales], np.float32)
+    if opset == 7:
+        node = helper.make_node("Upsample", ["x"], ["y"], scales=whole.tolist(), mode=mode)
+    else:
+        node = helper.make_node("Upsample" if opset == 9 else "Resize", ["x", "s"], ["y"], mode=mode)
+    weights = {"s": whole} if opset > 7 else {}
+    model = make_model([node], {"x": [1, 2, 6, 10]}, {"y": [None] * 4}, weights, opset=opset)
+    feeds = {"x": _noise(1, 2, 6, 10)}
+    [wanted] = run_onnx(model, feeds)
+    np.testing.assert_allclose(run_onnx(import_onnx(model).onnx, feeds)[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("in_branch", [False, True])
+@pytest.mark.parametrize("operator", ["Hardmax", "Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("axis", [0, 1, 2, None])
+def test_axes_that_are_one(
+    make_model: ModelMaker, run_onnx: Any, operator: str, axis: int | None, in_branch: bool
+) -> None:
+    options = {} if axis is None else {"axis": axis}
+    node = helper.make_node(operator, ["x"], ["y"], **options)
+    inputs: dict[str, Any] = {"x": [2, 3, 4]}
+    feeds = {"x": _noise(2, 3, 4)}
+    if in_branch:
+        node = branch(node)
+        inputs["c"], feeds["c"] = ([], onnx.TensorProto.BOOL), np.array(True)
+    model = make_model([node], inputs, {"y": [2, 3, 4]}, opset=11)
+    [wanted] = run_onnx(model, feeds)
+    np.testing.assert_allclose(run_onnx(import_onnx(model).onnx, feeds)[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("mode", "scale"), [("linear", 2), ("nearest", 1.5), ("nearest", 0.6)])
+def test_the_half_pixels_of_tensorflow(
+    make_model: ModelMaker, run_onnx: Any, mode: str, scale: float
+) -> None:
+    options = {
+        "mode": mode,
+        "coordinate_transformation_mode": "tf_half_pixel_for_nn",
+        "nearest_mode": "floor",
+    }
+    node = helper.make_node("Resize", ["x", "roi", "s"], ["y"], **options)
+    weights = {"s": np.array([1, 1, scale, scale], np.float32), "roi": np.zeros(0, np.float32)}
+    model = make_model([node], {"x": [1, 2, 6, 10]}, {"y": [None] * 4}, weights, opset=11)
+    feeds = {"x": _noise(1, 2, 6, 10)}
+    [wanted] = run_onnx(model, feeds)
+    np.testing.assert_allclose(run_onnx(import_onnx(model).onnx, feeds)[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+def test_one_hot(make_model: ModelMaker, run_onnx: Any, run_relax: Any, axis: int) -> None:
+    # A depth with one dimension, as tf2onnx writes it; indices that count from the end, or hit nothing.
+    node = helper.make_node("OneHot", ["x", "d", "v"], ["y"], axis=axis)
+    weights = {"d": np.array([4]), "v": np.array([2, 5], np.float32)}
+    model = make_model([node], {"x": ([5], onnx.TensorProto.INT64)}, {"y": [None, None]}, weights, opset=11)
+    x = np.array([0, 3, -1, 4, -9])
+    [wanted] = run_onnx(model, {"x": x})
+    imported = import_onnx(model)
+    assert np.array_equal(run_onnx(imported.onnx, {"x": x})[0], wanted)
+    assert np.array_equal(run_relax(imported.mod, [x])[0], wanted)
