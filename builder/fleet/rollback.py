@@ -76,7 +76,7 @@ async def rollback_async(
     )
     task = Deployment(agent, wanted, None, progress or (lambda _progress: None))
     async with Client(broker, task.on_message, on_up=task.on_up) as client:
-        result = await task.run(client, wait_s)
+        result = await task.run(client, wait_s, broker)
     if result is None:
         raise await unknown_agent(agent, broker)
     return result
