@@ -17,12 +17,11 @@ from agent.wire.model_state import ModelState
 from agent.wire.presence import UNKNOWN, AgentState, Presence
 from agent.wire.reported import Reported, ReportedModel, ServiceState
 from builder.fleet.client import Client
+from builder.fleet.printable import printable
 from edgebundle.broker import Broker
 
 # The list is complete when no message has arrived for this long.
 QUIET_S: Final = 0.3
-# Longer texts of an agent are cut when they are printed.
-_MAX_SHOWN_CHARACTERS: Final = 200
 # An agent names three parts of its sandbox at most; a stranger at the broker could name more.
 _MAX_SHOWN_PARTS: Final = 8
 
@@ -188,15 +187,15 @@ class _Listing:
         )
         return AgentSummary(
             name=name,
-            state=UNKNOWN if presence is None else _printable(presence.state),
-            version=_printable((presence.version if presence else "") or (info.agent if info else "")),
+            state=UNKNOWN if presence is None else printable(presence.state),
+            version=printable((presence.version if presence else "") or (info.agent if info else "")),
             machine="" if info is None else _machine(info),
             models=models,
             sandbox_missing=None
             if info is None or info.sandbox is None
-            else tuple(_printable(part) for part in info.sandbox.missing[:_MAX_SHOWN_PARTS]),
-            inference="" if presence is None else _printable(presence.inference),
-            groups="" if presence is None else _printable(presence.groups),
+            else tuple(printable(part) for part in info.sandbox.missing[:_MAX_SHOWN_PARTS]),
+            inference="" if presence is None else printable(presence.inference),
+            groups="" if presence is None else printable(presence.groups),
             name_conflict=presence is not None and presence.name_conflict,
         )
 
@@ -206,28 +205,22 @@ def _model(name: str, state: ModelState | None, report: ReportedModel | None) ->
     version = state.version if state is not None else "" if report is None else report.version
     digest = state.digest if state is not None else "" if report is None else report.digest
     return ModelSummary(
-        name=_printable(name),
-        version=_printable(version),
+        name=printable(name),
+        version=printable(version),
         ready=state is not None and state.ready,
-        digest=_printable(digest),
+        digest=printable(digest),
         inputs=() if state is None else tuple(_describe(spec) for spec in state.inputs),
-        service="" if report is None else _printable(report.state),
-        reason="" if report is None else _printable(report.message or ""),
+        service="" if report is None else printable(report.state),
+        reason="" if report is None else printable(report.message or ""),
     )
 
 
 def _machine(info: Info) -> str:
     """Return the name of the board, or else the processor, and the architecture."""
     hardware = info.hardware
-    words = (_printable(hardware.board or hardware.cpu or ""), _printable(hardware.arch))
+    words = (printable(hardware.board or hardware.cpu or ""), printable(hardware.arch))
     return ", ".join(word for word in words if word)
 
 
 def _describe(spec: TensorSpec) -> str:
     return f"{spec.name} {spec.datatype} [{','.join(map(str, spec.shape))}]"
-
-
-def _printable(text: str) -> str:
-    """Return a text that is safe to print: an agent must not control the terminal."""
-    shown = text[:_MAX_SHOWN_CHARACTERS]
-    return "".join(character if character.isprintable() else "?" for character in shown)

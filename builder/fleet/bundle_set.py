@@ -20,6 +20,7 @@ from agent.bundle.manifest import Manifest
 from agent.errors import IncompatibleError
 from agent.wire.info import Info
 from builder.errors import FleetError, PackageError
+from builder.fleet.printable import printable
 
 SUFFIX: Final = ".bundle"
 # A set has a variant for each core and precision; a folder with more is not a set.
@@ -190,11 +191,6 @@ def list_files(paths: Sequence[str | Path]) -> list[Path]:
     if len({file.resolve() for file in files}) != len(files):
         raise PackageError("expected different bundles, got the same file twice")
     return files
-
-
-def printable(text: str) -> str:
-    """Return a text that is safe to print: an agent must not control the terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text[:200])
 
 
 def _core(name: str) -> str:

@@ -17,10 +17,11 @@ from agent.wire import topics
 from agent.wire.info import Info
 from builder.errors import FleetError
 from builder.fleet.bundle_file import BundleFile
-from builder.fleet.bundle_set import BundleSet, Refusal, Variant, printable
+from builder.fleet.bundle_set import BundleSet, Refusal, Variant
 from builder.fleet.client import Client
 from builder.fleet.deploy import DeployProgress, DeployResult, deploy_async
 from builder.fleet.presence import unknown_agent
+from builder.fleet.printable import printable
 from edgebundle.broker import Broker
 
 # A retained document arrives at once; an agent that was just installed may still be starting.
