@@ -195,6 +195,8 @@ class Model:
         """
         media_type = self._codec.answer_type(request)
         _check_deadline(request, now_s)
+        if request.session is not None and self._streams is None:
+            raise InputError(f"model {self._name} keeps nothing between requests: expected no session")
         return media_type, self._codec.decode(request, payload)
 
     def encode(
@@ -231,11 +233,9 @@ class Model:
         return answer if self._streams is None else self._streams.counted(answer, step), body
 
     def _enter(self, request: Request, decoded: Decoded, clock: Callable[[], float]) -> Step | None:
-        if self._streams is not None:
-            return self._streams.enter(request, decoded.recording, clock)
-        if request.session is not None:
-            raise InputError(f"model {self._name} keeps nothing between requests: expected no session")
-        return None
+        if self._streams is None:
+            return None
+        return self._streams.enter(request, decoded.recording, clock)
 
     def failed(
         self, request: Request, error: Exception, times: list[float], clock: Callable[[], float]
