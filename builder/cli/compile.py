@@ -170,7 +170,9 @@ def _compile(args: argparse.Namespace) -> int:
             proposal = recognise(model.inputs, model.outputs)
         if model is None:
             if args.state or is_audio(args.preprocess or ""):
-                raise ModelError("--state, recordings: expected fixed shapes, got bounds")
+                raise ModelError(
+                    "--input-shapes: expected fixed shapes with a state or recordings, got bounds"
+                )
             package = compile_bounded(args, target, identity, labels, progress)
         else:
             package = compile(
