@@ -36,7 +36,7 @@ DCTS: Final = ("ortho", "tensorflow")
 class Features:
     """From a window of samples to log-mel bands or MFCCs, one row for each frame.
 
-    A frame is multiplied with a periodic Hann window and padded with zeros to `fft` samples.
+    A frame is multiplied by a periodic Hann window and padded with zeros to `fft` samples.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Features:
         `hertz`: a band is a triangle over frequencies, as in librosa and torchaudio; `mel`: over mels,
         without the bin of 0 Hz, as in TensorFlow.
     log
-        `none`; `natural` or `log10` of the sum with `offset`; `decibel`, 10 log10 of at least `offset`;
+        `none`; `natural` or `log10`, of the value plus `offset`; `decibel`, 10 log10 of at least `offset`;
         `whisper`, log10 of at least `offset`, not less than the largest minus 8, then (x + 4) / 4.
     offset
         What keeps the logarithm finite.
@@ -122,7 +122,7 @@ class Features:
         if self.offset <= 0 and self.log != "none":
             raise ValueError(f"offset: expected a positive number, got {self.offset}")
         if self.std == 0:
-            raise ValueError("std: expected another number than 0, got 0")
+            raise ValueError("std: expected a number other than 0, got 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class Speech:
     hysteresis
         0 to `threshold`.
     min_speech_ms
-        Speech that is not longer than this is dropped.
+        Speech of at most this duration is dropped.
     min_silence_ms
         Silence that is shorter than this does not end speech; at least twice `pad_ms`.
     pad_ms
@@ -257,7 +257,7 @@ class Keywords:
     threshold
         0 to 1.
     ignore
-        Numbers of the classes that are no words, such as silence.
+        Numbers of the classes that are not words, such as silence.
     scale, zero
         A score is `(value - zero) * scale`, for a model whose output is quantised.
     """

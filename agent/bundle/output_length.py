@@ -1,7 +1,7 @@
 """An output whose length along an axis changes from answer to answer.
 
-Such an output is computed in full length, the capacity, and cut before the answer is sent. How long it is, is
-one more output of the graph, which no answer contains.
+Such an output is computed in full length, the capacity, and cut before the answer is sent. Another output of
+the graph holds its length; no answer contains that output.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def check_lengths(
     if not lengths:
         raise ValueError("lengths: expected at least one, got none")
     if len({(length.output, length.axis) for length in lengths}) != len(lengths):
-        raise ValueError("lengths: two are for the same axis")
+        raise ValueError("lengths: expected each axis once, got a duplicate")
     counts = {length.count for length in lengths}
     for length in lengths:
         for name in (length.output, length.count):

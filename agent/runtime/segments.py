@@ -1,4 +1,4 @@
-"""From one result a window to stretches of time: speech from probabilities, words from the best class.
+"""Turn one result for each window into stretches of time: speech and words.
 
 Promises the same stretches however a recording was cut into parts. Positions are in samples.
 """
@@ -23,7 +23,7 @@ class Segment:
     label
         Number of the class, or -1.
     score
-        The best score within, or 0.
+        The best score of its windows, or 0.
     """
 
     start: int

@@ -1,12 +1,12 @@
 """The sessions of one model's clients: who has one, which step comes next, and which one must go.
 
-A session is named by its client, and belongs to it: two clients may use the same name. Each answered request
-is a step, counted from 0. A request that says its step is computed only if it is the next one, so that a
-repeated delivery never counts twice; step 0 begins again.
+A client names its sessions, and owns them: two clients may use the same name. Each answered request is a
+step, counted from 0. A request with a step number is computed only if it is the next step, so that a repeated
+delivery never counts twice; step 0 begins again.
 
-Promises: bounded in number; sessions that nobody uses end after a time; when there are too many, the client
-that has the most loses the one that it used least recently. Whoever asks for a session that has ended is told
-so, with the reason if it is still known. No I/O and no numpy.
+Promises: the number of sessions is bounded; unused sessions end after a time; when there are too many, the
+client with the most sessions loses its least recently used one. A request for a session that has ended is
+refused, with the reason if it is still known. No I/O and no numpy.
 Leaves to others: what a session keeps (`agent.runtime.streaming`).
 """
 
@@ -65,7 +65,7 @@ class Sessions(Generic[Kept]):
     idle_s
         Seconds after which a session that nobody uses ends.
     begin
-        Makes what a new session keeps.
+        Returns the initial content of a new session.
     clock
         Returns seconds; `time.monotonic` except in tests.
 
@@ -131,7 +131,7 @@ class Sessions(Generic[Kept]):
         return Visit(key, session.next_step, session.kept)
 
     def leave(self, visit: Visit[Kept], *, end: bool = False) -> None:
-        """Take note that a request was answered; with `end`, its session ends."""
+        """Record that a request was answered; with `end`, its session ends."""
         self._gone.pop(visit.key, None)
         if end:
             self._drop(visit.key)

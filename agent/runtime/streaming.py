@@ -1,4 +1,4 @@
-"""A model that is run in steps: its states and what it has heard, from one request to the next.
+"""A model that is run in steps: what a session keeps of it from one request to the next.
 
 Promises that a step changes a `Stream` only in `commit`: a request that fails, or whose answer cannot be
 sent, can be sent again. The device and the workstation run this same code.

@@ -1,9 +1,9 @@
 """Reads recordings: WAV files, and raw 16-bit PCM as RFC 2586 describes it.
 
-Promises that no number in a file is believed before it was compared with the file's bytes, and that a
-recording is decoded in blocks of bounded memory. Takes PCM of 8, 16, 24 and 32 bits and floats of 32 and 64
-bits, with up to `MAX_CHANNELS` channels, which are averaged. A length of 0 or more than there is, as a
-recorder writes it to a pipe, means: up to the end. Leaves compressed formats and other rates to the sender.
+Promises that no number in a file is used before it was checked against the file's bytes, and that a recording
+is decoded in blocks of bounded memory. Takes PCM of 8, 16, 24 and 32 bits and floats of 32 and 64 bits, with
+up to `MAX_CHANNELS` channels, which are averaged. A length of 0, or one that exceeds the file (recorders
+write these to pipes), means up to the end. Leaves compressed formats and other rates to the sender.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def read_recording(data: bytes | memoryview, media_type: str, parameters: str = 
     Raises
     ------
     InputError
-        If it is no such recording.
+        If it is not such a recording.
     """
     view = memoryview(data).cast("B")
     return _read_l16(view, parameters) if media_type == "audio/l16" else _read_wav(view)

@@ -49,8 +49,8 @@ def add_model_file(parser: Parser) -> None:
     parser.add_argument(
         "--python",
         metavar="PATH",
-        help="a Python that has PyTorch or Keras, for models of theirs (default: $EDGEBUNDLE_PYTHON, or the "
-        "first that has it of this one, the active virtual environment, and python3 of the PATH)",
+        help="a Python that has PyTorch or Keras, for their models (default: $EDGEBUNDLE_PYTHON, or the "
+        "first that has it: this Python, the active virtual environment's, or python3 of the PATH)",
     )
 
 
@@ -59,9 +59,9 @@ def add_declarations(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--preprocess",
         metavar="PRESET|TOML",
-        help="how to turn a picture into the input: a preset (such as imagenet, yolox, yolov8, nanodet), or "
-        "a recording (silero, kws, samples, whisper, librosa, torchaudio), with options (yolox,pad=0) or "
-        "without, or a TOML file",
+        help="how to turn a picture or a recording into the input: a preset for pictures (such as imagenet, "
+        "yolox, yolov8, nanodet) or for recordings (silero, kws, samples, whisper, librosa, torchaudio), "
+        "with or without options (yolox,pad=0), or a TOML file",
     )
     parser.add_argument(
         "--postprocess",

@@ -104,7 +104,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         action="append",
         metavar='"IN:OUT ..."',
         help="outputs that are inputs of the next run, such as h:hn c:cn; devices keep them for each session "
-        "of a client (h:hn=0.5: the first value; default: 0)",
+        "of a client (h:hn=0.5 sets the initial value; default: 0)",
     )
     manifest.add_argument("--picture", metavar="FILE", help="a JPEG or PNG picture for --show-input")
     manifest.add_argument(
@@ -166,11 +166,13 @@ def _compile(args: argparse.Namespace) -> int:
             quantised = quantise(args, model, target, progress)
             model, quantisation = quantised.imported(progress), quantised.report
         declares = args.postprocess or args.state or is_audio(args.preprocess or "")
-        if model is not None and proposal is None and not declares:  # the file did not say its shapes
+        if model is not None and proposal is None and not declares:  # the file does not give its shapes
             proposal = recognise(model.inputs, model.outputs)
         if model is None:
             if args.state or is_audio(args.preprocess or ""):
-                raise ModelError("--state, recordings: expected fixed shapes, got bounds")
+                raise ModelError(
+                    "--input-shapes: expected fixed shapes with a state or recordings, got bounds"
+                )
             package = compile_bounded(args, target, identity, labels, progress)
         else:
             package = compile(

@@ -18,8 +18,9 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser = subparsers.add_parser(
         "dashboard",
         help="serve a local page of the agents: models, pictures, deployments",
-        description="Serve a page for a browser on this machine: the agents and what they run, live;\n"
-        "latencies, pictures and a camera's frames on a model; deployments and roll backs. Ctrl-C ends it.",
+        description="Serve a page for a browser on this machine. It shows the agents, what they run and\n"
+        "their latencies, live; it tries models on pictures and a camera's frames; it deploys and rolls\n"
+        "back. Ctrl-C ends it.",
         epilog="examples:\n"
         "  edgebundle dashboard --broker mqtt://localhost\n"
         "  edgebundle dashboard --broker mqtts://broker --cafile ca.pem --listen 127.0.0.1:9000\n"
@@ -38,7 +39,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a further name of this machine that browsers may use, with --listen to other machines; "
+        help="another name by which browsers reach this machine, if --listen opens the page to the network; "
         "may be repeated",
     )
     parser.set_defaults(handler=_dashboard)

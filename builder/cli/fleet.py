@@ -39,8 +39,8 @@ def _add_deploy(subparsers: SubParsers) -> None:
         description="Deploy a bundle to an agent over MQTT. The agent downloads, verifies and tests it, then "
         "switches to it.\nThe old version serves until the new one has passed its recorded samples.\n\n"
         "Of several bundles of one model (same name, version, security counter, inputs and outputs), the\n"
-        "agent gets the best that its processor can run: one for exactly its core, else the one that uses\n"
-        "most of its CPU features, else the first.",
+        "agent gets the best that its processor can run: one for exactly its core, otherwise the one that\n"
+        "uses most of its CPU features, otherwise the first.",
         epilog="examples:\n"
         "  edgebundle deploy resnet50.bundle --agent kitchen --broker mqtts://broker --cafile ca.pem\n"
         "  edgebundle deploy resnet50.bundle --agent kitchen --broker mqtt://localhost \\\n"
@@ -59,14 +59,14 @@ def _add_deploy(subparsers: SubParsers) -> None:
         action="append",
         metavar="NAME",
         help="an agent's name: `device` in its configuration, the first column of `edgebundle agents`; "
-        "repeatable: to one after the other, and no further after a failure",
+        "repeatable: the agents are served one after the other, until one fails",
     )
     add_broker(parser)
     parser.add_argument(
         "--source",
         metavar="URL",
-        help="https URL that the agent downloads it from, for several bundles one that ends in / (default: "
-        "this command sends it over MQTT)",
+        help="https URL that the agent downloads the bundle from; for several bundles, one that ends in / "
+        "(default: this command sends the bundle over MQTT)",
     )
     parser.add_argument(
         "--wait",
@@ -99,14 +99,14 @@ def _add_infer(subparsers: SubParsers) -> None:
         "--input",
         metavar="FILE",
         help="a .jpg or .png picture, a .wav recording, an .npz of inputs, or a .json request; - reads a "
-        "picture or a WAV from stdin, and hears the WAV while it comes",
+        "picture or a WAV from stdin, the WAV while it arrives",
     )
     add_broker(parser)
     parser.add_argument(
         "--accuracy",
         metavar="CSV|JSON",
-        help="how often the device's answers are right, as `edgebundle run --accuracy` says; --input may be "
-        "the folder of the pictures",
+        help="print how often the device's answers are right, as `edgebundle run --accuracy` does; --input "
+        "may be the folder of the pictures",
     )
     parser.add_argument("--outputs", metavar="FILE", help="write the output tensors to this .npz file")
     parser.add_argument(
@@ -341,7 +341,7 @@ async def _keeps_state(model: AsyncModel) -> bool:
 
     try:
         return (await model.info()).has_state
-    except UnknownModelError:  # this user may not read what it is; the agent will say what it needs
+    except UnknownModelError:  # this user may not read the model's document; the agent will say what it needs
         return False
 
 

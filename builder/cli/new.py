@@ -35,12 +35,12 @@ def add_parsers(subparsers: SubParsers) -> None:
         "new",
         help="write a project: a folder whose settings the other verbs read",
         description="Write a project: a folder with keys and edgebundle.toml, which compile, quantize, run,\n"
-        "deploy, infer and others read when they are run in it. A flag wins over the file.",
+        "deploy, infer and others read in that folder. Flags override the file.",
         epilog=EXAMPLES,
     )
     parser.add_argument("folder", metavar="NAME", help="the folder to make; also the model's name on devices")
     parser.add_argument(
-        "--model", metavar="FILE", help="the model; presets that surely fit its outputs are filled in"
+        "--model", metavar="FILE", help="the model; presets are filled in if its outputs leave no doubt"
     )
     parser.add_argument("--target", default="host", help=f"device to compile for: {TARGETS} (default: host)")
     add_declarations(parser)

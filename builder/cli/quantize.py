@@ -38,7 +38,7 @@ def add_parsers(subparsers: SubParsers) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "quantize",
-        help="turn a float model into a model in int8, or only its weights into few bits",
+        help="turn a float model into an int8 model, or store only its weights in few bits",
         description="Turn a float model into a model in int8 (ONNX with QuantizeLinear and\n"
         "DequantizeLinear), which `edgebundle compile` takes like any other model. Calibration data are\n"
         "samples of what the model will see; nothing is trained. The precisions weights-int8,\n"

@@ -75,9 +75,9 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--accuracy",
         metavar="CSV|JSON",
-        help="how often the answers are right. Of a classifier: top-1 and top-5, from a table with rows of "
-        "file and label; of a detector: mAP, from COCO's annotations (JSON). Files are relative to it, "
-        "unless --inputs names their folder",
+        help="print how often the answers are right. For a classifier: top-1 and top-5, from a table whose "
+        "rows have file and label; for a detector: mAP, from COCO's annotations (JSON). Files are relative "
+        "to the table or the annotations, unless --inputs names their folder",
     )
     parser.add_argument(
         "-o", "--outputs", "--output", metavar="NPZ", help="write output_0, output_1, ... to this .npz file"
@@ -149,7 +149,7 @@ def _add_common(parser: Parser) -> None:
     parser.add_argument(
         "--input-shapes",
         metavar='"NAME:[1,17] ..."',
-        help="shapes of inputs that are filled, for a model whose shapes change (default: the largest)",
+        help="shapes of the inputs that --fill-mode fills, if the model's shapes change (default: largest)",
     )
     parser.add_argument(
         "--threads", type=positive, metavar="N", help="threads that run kernels (default: all CPUs)"
@@ -235,7 +235,7 @@ def _bundle_and_inputs(args: argparse.Namespace) -> tuple[str, list[str]]:
     from builder.errors import ModelError
 
     names = [name for group in args.inputs or () for name in group]
-    # First the last word: a bundle that is not named there may be that of the folder's project.
+    # The command line comes first: a bundle that it does not name may be that of the folder's project.
     if len(names) > 1 and names[-1].endswith(".bundle"):
         return names.pop(), names
     if args.bundle is not None:

@@ -88,7 +88,7 @@ def plan_buckets(
         count = dimension.high - dimension.low + 1
         if dimension.name in given or count > MAX_EXACT:
             raise ModelError(
-                f"{difference}: the model has no mask for it, or mixes what is along it",
+                f"{difference}: the model has no mask for it, or mixes its elements",
                 hint=_hint(dimension),
             )
         progress(f"{difference}: every size from {dimension.low} to {dimension.high} is compiled")
@@ -134,7 +134,7 @@ def _buckets(
 def _corners(buckets: Buckets) -> list[Sizes]:
     """Return the smallest bucket's size of each dimension, with the others at their largest.
 
-    The rule that fits these is compared at every bucket when its kernels are.
+    The rule that fits these sizes is checked at every bucket when the bucket's kernels are compared.
     """
     high = tuple(dimension.high for dimension in buckets.dimensions)
     return [

@@ -1,8 +1,8 @@
 """The sizes at which a changing dimension is compiled.
 
-Powers of two from the largest size down to its 32nd part, and those times one and a half from the top, at
-most eight: a request is then computed as one of at most twice its size, and most as one of at most 1.5 times.
-Several dimensions share what a bundle may have.
+The default is at most eight sizes: powers of two from the largest size down to its 32nd part, and 1.5 times
+these, the largest first. So no request is computed at more than twice its size, and most at no more than 1.5
+times. Several dimensions share the number of buckets that a bundle may have.
 """
 
 from __future__ import annotations

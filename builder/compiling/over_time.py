@@ -1,4 +1,4 @@
-"""All that is declared around a model: what comes before it and after it, and what is kept between its runs.
+"""The declarations around a model: preprocess and postprocess, audio, and states between its runs.
 
 Promises declarations that fit the model and each other. A quantised input or output gets its scale here, so
 that a preset for floats serves both.

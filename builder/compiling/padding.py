@@ -1,11 +1,11 @@
 """Whether padding changes a model's answer: found by the reference, before anything is compiled.
 
 A request is padded to its bucket and its outputs are cut. That is right for a model with a mask, or one whose
-parts do not see each other along a dimension; it is wrong for a mean over a sequence, a convolution along it,
-or a recurrent network that reads it backwards. Promises that the reference gives, for padded inputs, what it
-gives for the exact ones: on inputs just above each smaller bucket, where padding is longest, also with large
-negative numbers, which a maximum with zeros would hide. Leaves the compiled kernels to
-`builder.compiling.bucket_parity`.
+elements along a dimension do not influence each other. It is wrong for a mean over a sequence, a convolution
+along it, or a recurrent network that reads it backwards. Promises that the reference gives, for padded
+inputs, what it gives for the exact ones: on inputs just above each smaller bucket, where padding is longest,
+also with large negative numbers, which a maximum with zeros would hide. Leaves the compiled kernels to
+`builder.compiling.bucketed_compilation`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a page may start: a deployment, a roll back; each followed until its end, for all pages.
+"""What a page may start: deployments and rollbacks. Each is followed until its end, for all pages.
 
 Promises: an action takes the same path as the command line's: `builder.fleet.deploy`. Uploaded bundles and
 running actions are bounded, and uploads are deleted after use or an hour.
@@ -35,14 +35,14 @@ _NOT_A_BUNDLE: Final = "expected the .bundle that `edgebundle compile` wrote, wh
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One deployment or roll back.
+    """One deployment or rollback.
 
     Attributes
     ----------
     id, kind
         A random name, and `deploy` or `roll back`.
     agent, model, version
-        What is done to whom; the version is empty if it is not known.
+        The device, the model and its version; the version is empty if it is not known.
     step
         What the agent does, in words.
     fraction
@@ -78,7 +78,7 @@ class Upload:
     id, name
         A random name, and that of the file on the user's disk.
     path
-        The copy here.
+        The copy on this machine.
     file
         What the bundle says about itself.
     at_s
@@ -204,7 +204,7 @@ class Actions:
         return self._begin("deploy", agent, manifest.name, manifest.version, work)
 
     def roll_back(self, agent: str, model: str) -> Action:
-        """Begin to return a model to its previous version.
+        """Start a rollback of a model to its previous version.
 
         Raises
         ------
@@ -219,7 +219,7 @@ class Actions:
         return self._begin("roll back", agent, model, "", work)
 
     async def close(self) -> None:
-        """End what runs; an agent that has its bundle goes on."""
+        """Cancel the running actions; an agent that already has its bundle continues."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -1,7 +1,8 @@
-"""The dashboard's connection that listens: all documents of all agents, for as long as it runs.
+"""The dashboard's connection to the broker, which receives all documents of all agents.
 
-Promises: it connects again by itself, and says since when it has not been connected. Documents are asked for
-kind by kind, because a broker drops what it cannot queue: mosquitto at most 1000 messages for each client.
+Promises: it reconnects by itself, and says since when it has been disconnected. It subscribes to one kind of
+document after the other, because a broker drops what it cannot queue: mosquitto queues at most 1000 messages
+for each client.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class BrokerLink:
     fleet
         Takes the messages.
     on_change
-        Called when the connection comes or goes.
+        Called when the connection is made or lost.
     """
 
     def __init__(self, broker: Broker, fleet: FleetState, on_change: Callable[[], None]) -> None:

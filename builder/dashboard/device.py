@@ -1,7 +1,7 @@
 """One agent as the dashboard knows it: its documents, and what a page shows of them.
 
-Promises: what it keeps of a stranger is bounded, and so is what it returns. An agent of another version is
-shown with the fields that it has.
+Promises: what it keeps of an untrusted agent is bounded, and so is what it returns. An agent of another
+version is shown with the fields that it has.
 Leaves to others: the connection, and which page looks at what.
 """
 

@@ -110,7 +110,7 @@ class FleetState:
         self._changed.add(name)
 
     def on_up(self) -> None:
-        """Take note of a new connection: what earlier messages said has to be confirmed."""
+        """Record a new connection: the agents' states must be confirmed by new messages."""
         self._unconfirmed = {name for name, device in self._devices.items() if device.presence is not None}
         self._confirm_by_s = self._clock() + CONFIRM_WITHIN_S
 
@@ -270,7 +270,7 @@ class FleetState:
         return sorted(self._metrics, key=lambda name: name not in first)
 
     def _expire(self) -> None:
-        """Doubt the state of agents that the broker did not repeat after a reconnect."""
+        """Mark agents as unknown if the broker did not send their state again after a reconnect."""
         if self._unconfirmed and self._clock() > self._confirm_by_s:
             for name in self._unconfirmed & self._devices.keys():
                 self._devices[name].is_confirmed = False

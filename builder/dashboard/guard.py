@@ -1,10 +1,10 @@
 """Who may use the dashboard: the checks of each request before anything else happens.
 
-A page of another site that the user has open in the same browser must not reach it: `Host` must name this
-machine, or a name that was rebound to it (DNS rebinding) would pass for the same origin; `Origin`, which a
-browser sends with each WebSocket and each POST, must be that host. Another user of this machine must not
-either: everything but the page's own files needs the token of this start. The printed address has it in its
-fragment, which no browser sends to a server.
+A page of another site that the user has open in the same browser must not reach the dashboard. So `Host` must
+name this machine; otherwise a name that was rebound to it (DNS rebinding) would count as the same origin. And
+`Origin`, which a browser sends with each WebSocket and each POST, must be that host. Another user of this
+machine must not reach it, either. So everything but the page's own files needs the token of this start. The
+printed address has the token in its fragment, which no browser sends to a server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One open page: what it looks at, and the messages that tell it what changed.
 
-Promises: a page that reads slowly, or sleeps over night, costs one message of memory: the next one is made
-when the last has been written, and has everything that changed meanwhile.
+Promises: a page that reads slowly, or sleeps overnight, costs the memory of one message. The next message is
+made when the last has been written, and has everything that changed in the meantime.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class PageSession:
         Raises
         ------
         FleetError
-            If it is none.
+            If it is not such a message.
         """
         try:
             message = json.loads(text)
             visible, agent, model = message["visible"], message["agent"], message["model"]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise FleetError("expected what a page looks at, got something else") from error
+            raise FleetError("expected the names of the agents in view, got something else") from error
         if not isinstance(visible, list) or len(visible) > _MAX_VISIBLE:
             raise FleetError(f"expected a list of at most {_MAX_VISIBLE} names")
         self.visible = {name for name in visible if isinstance(name, str) and is_device_name(name)}

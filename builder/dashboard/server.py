@@ -245,7 +245,7 @@ class _Handler(web.RequestHandler):
 
     def prepare(self) -> None:
         if not self.dashboard.guard.is_host(self.request.headers.get("Host")):
-            raise _Refusal(403, "expected a Host that names this machine", "open the address that it printed")
+            raise _Refusal(403, "expected a Host that names this machine", "open the printed address")
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:  # noqa: ANN401 - tornado's own signature
         error = (kwargs.get("exc_info") or (None, None, None))[1]
@@ -301,9 +301,9 @@ def _require(guard: Guard, request: HTTPServerRequest, token: str | None) -> Non
     origin = request.headers.get("Origin")
     needs_origin = request.method != "GET" or origin is not None or "Upgrade" in request.headers
     if needs_origin and not guard.is_origin(origin, request.headers.get("Host")):
-        raise _Refusal(403, "expected a request of the page itself, got one of another site")
+        raise _Refusal(403, "expected a request from the page itself, got one from another site")
     if not guard.is_token(token):
-        raise _Refusal(403, "expected the token of this start", "open the address that the command printed")
+        raise _Refusal(403, "expected the current token", "open the address that the command printed")
 
 
 class _Nothing(_Handler):

@@ -1,7 +1,7 @@
-"""Texts and numbers of strangers at the broker, bounded before they are stored or sent to a page.
+"""Untrusted texts and numbers from the broker, bounded before they are stored or sent to a page.
 
-The page writes every text as text, never as markup. Here control characters and those that turn the direction
-of writing are replaced, and long texts are cut.
+The page shows every text as plain text, never as markup. Here, control characters and those that change the
+direction of writing are replaced, and long texts are cut.
 """
 
 from __future__ import annotations

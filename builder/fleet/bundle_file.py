@@ -25,7 +25,7 @@ class BundleFile:
     size
         Of the file, in bytes.
     is_signed
-        Whether it has a signature; whose, the agent decides.
+        Whether it has a signature. Only the agent checks it.
     """
 
     manifest: Manifest
@@ -56,7 +56,7 @@ class BundleFile:
         return cls(manifest, digest, size, SIGNATURE in members)
 
     def require_signature(self, name: str) -> None:
-        """Check that the bundle has a signature: every agent refuses it without one, but after the upload.
+        """Check that the bundle has a signature, so that an agent does not refuse it after the upload.
 
         Raises
         ------

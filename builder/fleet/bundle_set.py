@@ -1,10 +1,10 @@
-"""Bundle sets: several bundles of one model, of which each device takes the best that it can run.
+"""Bundle sets: several bundles of one model. Each device gets the best one that it can run.
 
 The bundles differ in precision (float, int8) or in the core that they were compiled for. Each is signed by
 itself, so a device trusts a variant of a set exactly as it trusts any other bundle.
 
-Promises a decision from what an agent has published about its device, without asking anything. It is advice
-to the workstation: the device checks everything again.
+Promises a decision that needs only what an agent has published about its device, and no request. The decision
+is advice: the device checks everything again.
 """
 
 from __future__ import annotations

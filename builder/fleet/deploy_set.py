@@ -1,7 +1,7 @@
 """Deploy the best bundle of a set to an agent: choose by what the agent has published, then `deploy`.
 
-The choice is advice. If the agent refuses a variant, because it lacks something that it does not publish, the
-next one is tried. Every refusal is told.
+The choice is only advice. If the agent refuses a variant, because the device lacks something that the agent
+does not publish, the next one is tried. Every refusal is reported through `progress`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def deploy_set_async(
     Parameters
     ----------
     bundles
-        The files, preferred ones first; of one file, nothing is chosen.
+        The files, preferred ones first. A single file is deployed without a choice.
     agent, broker, wait_s
         As in `builder.fleet.deploy.deploy`; `wait_s` is for each variant that is tried.
     steps
@@ -76,7 +76,7 @@ async def deploy_set_async(
     if source is not None and not source.endswith("/"):
         raise FleetError(
             f"--source: expected a URL that ends in / for several bundles, got {source!r:.200}",
-            hint="the name of the chosen file is added to it",
+            hint="the name of the chosen file is appended to it",
         )
     chosen = BundleSet.of([await asyncio.to_thread(_variant, path) for path in bundles])
     choice = chosen.choose(await _info(agent, broker, wait_s))

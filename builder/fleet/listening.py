@@ -1,6 +1,6 @@
-"""Hears a recording while it comes, such as that of a microphone: parts of a session, from a WAV in a pipe.
+"""Send a recording while it arrives, such as a microphone's: a WAV in a pipe, as the steps of a session.
 
-Promises that the end of the pipe lets the model hear the rest. Leaves printing to the caller.
+Promises that the last part is also sent when the pipe ends. Leaves printing to the caller.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WAV_HEAD_BYTES: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Piped:
-    """A WAV on its way, of which the first bytes were read."""
+    """A WAV that is still arriving, with the first bytes already read."""
 
     head: bytes
 
@@ -65,7 +65,7 @@ async def listen(
     Raises
     ------
     FleetError
-        If it is no WAV that a device takes.
+        If it is not a WAV that a device takes.
     ClientError
         If a part gets no answer.
     """

@@ -6,9 +6,9 @@
 | `weights-int8` | int8, a scale for each output channel, or for each row of a table | the same |
 | `weights-int4` | 4 bits, a scale in float16 for each block of 32 | int8 |
 
-The result is ordinary ONNX: Cast or DequantizeLinear of constants. It says exactly what the compiled model
-computes, so the compiler compares with it as with any other model. How far it is from the float model is
-measured here, and told.
+The result is ordinary ONNX: Cast or DequantizeLinear of constants. It is exactly what the compiled model
+computes, so the compiler compares with it as with any other model. Its distance from the float model is
+measured here and reported.
 """
 
 from __future__ import annotations

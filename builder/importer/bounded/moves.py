@@ -157,7 +157,7 @@ def reshaped_lengths(g: PaddedGraph, x: str, padded: Sequence[int]) -> dict[int,
 
 
 def _compacted(g: PaddedGraph, x: str, to: str, padded: list[int]) -> None:
-    """Reshape of what is real, which lies apart in memory: as a vector, or as rows [-1, ...] of it."""
+    """Reshape of the real elements, not adjacent in memory: as a vector, or as rows [-1, ...] of it."""
     mask = g.mask(x)
     rows = padded[1:]
     if not mask or not padded or padded[0] != -1 or any(extent < 1 for extent in rows):
@@ -238,7 +238,7 @@ def gather_elements(node: onnx.NodeProto, g: PaddedGraph) -> None:
 
 
 def scatter(node: onnx.NodeProto, g: PaddedGraph) -> None:
-    """ScatterElements and ScatterND: what is not real is written behind the end, and cut off."""
+    """ScatterElements and ScatterND: padding is written behind the end, and cut off."""
     x, indices, updates = node.input
     elements = node.op_type == "ScatterElements"
     axis = int(attributes(node).get("axis", 0)) % len(g.shape(x)) if elements else 0
@@ -266,7 +266,7 @@ def scatter(node: onnx.NodeProto, g: PaddedGraph) -> None:
 
 
 def concat(node: onnx.NodeProto, g: PaddedGraph) -> None:
-    """Concat: along a padded axis, what is real moves together."""
+    """Concat: along a padded axis, the real elements are moved together."""
     to = node.output[0]
     rank = len(g.shape(node.input[0]))
     axis = int(attributes(node)["axis"]) % rank

@@ -259,7 +259,7 @@ class PaddedGraph:
         return self.constant(np.arange(extent), np.int64)
 
     def there(self, length: Length, rank: int = 1, axis: int = 0) -> str:
-        """Which places of a padded axis are real, BOOL; all other axes have extent 1."""
+        """Which elements of a padded axis are real, BOOL; all other axes have extent 1."""
 
         def make() -> str:
             mask = self.op("Less", self.iota(length.capacity), length.name)
@@ -270,7 +270,7 @@ class PaddedGraph:
         return str(self.derived(("there", length, rank, axis), make))
 
     def mask(self, name: str, axes: Sequence[int] | None = None) -> str:
-        """Which places of a value are real, BOOL, to be broadcast; empty if all are."""
+        """Which elements of a value are real, BOOL, to be broadcast; empty if all are."""
         rank = len(self.shape(name))
         masks = [
             self.there(length, rank, axis)
@@ -285,7 +285,7 @@ class PaddedGraph:
         return result
 
     def filled(self, name: str, value: float, axes: Sequence[int] | None = None, to: str = "") -> str:
-        """A value with a number in all places that are not real."""
+        """A value with its padding replaced by a number."""
         mask = self.mask(name, axes)
         if not mask:
             return name if not to else self.op("Identity", name, to=to)
@@ -297,7 +297,7 @@ class PaddedGraph:
         Raises
         ------
         UnboundedError
-            If the padded value is absurdly large.
+            If the padded value is too large.
         """
         if not lengths:
             return
@@ -306,7 +306,7 @@ class PaddedGraph:
             self.limit(length.capacity)
 
     def limit(self, capacity: int) -> None:
-        """Refuse a capacity that is absurd, before anything of that size is made.
+        """Refuse a capacity that is too large, before anything of that size is made.
 
         Raises
         ------

@@ -1,7 +1,7 @@
 """What each operator does with inputs whose lengths are only known at run time.
 
-`RULES` is the table. An operator that is not in it refuses such inputs: nothing passes by default, because
-padding that takes part in a result would be silently wrong.
+`RULES` is the table. Operators that are not in it are refused with such inputs: nothing passes by default,
+because a result that contains padding would be silently wrong.
 """
 
 from __future__ import annotations

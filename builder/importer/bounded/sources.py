@@ -1,7 +1,7 @@
-"""Operators that choose: their outputs are as long as what they find.
+"""Operators whose output length depends on values, such as NonZero, TopK and NonMaxSuppression.
 
-Each is written as a choice of positions in a padded tensor, and a count. Places behind the count hold some
-number; `padding` makes those of the model's outputs zero.
+Each is written as positions in a padded tensor, and a count. Elements behind the count have any value;
+`padding` makes those of the model's outputs zero.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def top_k(node: onnx.NodeProto, g: PaddedGraph) -> None:
 
 
 def _measured(g: PaddedGraph, k: str, extent: int) -> Length:
-    """A number that comes at run time as a length within an extent."""
+    """Turn a number that is only known at run time into a length within an extent."""
 
     def make() -> Length:
         value = g.op("Reshape", g.cast(k, TensorProto.INT64), g.ints(1))

@@ -1,9 +1,9 @@
 """A framework in a process of its own, which exports a model and computes outputs.
 
-Promises that whatever the framework does (prints, crashes, hangs, fills memory) ends in an answer or in one
-`ModelError`. Requests and replies are JSON, one a line; models and arrays are files in a folder that both
-know, which is removed at the end. The process inherits the environment, for a user's own installation, but
-no GPU, and may not unpickle objects.
+Promises an answer or one `ModelError`, whatever the framework does (prints, crashes, hangs, fills memory).
+Requests and replies are JSON, one a line; models and arrays are files in a folder that both know, which is
+removed at the end. The process inherits the environment, for a user's own installation, but no GPU, and may
+not unpickle objects.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def load_program(path: Path, settings: Settings) -> ImportedModel:
     Raises
     ------
     ModelError
-        If it is no such file, no Python has PyTorch, or PyTorch or the importer refuses it.
+        If it is not such a file, no Python has PyTorch, or PyTorch or the importer refuses it.
     ShapeError
         If names, shapes or values do not fit the model, or some are missing.
     """
