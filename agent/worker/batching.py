@@ -27,7 +27,7 @@ from agent.worker.codec import Decoded, Payload
 from agent.worker.frames import Answer, Frame, Load, Request
 from agent.worker.model import Model
 
-# Of payloads that wait for their batch, and of inputs that wait for the others' to be decoded; one more may come.
+# Of payloads that wait for their batch, and of inputs that wait until all are decoded.
 MAX_HELD_BYTES: Final = 64 << 20
 
 
