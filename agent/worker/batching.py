@@ -27,7 +27,7 @@ from agent.worker.codec import Decoded, Payload
 from agent.worker.frames import Answer, Frame, Load, Request
 from agent.worker.model import Model
 
-# Their inputs are kept until all are decoded.
+# Of payloads that wait for their batch, and of inputs that wait until all are decoded.
 MAX_HELD_BYTES: Final = 64 << 20
 
 
@@ -42,6 +42,11 @@ class _Item:
     times: list[float]
     inputs: dict[str, Array]
     sizes: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """What its inputs take."""
+        return sum(array.nbytes for array in self.inputs.values())
 
 
 class Batching:
@@ -84,7 +89,8 @@ class Batching:
         frames = [first]
         assert isinstance(first.header, Request)
         end_s = (first.header.received_s or self._clock()) + self._delay_s
-        while len(frames) < self.limit and not _is_alone(frames[-1]):
+        held = len(first.payload)
+        while len(frames) < self.limit and held <= MAX_HELD_BYTES and not _is_alone(frames[-1]):
             if not channel.has_frame(max(0.0, end_s - self._clock())):
                 break
             frame = channel.receive()
@@ -94,6 +100,7 @@ class Batching:
                 channel.put_back(frame)
                 break
             frames.append(frame)
+            held += len(frame.payload)
         return frames
 
     def answers(self, frames: Sequence[Frame]) -> Iterator[tuple[Answer, Payload]]:
@@ -104,7 +111,18 @@ class Batching:
         if len(frames) == 1:
             yield self._alone(frames[0])
             return
-        decoded = [self._decode(frame) for frame in frames]
+        rest = list(frames)
+        while rest:
+            decoded: list[_Item | tuple[Answer, Payload]] = []
+            held = largest = 0
+            while rest and held + largest <= MAX_HELD_BYTES:
+                item = self._decode(rest.pop(0))
+                decoded.append(item)
+                nbytes = item.nbytes if isinstance(item, _Item) else 0
+                held, largest = held + nbytes, max(largest, nbytes)
+            yield from self._grouped(decoded)
+
+    def _grouped(self, decoded: Sequence[_Item | tuple[Answer, Payload]]) -> Iterator[tuple[Answer, Payload]]:
         for others, group in groupby(decoded, key=self._others):
             if others is None:
                 yield from (item for item in group if not isinstance(item, _Item))
@@ -144,7 +162,7 @@ class Batching:
         part: list[_Item] = []
         for item in items:
             size += item.sizes[self._axis]
-            nbytes += sum(array.nbytes for array in item.inputs.values())
+            nbytes += item.nbytes
             if part and (size > self.limit or nbytes > MAX_HELD_BYTES):
                 break
             part.append(item)

@@ -258,6 +258,8 @@ class FleetState:
                 continue  # another version's, or a mistake: the last numbers stay
             self.samples_read += 1
             device.sampled_s = now_s = self._wall()
+            for model in device.series.keys() - device.models.keys() - device.reported.keys():
+                del device.series[model]
             for model, numbers in device.sample.models.items():
                 if model in device.models or model in device.reported:
                     device.series.setdefault(model, Series()).add(now_s, numbers)

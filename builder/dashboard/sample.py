@@ -178,7 +178,7 @@ def _add(model: _Model, name: str, labels: Mapping[str, str], value: float) -> N
             model.throughput = value
         case "edge_inference_latency_seconds":
             quantile = _bound(labels.get("quantile"))
-            if quantile is not None:
+            if quantile is not None and math.isfinite(quantile):
                 model.quantiles[quantile] = value
         case "edge_inference_requests_total":
             model.statuses[shown(labels.get("status"), 8)] = value

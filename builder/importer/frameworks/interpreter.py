@@ -20,8 +20,9 @@ from builder.errors import ModelError
 # Names a Python with the framework, for those who cannot use a flag.
 VARIABLE: Final = "EDGEBUNDLE_PYTHON"
 _TIMEOUT_S: Final = 60
+# The current folder may be a stranger's: it leaves the path of modules before anything else is imported.
 _MISSING: Final = (
-    "import importlib.util, sys; sys.path[:] = [p for p in sys.path if p]; "
+    "import sys; sys.path[:] = [p for p in sys.path if p]; import importlib.util; "
     "print(' '.join(n for n in sys.argv[1:] if importlib.util.find_spec(n) is None))"
 )
 

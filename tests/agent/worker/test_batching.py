@@ -167,3 +167,18 @@ def test_inputs_that_are_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     fake = FakeModule()
     assert [a.status for a, _ in answered(batching(fake), [request(seq, 1) for seq in range(4)])] == [200] * 4
     assert fake.calls["relu"] == 2
+
+
+def test_payloads_and_decoded_inputs_are_held_no_further_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.worker.batching.MAX_HELD_BYTES", 30)
+    with connected() as (ours, channel):
+        send(ours, *(request(seq, 1) for seq in range(5)))
+        assert gathered(batching(), channel) == [0, 1, 2]
+    batches = batching()
+    made = batches.answers([request(seq, 1) for seq in range(6)])
+    decoded: list[int] = []
+    decode = batches._decode
+    monkeypatch.setattr(batches, "_decode", lambda frame: decoded.append(frame.header.seq) or decode(frame))
+    next(made)
+    assert decoded == [0, 1]
+    assert [answer.seq for answer, _ in made] == [1, 2, 3, 4, 5]

@@ -192,6 +192,18 @@ def test_memory_is_bounded(monkeypatch: Any) -> None:
     assert len(json.dumps(device.detail(None))) < 100_000
 
 
+def test_models_that_an_agent_no_longer_reports_have_no_series() -> None:
+    state, _ = fleet("a")
+    for i in range(5):
+        send(state, topics.Reported("a"), {"models": {f"m{i}": {"state": "active"}}})
+        metrics = {f'edge_inference_throughput{{model="m{i}"}}': 1.0}
+        state.on_message(topics.Metrics("a"), format_metrics(metrics))
+        state.settle()
+    device = state.get("a")
+    assert device is not None
+    assert list(device.series) == ["m4"]
+
+
 def test_metrics_get_a_share_of_the_time_and_those_in_view_come_first() -> None:
     state, clock = fleet(*(f"a{i}" for i in range(10)))
 

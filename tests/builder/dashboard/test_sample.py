@@ -50,11 +50,14 @@ def test_absurd_numbers_and_strange_names_are_left_out() -> None:
         'edge_inference_throughput{model="m"': 1.0,
         'edge_inference_duration_seconds_bucket{model="m",le="x"}': 1.0,
         'edge_inference_duration_seconds_bucket{model="m",le="nan"}': 1.0,
+        'edge_inference_latency_seconds{model="m",quantile="inf"}': 1.0,
         "edge_of_tomorrow": 1.0,
         "other": 1.0,
     }
     sample = read_sample(values)
     assert sample.models["m"].buckets == ()
+    # JSON has no infinity: it would keep every page that shows this agent from its next message.
+    assert sample.models["m"].quantiles == ()
     assert sample == Sample(models=sample.models)
     many = {f'edge_inference_throughput{{model="m{i}"}}': 1.0 for i in range(1000)}
     assert len(read_sample(many).models) == 64

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from builder.errors import ModelError
+from builder.importer.frameworks import interpreter
 from builder.importer.frameworks.interpreter import VARIABLE, find_python
 from tests.builder.importer.frameworks.stand_in import stand_in
 
@@ -63,3 +64,13 @@ def test_a_python_that_is_named_is_taken_or_refused(tmp_path: Path, monkeypatch:
     with pytest.raises(ModelError, match="needs no_such_framework, which") as caught:
         find_python(ABSENT, sys.executable, "m", INSTALL)
     assert caught.value.hint == f"{sys.executable} -m pip install no-such-framework"
+
+
+def test_looking_for_packages_runs_no_module_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("contextlib", "types", "warnings", "threading", "json"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    assert interpreter._missing(sys.executable, ["json", "no_such_package"]) == ("no_such_package",)
+    assert not (tmp_path / "ran").exists()
