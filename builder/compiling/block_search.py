@@ -157,17 +157,26 @@ class Search:
         self._agreeing |= {candidate.at for candidate in close if candidate.block.is_rounding}
 
     def result(self) -> tuple[list[Block], list[str]]:
-        """Return how those agree that were found or are faults, and the names of the others."""
+        """Return how those agree that were found or are faults, and the names of the others.
+
+        A fault has the name of the tensor to which ours is closest.
+        """
+        closest: dict[int, _Candidate] = {}
+        for _, _, close in self._results:
+            for candidate in close:
+                other = closest.get(candidate.at, candidate)
+                if candidate.at not in self._agreeing and candidate.mean <= other.mean:
+                    closest[candidate.at] = candidate
+        faults: dict[str, Block] = {}
+        for candidate in sorted(closest.values(), key=lambda candidate: candidate.mean):
+            faults.setdefault(candidate.block.name, candidate.block)
         found: list[Block] = []
         hidden: list[str] = []
-        for name, block, close in self._results:
-            faults = [candidate for candidate in close if candidate.at not in self._agreeing]
-            if block is not None:
-                found.append(block)
-            elif faults:
-                found.append(min(faults, key=lambda candidate: candidate.mean).block)
-            else:
+        for name, block, _ in self._results:
+            if block is None and name not in faults:
                 hidden.append(name)
+            else:
+                found.append(faults[name] if block is None else block)
         return found, hidden
 
 
