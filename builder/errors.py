@@ -6,6 +6,7 @@
     ├── InputFault                the user's input cannot be used          exit 4
     │   ├── ModelError                the model file cannot be read or used
     │   │   ├── UnsupportedOperatorError
+    │   │   ├── UnboundedError            a length that is only known at run time cannot be padded
     │   │   └── ShapeError                input names, shapes, dtypes
     │   ├── TargetError               an unknown or impossible target
     │   ├── ParityError               the compiled model disagrees with the reference
@@ -32,6 +33,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx
 
 
 class BuildError(Exception):
@@ -105,6 +110,23 @@ class UnsupportedOperatorError(ModelError):
 
 class ShapeError(ModelError):
     """An input's name, shape or dtype does not fit the model."""
+
+
+class UnboundedError(ModelError):
+    """A node cannot take, or make, a length that is only known at run time.
+
+    Parameters
+    ----------
+    node
+        The node.
+    reason
+        Why, in one line.
+    """
+
+    def __init__(self, node: onnx.NodeProto, reason: str) -> None:
+        super().__init__(f"{node.op_type} ({node.name}): {reason}")
+        self.node = node
+        self.reason = reason
 
 
 class TargetError(InputFault):

@@ -16,6 +16,7 @@ needs=(
   openssh-client openssh-server                  # a board behind ssh
   buildah podman crun                            # the container recipe
   lintian                                        # checks the package against Debian policy
+  mandoc man-db                                  # check the manual pages
   binutils                                       # readelf
   g++-arm-linux-gnueabihf                        # compiles tvm-ffi for armhf, which has no wheel
 )

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from agent.errors import InputError
-from agent.mqtt.properties import Properties
 from agent.wire.properties import SESSION, SESSION_END, SESSION_STEP
+
+if TYPE_CHECKING:
+    # A worker reads steps and has no connection.
+    from agent.mqtt.properties import Properties
 
 # A UUID has 36 characters.
 MAX_SESSION_CHARACTERS: Final = 64

@@ -13,7 +13,7 @@ from agent.bundle.buckets import MAX_BUCKETS, Buckets, Dimension, InputAxis
 from agent.bundle.detection import Objects
 from agent.bundle.processing import ClassMap, Detect, Postprocess, Preprocess
 from builder.compiling.ladder import MAX_EXACT, chosen_sizes
-from builder.compiling.padding import batch_of, find_faults
+from builder.compiling.padding import batch_of, find_differences
 from builder.compiling.sized_models import SizedModels, Sizes, input_axes, output_axes
 from builder.errors import ModelError, ShapeError
 
@@ -76,27 +76,30 @@ def plan_buckets(
         )
     buckets = _buckets(models, planned, pads)
     progress("checking with ONNX Runtime that padding does not change the answer")
-    faults = {fault.dimension: fault for fault in find_faults(models, buckets, tolerance)}
+    differences = {
+        difference.dimension: difference for difference in find_differences(models, buckets, tolerance)
+    }
     exact = []
     for dimension in buckets.dimensions:
-        fault = faults.get(dimension.name)
-        if fault is None:
+        difference = differences.get(dimension.name)
+        if difference is None:
             exact.append(dimension)
             continue
         count = dimension.high - dimension.low + 1
         if dimension.name in given or count > MAX_EXACT:
             raise ModelError(
-                f"{fault}: the model has no mask for it, or mixes what is along it", hint=_hint(dimension)
+                f"{difference}: the model has no mask for it, or mixes what is along it",
+                hint=_hint(dimension),
             )
-        progress(f"{fault}: every size from {dimension.low} to {dimension.high} is compiled")
+        progress(f"{difference}: every size from {dimension.low} to {dimension.high} is compiled")
         exact.append(replace(dimension, sizes=tuple(range(dimension.low, dimension.high + 1))))
-    if faults:
+    if differences:
         count = 1
         for dimension in exact:
             count *= len(dimension.sizes)
         if count > MAX_BUCKETS:
             raise ModelError(
-                f"{next(iter(faults.values()))}: expected at most {MAX_BUCKETS} combinations of sizes, "
+                f"{next(iter(differences.values()))}: expected at most {MAX_BUCKETS} combinations of sizes, "
                 f"got {count}",
                 hint="narrow the bounds, or give fewer sizes of the other dimensions with --buckets",
             )

@@ -28,7 +28,7 @@ Arrays = Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
-class PaddingFault:
+class PaddingDifference:
     """A dimension along which padding changes the answer.
 
     Attributes
@@ -105,8 +105,10 @@ def reference(model: ImportedModel, inputs: Arrays) -> list[Array]:
     return run(model.onnx, inputs)
 
 
-def find_faults(models: SizedModels, buckets: Buckets, tolerance: float | None) -> list[PaddingFault]:
-    """Return the dimensions along which padding changes the answer, each with its first fault.
+def find_differences(
+    models: SizedModels, buckets: Buckets, tolerance: float | None
+) -> list[PaddingDifference]:
+    """Return the dimensions along which padding changes the answer, each with its first difference.
 
     Parameters
     ----------
@@ -124,14 +126,16 @@ def find_faults(models: SizedModels, buckets: Buckets, tolerance: float | None) 
     """
     found = []
     for index in range(len(buckets.dimensions)):
-        fault = next(_faults(models, buckets, index, tolerance or tolerances.PARITY), None)
-        if fault is not None:
-            found.append(fault)
+        first = next(_differences(models, buckets, index, tolerance or tolerances.PARITY), None)
+        if first is not None:
+            found.append(first)
     return found
 
 
-def _faults(models: SizedModels, buckets: Buckets, index: int, tolerance: float) -> Iterator[PaddingFault]:
-    """Yield the faults of one dimension; the others have their smallest bucket's sizes."""
+def _differences(
+    models: SizedModels, buckets: Buckets, index: int, tolerance: float
+) -> Iterator[PaddingDifference]:
+    """Yield the differences of one dimension; the others have their smallest bucket's sizes."""
     dimension = buckets.dimensions[index]
     others = [each.sizes[0] for each in buckets.dimensions]
     below = dimension.low - 1
@@ -150,7 +154,7 @@ def _faults(models: SizedModels, buckets: Buckets, index: int, tolerance: float)
             names = [spec.name for spec in exact.outputs]
             agreement = parity.compare(names, cut(buckets, exact, got, exact_sizes), wanted)
             if not agreement.error <= tolerance:
-                yield PaddingFault(dimension.name, agreement.worst_output, agreement.error, size, bucket)
+                yield PaddingDifference(dimension.name, agreement.worst_output, agreement.error, size, bucket)
 
 
 def batch_of(models: SizedModels, buckets: Buckets, tolerance: float | None) -> str | None:

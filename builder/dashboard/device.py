@@ -25,7 +25,7 @@ from builder.dashboard.shown import number, shown
 from builder.fleet.hints import deployment_hint
 
 # One worker each: an agent accepts no more (`agent.wire.desired`).
-MAX_MODELS: Final = 64
+MAX_SHOWN_MODELS: Final = 64
 # An agent remembers its last 64 jobs.
 MAX_JOBS: Final = 64
 # What happened to one agent lately.
@@ -108,7 +108,7 @@ class Device:
 
     def names(self) -> list[str]:
         """Return the names of its models."""
-        return sorted({*self.models, *self.reported})[:MAX_MODELS]
+        return sorted({*self.models, *self.reported})[:MAX_SHOWN_MODELS]
 
     def row(self) -> dict[str, Any]:
         """Return its row in the list; what changes every second is in `live`."""

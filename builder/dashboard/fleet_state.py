@@ -21,7 +21,7 @@ from agent.wire.metrics import parse_metrics
 from agent.wire.model_state import ModelState
 from agent.wire.presence import AgentState, Presence
 from agent.wire.reported import Reported
-from builder.dashboard.device import FAILED_JOBS, MAX_JOBS, MAX_MODELS, Device, Event
+from builder.dashboard.device import FAILED_JOBS, MAX_JOBS, MAX_SHOWN_MODELS, Device, Event
 from builder.dashboard.sample import read_sample
 from builder.dashboard.series import Series
 from builder.dashboard.shown import shown
@@ -179,13 +179,15 @@ class FleetState:
         if state is None:
             device.models.pop(model, None)
             device.series.pop(model, None)
-        elif model in device.models or len(device.models) < MAX_MODELS:
+        elif model in device.models or len(device.models) < MAX_SHOWN_MODELS:
             device.models[model] = state
 
     def _on_reported(self, device: Device, payload: bytes, *, is_retained: bool) -> None:
         report = _read(Reported.from_bytes, payload)
         before = device.rejection
-        device.reported = {} if report is None else {each.name: each for each in report.models[:MAX_MODELS]}
+        device.reported = (
+            {} if report is None else {each.name: each for each in report.models[:MAX_SHOWN_MODELS]}
+        )
         device.rejection = None if report is None else report.error
         if device.rejection is not None and device.rejection != before:
             code = device.rejection.code

@@ -22,6 +22,7 @@ from tornado.httputil import HTTPServerRequest
 from agent import __version__
 from agent.bundle.archive import MAX_BUNDLE_BYTES
 from agent.errors import EdgeError
+from agent.wire.content_types import JSON
 from builder.dashboard import reading
 from builder.dashboard.actions import Action, Actions
 from builder.dashboard.broker_link import BrokerLink
@@ -255,7 +256,7 @@ class _Handler(web.RequestHandler):
             text = {404: "there is nothing here", 405: "expected another method"}.get(
                 status_code, "expected another request"
             )
-        self.set_header("Content-Type", "application/json")
+        self.set_header("Content-Type", JSON)
         self.finish(json.dumps({"error": text, "hint": hint}))
 
     def log_exception(self, typ: Any, value: Any, tb: Any) -> None:  # noqa: ANN401 - tornado's own signature
@@ -336,8 +337,8 @@ class _Ask(_Guarded):
         agent, model = self.get_query_argument("agent"), self.get_query_argument("model")
         body = self.request.body
         try:
-            is_json = self.request.headers.get("Content-Type") == "application/json"
-            request = Request("application/json", body) if is_json else Request.image(body)
+            is_json = self.request.headers.get("Content-Type") == JSON
+            request = Request(JSON, body) if is_json else Request.image(body)
             async with self.dashboard.asking:
                 target = self.dashboard.client.model(agent, model)
                 answer = await target(request, deadline_s=_ASK_DEADLINE_S)

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import onnx
-from google.protobuf.message import DecodeError
-
 from agent.bundle.buckets import MAX_DIMENSIONS
 from builder.errors import ShapeError
 from builder.importer.input_shapes import MAX_DIM, MAX_RANK, split_entries
@@ -174,6 +171,10 @@ def declared_dims(path: str | Path) -> dict[str, tuple[str | int | None, ...]]:
     """Return the dimensions of the inputs in an ONNX file; nothing for other formats, and faulty files."""
     if Path(path).suffix.lower() != ".onnx":
         return {}
+    # Only here: parsing flags must not take the time that loading these takes.
+    import onnx
+    from google.protobuf.message import DecodeError
+
     try:
         graph = onnx.load(str(path), load_external_data=False).graph
     except (OSError, DecodeError, ValueError):

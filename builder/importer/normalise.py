@@ -12,7 +12,7 @@ import onnx
 import onnxslim
 from onnx import helper
 
-from builder.importer.bounded.length import UnboundedError
+from builder.errors import UnboundedError
 from builder.importer.bounded.padding import pad_lengths
 from builder.importer.bounded.suppression import define
 from builder.importer.classic.kept import PLACEHOLDER_DOMAIN, is_kept, restore, with_placeholders

@@ -10,8 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from builder.errors import FrontEndError, ModelError, Obstacle, UnsupportedOperatorError
-from builder.importer.bounded.length import UnboundedError
+from builder.errors import FrontEndError, ModelError, Obstacle, UnboundedError, UnsupportedOperatorError
 from builder.importer.bounded.padding import pad_lengths
 from builder.importer.classic.kept import is_kept
 from builder.importer.half_precision import HALVES

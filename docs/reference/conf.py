@@ -51,7 +51,14 @@ python_use_unqualified_type_names = True
 _FOLDER_LINK: Final = re.compile(r"\[([^]]*)\]\((?!\w+:)[^()\s]*/\)")
 # The order of the pages; the table in docs/README.md says whom each is for.
 TABLE_OF_CONTENTS: Final = {
-    "Start": ("docs/install", "docs/project", "docs/your-detector", "docs/clients", "docs/camera"),
+    "Start": (
+        "docs/install",
+        "docs/project",
+        "docs/your-detector",
+        "docs/clients",
+        "docs/camera",
+        "docs/audio",
+    ),
     "Models": ("docs/importing", "docs/quantisation", "docs/tuning", "docs/profiling", "docs/from-tvmc"),
     "Devices": (
         "docs/deployment",

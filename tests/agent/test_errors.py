@@ -81,6 +81,8 @@ def test_statuses_never_change() -> None:
         "InputError": 400,
         "UnknownModelError": 404,
         "DeadlineError": 408,
+        "SessionStepError": 409,
+        "SessionGoneError": 410,
         "PayloadError": 413,
         "MediaTypeError": 415,
         "ExecutionError": 500,

@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import onnx
-
-from builder.errors import ModelError
-
 
 @dataclass(frozen=True, slots=True)
 class Length:
@@ -28,20 +24,3 @@ class Length:
 
 # A dimension, or an element of a shape.
 Entry: TypeAlias = int | Length
-
-
-class UnboundedError(ModelError):
-    """A node that cannot take, or make, a length that is only known at run time.
-
-    Parameters
-    ----------
-    node
-        The node.
-    reason
-        Why, in one line.
-    """
-
-    def __init__(self, node: onnx.NodeProto, reason: str) -> None:
-        super().__init__(f"{node.op_type} ({node.name}): {reason}")
-        self.node = node
-        self.reason = reason

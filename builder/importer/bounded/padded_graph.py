@@ -13,7 +13,8 @@ import onnx
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from onnx import TensorProto, defs, helper, numpy_helper, shape_inference
 
-from builder.importer.bounded.length import Entry, Length, UnboundedError
+from builder.errors import UnboundedError
+from builder.importer.bounded.length import Entry, Length
 from builder.importer.constant_folding import evaluate
 from builder.importer.onnx_graph import OnnxGraph, copy_node, value_type
 from builder.importer.rewrites.replacement import Attribute

@@ -13,8 +13,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from agent.bundle.output_length import OutputLength
+from builder.errors import UnboundedError
 from builder.importer.bounded.joining import JOIN, join
-from builder.importer.bounded.length import UnboundedError
 from builder.importer.bounded.padded_graph import PaddedGraph
 from builder.importer.bounded.rules import RULES, SOURCES
 from builder.importer.onnx_graph import OnnxGraph, copy_node, subgraphs

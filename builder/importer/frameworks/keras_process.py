@@ -28,7 +28,7 @@ _SAVE: Final = (
 )
 
 
-class RefusalError(Exception):
+class _RefusalError(Exception):
     """The model cannot be taken; the arguments are the reply's `error`, `hint` and `obstacles`."""
 
     def __init__(self, error: str, hint: str = "", obstacles: Sequence[dict[str, Any]] = ()) -> None:
@@ -49,7 +49,7 @@ class Conversion:
             if request["command"] == "convert":
                 return self._convert(request.get("shapes", {}))
             return self._run()
-        except RefusalError as error:
+        except _RefusalError as error:
             return error.reply
         except MemoryError:
             return {"error": f"it needs more than {MEMORY_BYTES >> 30} GiB", "hint": "", "obstacles": []}
@@ -65,7 +65,7 @@ class Conversion:
         name = f"Keras {keras.__version__}"
         inputs = list(getattr(model, "inputs", None) or [])
         if not inputs:
-            raise RefusalError(
+            raise _RefusalError(
                 "expected a model with inputs of known shapes, got one that was never called", _SAVE
             )
         self._names = _unique([tensor.name for tensor in inputs])
@@ -114,7 +114,7 @@ class Conversion:
         signatures = dict(loaded.signatures)
         key = "serving_default" if "serving_default" in signatures else next(iter(signatures), None)
         if key is None:
-            raise RefusalError("expected a SavedModel with a signature, got none", _SAVE)
+            raise _RefusalError("expected a SavedModel with a signature, got none", _SAVE)
         signature = signatures[key]
         specs = signature.structured_input_signature[1]
         self._names = list(specs)
@@ -176,9 +176,9 @@ def _load() -> Any:
         if "Could not locate class" in text or "Unknown layer" in text:
             found = re.search(r"class '([\w.>]+)'|Unknown layer: '?([\w.>]+)", text)
             name = (found[1] or found[2]) if found else "of its own"
-            raise RefusalError(f"it has the class {name}, whose code is not in the file", _SAVE) from error
+            raise _RefusalError(f"it has the class {name}, whose code is not in the file", _SAVE) from error
         if "ambda" in text and ("unsafe" in text or "safe_mode" in text):
-            raise RefusalError(
+            raise _RefusalError(
                 "it has a Lambda layer, whose code would be run when it is loaded",
                 f"if you trust it, {_SAVE}",
             ) from error
@@ -206,14 +206,14 @@ def _write_tflite(
         Path("model.tflite").write_bytes(converter.convert())
     except Exception as error:
         if "TensorListReserve" in str(error):
-            raise RefusalError(
+            raise _RefusalError(
                 "it has a recurrent layer whose batch is open",
                 "give the .keras file instead, or save it with keras.Input(shape, batch_size=1)",
             ) from error
         obstacles = _unknown_operators(str(error))
         if not obstacles:
             raise
-        raise RefusalError(
+        raise _RefusalError(
             "TensorFlow Lite lacks " + ", ".join(entry["operator"] for entry in obstacles),
             "write it with other operators of TensorFlow, or do it before or after the model",
             obstacles,
@@ -236,7 +236,7 @@ def _fixed(
     """Return static shapes: those that are given, and a batch of one where it is open."""
     wrong = next((name for name in given if name not in names), None)
     if wrong is not None:
-        raise RefusalError(f"the model has no input '{wrong}'; its inputs are {', '.join(names)}")
+        raise _RefusalError(f"the model has no input '{wrong}'; its inputs are {', '.join(names)}")
     fixed: list[tuple[int, ...]] = []
     notes: list[str] = []
     for name, shape in zip(names, shapes):  # noqa: B905
@@ -251,11 +251,11 @@ def _fixed(
                 len(wanted) == len(shape) and all(dim in (None, size) for dim, size in zip(shape, wanted))  # noqa: B905
             )
             if not fits:
-                raise RefusalError(f"input '{name}': expected the shape {text}, got {list(wanted)}")
+                raise _RefusalError(f"input '{name}': expected the shape {text}, got {list(wanted)}")
             fixed.append(tuple(wanted))
             continue
         if shape is None or any(dim is None for dim in shape[1:]):
-            raise RefusalError(
+            raise _RefusalError(
                 f"input '{name}': expected a fixed shape, got {text}",
                 f'give the shape that the device gets: --input-shapes "{name}:[1,...]"',
             )

@@ -48,7 +48,7 @@ _OPSET: Final = 20
 _OVERLOAD: Final = re.compile(r"OpOverload\(op='([\w.:]+)', overload='(\w+)'\)")
 
 
-class RefusalError(Exception):
+class _RefusalError(Exception):
     """The model cannot be taken; the arguments are the reply's `error`, `hint` and `obstacles`."""
 
     def __init__(self, error: str, hint: str = "", obstacles: Sequence[dict[str, Any]] = ()) -> None:
@@ -71,7 +71,7 @@ class Conversion:
             if request["command"] == "convert":
                 return self._convert()
             return self._run()
-        except RefusalError as error:
+        except _RefusalError as error:
             return error.reply
         except MemoryError:
             return {"error": f"it needs more than {MEMORY_BYTES >> 30} GiB", "hint": "", "obstacles": []}
@@ -90,12 +90,12 @@ class Conversion:
         self._outputs = [place for place, arg in enumerate(results) if _is_tensor(arg)]
         names = _output_names(program.call_spec.out_spec, len(results))
         if not any(self._inputs) or not self._outputs:
-            raise RefusalError("expected a program with a tensor as input and as output, got none")
+            raise _RefusalError("expected a program with a tensor as input and as output, got none")
         with torch.no_grad():
             exported = _export(program)
         model = exported.model_proto
         if len(model.graph.input) != sum(name is not None for name in self._inputs):
-            raise RefusalError("PyTorch's ONNX exporter has added or removed inputs")
+            raise _RefusalError("PyTorch's ONNX exporter has added or removed inputs")
         names_of_inputs = iter([value.name for value in model.graph.input])
         self._inputs = [None if name is None else next(names_of_inputs) for name in self._inputs]
         _name_nodes(model.graph)
@@ -158,7 +158,7 @@ class Conversion:
         arrays = {f"output_{at}": _array(flat[place]) for at, place in enumerate(self._outputs)}
         arrays |= {f"step_{at}": step for at, step in enumerate(steps)}
         if any(array is None for array in arrays.values()):
-            raise RefusalError("an output has a datatype that NumPy lacks")
+            raise _RefusalError("an output has a datatype that NumPy lacks")
         np.savez("outputs.npz", **arrays)
         return {"outputs": len(self._outputs), "steps": len(steps)}
 
@@ -169,14 +169,14 @@ def _load(path: Path) -> Any:
     _register_operators(path)
 
     def refuse(*_: Any, **__: Any) -> Any:
-        raise RefusalError("it has pickled objects, which may run any code when they are loaded")
+        raise _RefusalError("it has pickled objects, which may run any code when they are loaded")
 
     genuine = pickle.loads
     pickle.loads = refuse
     try:
         program = torch.export.load(path)
     except RuntimeError as error:
-        raise RefusalError(
+        raise _RefusalError(
             f"it cannot be read: {_reason(error)}",
             "return tensors, tuples or dicts from forward, not classes of your own, and export it again",
         ) from error
@@ -204,7 +204,7 @@ def _register_operators(path: Path) -> None:
                     importlib.import_module(module)
         if space != "higher_order" and not hasattr(getattr(torch.ops, space), operator):
             package = _REGISTERING.get(space, ("",))[0].partition(".")[0]
-            raise RefusalError(
+            raise _RefusalError(
                 f"it has the operator {space}.{operator}, which no package here registers",
                 f"{sys.executable} -m pip install {package}"
                 if package
@@ -216,7 +216,7 @@ def _check(program: Any) -> None:
     """Refuse a program in training mode, with state, or with too many weights."""
     for node in program.graph.nodes:
         if _is_training(node):
-            raise RefusalError(
+            raise _RefusalError(
                 f"expected a model in evaluation mode, got {_operator(node)} of training in {_module(node)}",
                 "call model.eval() before torch.export.export(model, inputs)",
             )
@@ -228,17 +228,17 @@ def _check(program: Any) -> None:
         hint = "return the new state as an output and take the old one as an input"
         if name.endswith(("running_mean", "running_var", "num_batches_tracked")):
             hint = "call model.eval() before torch.export.export(model, inputs)"
-        raise RefusalError(f"expected a program without state, got one that changes its buffer {name}", hint)
+        raise _RefusalError(f"expected a program without state, got one that changes its buffer {name}", hint)
     if getattr(program.graph_signature, "user_inputs_to_mutate", None):
         name = str(next(iter(program.graph_signature.user_inputs_to_mutate.values())))
-        raise RefusalError(
+        raise _RefusalError(
             f"expected a program that keeps its inputs, got one that changes its input {name}",
             "work on a copy: x = x.clone()",
         )
     tensors = [*program.state_dict.values(), *program.constants.values()]
     total = sum(t.numel() * t.element_size() for t in tensors if hasattr(t, "element_size"))
     if total > MAX_WEIGHT_BYTES:
-        raise RefusalError(f"expected at most {MAX_WEIGHT_BYTES} bytes of weights, got {total}")
+        raise _RefusalError(f"expected at most {MAX_WEIGHT_BYTES} bytes of weights, got {total}")
 
 
 def _may_change_placeholder(node: Any) -> bool:
@@ -271,7 +271,7 @@ def _export(program: Any) -> Any:
         if not obstacles:
             raise
         names = ", ".join(obstacle["operator"] for obstacle in obstacles[:6])
-        raise RefusalError(
+        raise _RefusalError(
             f"PyTorch's ONNX exporter lacks {names}",
             "write it with other operators of PyTorch, or do it before or after the model",
             obstacles,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from agent.bundle.buckets import EDGE, InputAxis
-from builder.compiling.padding import PaddingFault, pad
+from builder.compiling.padding import PaddingDifference, pad
 
 
 def test_padding_is_what_a_device_does() -> None:
@@ -24,5 +24,5 @@ def test_padding_keeps_the_datatype() -> None:
 
 @pytest.mark.parametrize(("error", "words"), [(0.25, "by 2.5e-01"), (float("inf"), "its integers")])
 def test_a_fault_names_the_output_and_the_sizes(error: float, words: str) -> None:
-    fault = str(PaddingFault("s", "y", error, 9, 16))
+    fault = str(PaddingDifference("s", "y", error, 9, 16))
     assert fault == f"padding s from 9 to 16 changes output 'y' ({words})"

@@ -169,7 +169,14 @@ def simulate(truth: Times, seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[
     """Run a search with its comparisons; return what was shown, the model's figure, and the true gain."""
     tasks: list[Any] = [
         SimpleNamespace(
-            index=i, name=f"task{i}", kind="conv2d", key=str(i), calls=CALLS, flops=1e6, space=Space()
+            index=i,
+            name=f"task{i}",
+            title=f"task{i}",
+            kind="conv2d",
+            key=str(i),
+            calls=CALLS,
+            flops=1e6,
+            space=Space(),
         )
         for i in range(TASKS)
     ]

@@ -16,7 +16,11 @@ from agent.service.models.worker_process import WorkerProcess
 from agent.worker.frames import Frame, Load
 
 # The last argument is the number of the channel's descriptor.
-PRELUDE = "import os, signal, socket, sys, time; channel = socket.socket(fileno=int(sys.argv[1]));"
+# Nothing happens before the load has arrived: a worker that is gone before it cannot be started at all.
+PRELUDE = (
+    "import os, signal, socket, sys, time; channel = socket.socket(fileno=int(sys.argv[1]));"
+    "channel.recv(1, socket.MSG_PEEK);"
+)
 
 
 @dataclass

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from builder.importer.frameworks.keras_process import (
-    RefusalError,
     _fixed,
     _output_names,
+    _RefusalError,
     _unique,
     _unknown_operators,
 )
@@ -36,7 +36,7 @@ def test_an_open_batch_is_one_and_a_note_says_so() -> None:
 def test_a_shape_that_does_not_fit(
     shape: tuple[int | None, ...] | None, given: dict[str, list[int]], expected: str
 ) -> None:
-    with pytest.raises(RefusalError, match=expected):
+    with pytest.raises(_RefusalError, match=expected):
         _fixed(["x"], [shape], given)
 
 
