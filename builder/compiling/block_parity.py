@@ -9,9 +9,9 @@ So the reference computes each tensor of bytes from the tensors that *we* comput
 right, it differs only where the reference's own number is halfway between two steps, and then by one. A scale
 that is wrong by two percent, a wrong zero point, padding with 0, a missing limit or truncation differ
 elsewhere, or by more. Fusion, layouts and byte types leave no names, so which of our tensors is which of the
-model's is found by their numbers. If none is close, the comparison goes on with the reference's own tensor,
-and the next block is larger. A fault that leaves none close is seen at the outputs, which are always
-compared.
+model's is found by their numbers (`block_search.py`). If none agrees, the comparison goes on with the
+reference's own tensor, and the next block is larger. A fault that leaves none close is seen at the outputs,
+which are always compared.
 
 The reference is ONNX Runtime without its optimiser, which computes as the standard defines.
 """
@@ -27,55 +27,11 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
+from builder.compiling.block_search import BYTES, WORDS, Array, Block, Floats, Search, block_of, is_halfway
 from builder.compiling.parity import REFERENCE, Parity, compare, mismatch, run_as_defined
 from builder.errors import ParityError
 
-Array = npt.NDArray[np.generic]
-Floats = npt.NDArray[np.float64]
-
-_BYTES: Final = ("uint8", "int8")
-_WORDS: Final = ("uint16", "int16")
 _ROUNDS: Final = ("QuantizeLinear", "DynamicQuantizeLinear")
-# How far from halfway between two steps, in steps, a number may be that is rounded to the other one.
-HALFWAY: Final = 0.01
-# 65536 steps are so fine that rounding of float32 moves a number by some of them: 1e-4 of the range.
-STEPS_OF_WORDS: Final = 6.5
-# The largest share of other differences, and how many a small tensor may have: a tensor that was rounded
-# inside a kernel, where nobody sees it, may have been rounded to the other step there.
-LARGEST_SHARE: Final = 1e-4
-FEWEST: Final = 2
-# One tensor is taken for another if it is this close on average, in steps.
-_CLOSE: Final = 4.0
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A tensor of bytes and how it agrees with the reference, which computed it from our tensors.
-
-    Attributes
-    ----------
-    name
-        The tensor in the model.
-    share
-        The share of elements that differ.
-    unexplained
-        The share of those that differ and are not halfway between two steps.
-    largest
-        The largest difference in steps of its scale.
-    elements
-        How many elements it has.
-    """
-
-    name: str
-    share: float
-    unexplained: float
-    largest: float
-    elements: int
-
-    @property
-    def is_rounding(self) -> bool:
-        """Whether the difference is explained by rounding."""
-        return self.unexplained <= max(LARGEST_SHARE, FEWEST / self.elements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +117,8 @@ def compare_blocks(
         If ONNX Runtime refuses a part of the model.
     """
     graph = _Cuts(model)
-    pool = [np.asarray(array) for array in ours]
+    search = Search([np.asarray(array) for array in ours])
     known: dict[str, Array] = dict(inputs)
-    found: list[Block] = []
-    hidden: list[str] = []
     for node in model.graph.node:
         if node.op_type not in _ROUNDS:
             continue
@@ -173,18 +127,15 @@ def compare_blocks(
         source, *values = graph.compute([node.input[0], *made], known)
         known |= zip(made, values, strict=True)
         expected = known[name]
-        if str(expected.dtype) not in (*_BYTES, *_WORDS) or name in graph.outputs:
+        if str(expected.dtype) not in (*BYTES, *WORDS):
             continue
-        match = _closest(expected, pool, *graph.parameters(node))
-        if match is None:
-            hidden.append(name)
+        if name in graph.outputs:
+            search.exclude(source, expected, *graph.parameters(node))
             continue
-        at, own, steps = match
-        del pool[at]
-        known[name] = own
-        found.append(
-            _block(name, steps, _is_halfway(source, expected, graph.parameters(node)[0]), str(expected.dtype))
-        )
+        own = search.find(name, source, expected, *graph.parameters(node))
+        if own is not None:
+            known[name] = own
+    found, hidden = search.result()
     expected_outputs = graph.compute(graph.outputs, known)
     found += _quantised_outputs(graph, model, outputs, expected_outputs, known)
     return Blocks(tuple(found), tuple(hidden), tuple(expected_outputs))
@@ -204,7 +155,7 @@ def _quantised_outputs(
             raise mismatch(name, own, theirs)
         step = 1.0
         node = producers.get(name)
-        if str(theirs.dtype) not in (*_BYTES, *_WORDS):
+        if str(theirs.dtype) not in (*BYTES, *WORDS):
             if node is None or node.op_type != "DequantizeLinear":
                 continue
             scale, _ = graph.parameters(node)
@@ -219,34 +170,9 @@ def _quantised_outputs(
         dtype = str(theirs.dtype)
         if rounded is not None and rounded.op_type == "QuantizeLinear":
             source, bytes_ = graph.compute([rounded.input[0], rounded.output[0]], known)
-            halfway = _is_halfway(source, bytes_, graph.parameters(rounded)[0])
+            halfway = is_halfway(source, bytes_, graph.parameters(rounded)[0])
             dtype = str(bytes_.dtype)
-        yield _block(name, (own.astype(np.float64) - theirs.astype(np.float64)) / step, halfway, dtype)
-
-
-def _is_halfway(source: Array, rounded: Array, scale: Floats) -> npt.NDArray[np.bool_] | bool:
-    """Return where numbers are halfway between two steps; nowhere if the scale is not one constant."""
-    if scale.size != 1 or str(rounded.dtype) not in _BYTES:
-        return False
-    steps = source.astype(np.float64) / scale.item()
-    halfway: npt.NDArray[np.bool_] = np.abs(steps - np.floor(steps) - 0.5) <= HALFWAY
-    return halfway
-
-
-def _block(name: str, steps: Floats, halfway: npt.NDArray[np.bool_] | bool, dtype: str) -> Block:
-    if not steps.size:
-        return Block(name, 0.0, 0.0, 0.0, 1)
-    distance = np.abs(steps)
-    differs = distance > 0.5
-    is_word = dtype in _WORDS
-    unexplained = distance > STEPS_OF_WORDS if is_word else differs & ~(halfway & (distance < 1.5))
-    return Block(
-        name,
-        float(differs.mean()),
-        float(unexplained.mean()),
-        float(distance.max()),
-        int(steps.size),
-    )
+        yield block_of(name, (own.astype(np.float64) - theirs.astype(np.float64)) / step, halfway, dtype)
 
 
 class _Cuts:
@@ -334,60 +260,3 @@ def _captured(node: onnx.NodeProto) -> Iterator[str]:
 
 def _value(name: str, array: Array) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-
-
-def _closest(
-    expected: Array, pool: Sequence[Array], scale: Floats, zero: Floats
-) -> tuple[int, Array, Floats] | None:
-    """Return the place in `pool` of the tensor that is closest to `expected`, its bytes, and the difference.
-
-    The difference is in steps. None if no tensor is close.
-    """
-    best: tuple[float, int, Array, Floats] | None = None
-    wide = expected.astype(np.float64)
-    info = np.iinfo(str(expected.dtype))
-    one_scale = scale.size == 1 and zero.size == 1
-    for at, array in enumerate(pool):
-        for form in _forms(array, expected, scale, zero) if one_scale else _forms(array, expected):
-            for plain in _unpacked(form, expected.shape):
-                steps = plain - wide
-                mean = float(np.abs(steps).mean()) if steps.size else 0.0
-                if mean <= _CLOSE and (best is None or mean < best[0]):
-                    own = np.clip(np.rint(plain), info.min, info.max).astype(expected.dtype)
-                    best = (mean, at, own, steps)
-    return None if best is None else best[1:]
-
-
-def _forms(
-    array: Array, expected: Array, scale: Floats | None = None, zero: Floats | None = None
-) -> Iterator[Floats]:
-    """Yield what one of our tensors may say about bytes: in steps, with the model's zero point."""
-    dtype = str(array.dtype)
-    if dtype in _WORDS and dtype == str(expected.dtype):
-        yield array.astype(np.float64)
-    elif dtype in _BYTES:
-        shift = 0 if dtype == str(expected.dtype) else (128 if dtype == "int8" else -128)
-        yield array.astype(np.float64) + shift
-    elif dtype == "float32" and scale is not None and zero is not None:
-        numbers = array.astype(np.float64)
-        yield numbers / scale.item() + zero.item()
-        yield numbers + zero.item()
-
-
-def _unpacked(array: Floats, shape: tuple[int, ...]) -> Iterator[Floats]:
-    """Yield a tensor in the model's layout: reshaped, or with packed channels, with gaps or without."""
-    if array.size == np.prod(shape) and (array.ndim != 5 or array.shape[1] == 1 or array.shape[4] == 1):
-        yield array.reshape(shape)
-    if array.ndim != 5 or len(shape) < 2:
-        return
-    n, blocks, height, width, block = array.shape
-    channels = shape[1]
-    if (shape[0], int(np.prod(shape[2:]))) != (n, height * width):
-        return
-    flat = array.transpose(0, 1, 4, 2, 3).reshape(n, blocks * block, height, width)
-    for groups in range(1, channels + 1):
-        group = channels // groups
-        padded = -(-group // block) * block
-        if channels % groups == 0 and groups * padded == blocks * block:
-            parts = flat.reshape(n, groups, padded, height, width)[:, :, :group]
-            yield parts.reshape(shape)

@@ -199,6 +199,27 @@ def test_a_tensor_that_is_not_found_shows_at_the_output() -> None:
         blocks.check()
 
 
+def test_a_tensor_that_no_kernel_wrote_is_not_taken_for_a_fault() -> None:
+    """Small numbers before and after an activation resemble each other; only the second are in a kernel."""
+    g = QuantisedGraph(np.random.default_rng(0), "int8")
+    x = (np.arange(1000, dtype="float32") % 7 - 3).reshape(1, 1000)
+    g.shapes["x"] = x.shape
+    g.inputs.append(onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x.shape))
+    names = [g.constant(np.float32(1)), g.constant(np.int8(0))]
+    y = "x"
+    for op in ("Neg", "Relu"):
+        y = g.op("QuantizeLinear", g.op(op, y, shape=x.shape), *names, shape=x.shape)
+        y = g.op("DequantizeLinear", y, *names, shape=x.shape)
+    model = g.model(g.op("Mul", y, g.constant(np.float32(3)), shape=x.shape))
+    ours = np.maximum(-x, 0).astype("int8")
+    blocks = compare_blocks(model, {"x": x}, [ours], [ours * np.float32(3)])
+    blocks.check()
+    assert (len(blocks.found), len(blocks.hidden)) == (1, 1)
+    ours[0, :5] += 1
+    with pytest.raises(ParityError):
+        compare_blocks(model, {"x": x}, [ours], [ours * np.float32(3)]).check()
+
+
 def test_an_output_of_another_shape_is_refused() -> None:
     model, x = step_model(), np.zeros((1, 1000), "float32")
     with pytest.raises(ParityError, match="expected float32"):

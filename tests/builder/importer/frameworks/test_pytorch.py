@@ -10,7 +10,11 @@ import onnx
 import pytest
 
 from builder import compile, load, run
+from builder.compiling.lower import lower
 from builder.errors import ModelError, ParityError, ShapeError
+from builder.importer import import_onnx
+from builder.kernels.decisions import Schedules
+from builder.target.device_target import resolve
 from tests.builder.importer.frameworks.archive import write_pt2
 from tests.builder.importer.frameworks.stand_in import VECTORS, stand_in
 
@@ -47,12 +51,26 @@ def test_a_program_that_is_quantised_is_computed_with_integers(tmp_path: Path, b
     assert any(line.startswith("agrees with PyTorch 2.14.1") for line in lines)
     by_name = {fate.name: fate for fate in package.nodes}
     assert {"first", "block.0", "head"} <= set(by_name)
-    # Which of the small layers around it are worth integers is the compiler's choice, by the processor.
-    assert b"integer_conv2d" in package.members["mod.json"]
+    graph = package.members["mod.json"]
+    assert b"integer_conv2d" in graph or b"integer_winograd" in graph
+    assert b"integer_matmul" in graph
     assert model.reference is not None
     result = run(package, dict(model.reference.inputs)).get_output("output_0")
     theirs = model.reference.outputs[0]
     assert np.abs(result - theirs).max() < 0.1 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("backend", ["x86", "xnnpack"])
+@pytest.mark.parametrize(("target", "floats"), [("rpi5", 0), ("rpi4", 1)])
+def test_each_layer_has_an_integer_kernel(backend: str, target: str, floats: int) -> None:
+    """But the first, of three channels, where no instruction multiplies four bytes at once."""
+    model = import_onnx(onnx.load(VECTORS / f"quantised_{backend}" / "model.onnx"))
+    lowered = lower(model.mod, resolve(target), Schedules(strict=True))
+    names = [var.name_hint for var in lowered.kernels.get_global_vars()]
+    layers = [name for name in names if "conv2d" in name or "winograd" in name or "matmul" in name]
+    assert len(layers) == 3  # first, block.0, head
+    assert sum("integer" not in name for name in layers) == floats
+    assert sum("integer_matmul" in name for name in layers) == 1
 
 
 def test_a_shape_is_refused_as_for_other_models(tmp_path: Path) -> None:

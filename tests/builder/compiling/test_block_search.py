@@ -1,0 +1,97 @@
+"""Which of our tensors is taken for which of a model's, and which is a fault."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from builder.compiling.block_search import Search
+
+ONE, ZERO = np.ones(1), np.zeros(1)
+RANDOM = np.random.default_rng(0)
+BEFORE = RANDOM.integers(-3, 4, (1, 8, 5, 5)).astype("int8")
+AFTER = np.maximum(BEFORE, 0)
+
+
+def packed(array: np.ndarray, block: int = 4) -> np.ndarray:
+    """Return `[N, C, H, W]` as `[N, C/b, H, W, b]`."""
+    n, channels, *image = array.shape
+    return array.reshape(n, channels // block, block, *image).transpose(0, 1, 3, 4, 2)
+
+
+def find(search: Search, name: str, expected: np.ndarray) -> np.ndarray | None:
+    return search.find(name, expected.astype("float32"), expected, ONE, ZERO)
+
+
+def off(array: np.ndarray, count: int) -> np.ndarray:
+    """Return a tensor of which `count` elements are one step off."""
+    result = array.copy()
+    result.reshape(-1)[:count] += 1
+    return result
+
+
+@pytest.mark.parametrize(
+    "form", [packed(AFTER), AFTER, AFTER.astype("float32"), (AFTER.astype("int16") + 128).astype("uint8")]
+)
+def test_what_no_kernel_wrote_is_not_taken_for_its_activation(form: np.ndarray) -> None:
+    search = Search([form])
+    assert find(search, "before", BEFORE) is None
+    np.testing.assert_array_equal(find(search, "after", AFTER), AFTER)
+    found, hidden = search.result()
+    assert [block.name for block in found] == ["after"]
+    assert found[0].share == 0
+    assert hidden == ["before"]
+
+
+def test_what_is_close_is_a_fault_if_it_agrees_with_nothing() -> None:
+    search = Search([off(AFTER, 3)])
+    assert find(search, "before", BEFORE) is None
+    assert find(search, "after", AFTER) is None
+    found, hidden = search.result()
+    assert hidden == ["before"]  # ours is closer to the other
+    assert [(block.name, block.is_rounding) for block in found] == [("after", False)]
+    assert found[0].unexplained == 3 / AFTER.size
+
+
+def test_a_fault_is_found_beside_a_tensor_that_is_closer() -> None:
+    """The closest is another's; the one that is wrong is not forgotten for it."""
+    other = off(BEFORE, 3)
+    search = Search([off(BEFORE, 90), other])
+    assert find(search, "wrong", BEFORE) is None
+    assert find(search, "other", other) is not None
+    found, _ = search.result()
+    assert [(block.name, block.is_rounding) for block in found] == [("wrong", False), ("other", True)]
+    assert found[0].unexplained == 90 / BEFORE.size
+
+
+def test_a_fault_is_found_beside_an_equal_tensor() -> None:
+    search = Search([off(AFTER, 50), AFTER])
+    assert find(search, "wrong", AFTER) is not None  # takes the other's, whose numbers are the same
+    assert find(search, "other", AFTER) is None
+    found, _ = search.result()
+    assert [block.is_rounding for block in found] == [True, False]
+
+
+def test_a_second_layout_of_a_tensor_is_no_fault_of_another() -> None:
+    search = Search([packed(AFTER), AFTER])
+    assert find(search, "after", AFTER) is not None
+    assert find(search, "later", off(AFTER, 9)) is None
+    assert search.result()[1] == ["later"]
+
+
+def test_what_an_output_is_compared_with_is_no_fault_of_another() -> None:
+    search = Search([AFTER])
+    assert find(search, "before", BEFORE) is None
+    search.exclude(AFTER.astype("float32"), AFTER, ONE, ZERO)
+    assert search.result() == ([], ["before"])
+
+
+def test_layers_that_are_all_zero_take_each_a_tensor() -> None:
+    nothing = np.full((1, 8, 5, 5), -128, "int8")
+    hardly = off(nothing, 4)
+    search = Search([packed(nothing), packed(hardly), packed(nothing)])
+    names = {"a": nothing, "b": hardly, "c": nothing, "d": nothing}
+    assert [name for name, value in names.items() if find(search, name, value) is None] == ["d"]
+    found, hidden = search.result()
+    assert all(block.share == 0 for block in found)
+    assert hidden == ["d"]
