@@ -1,6 +1,6 @@
 """What the broker knows about agents and models: the messages that agents have retained there.
 
-Promises: what a stranger at the broker publishes is bounded, and is at most a wrong hint. Only names and
+Promises: what untrusted clients publish is bounded, and at worst becomes a wrong hint. Only names and
 documents that somebody asked for are kept.
 
 Leaves to others: the connection (`async_client`), and when to ask.
@@ -54,7 +54,7 @@ class Directory:
         self._listeners: list[Callable[[topics.Topic, Message], None]] = []
 
     def watch(self, connection: Connection, topic_filter: str) -> None:
-        """Subscribe to retained documents, and keep up with them from then on."""
+        """Subscribe to retained documents, and follow their changes from then on."""
         if topic_filter not in self._watched:
             self._watched.add(topic_filter)
             connection.want(topic_filter, 0)

@@ -1,4 +1,4 @@
-"""A session with a model: calls whose state, or whose recording, goes on from one to the next.
+"""A session with a model: calls that continue the state, or the recording, of the call before.
 
 Promises: the calls of a session are sent one at a time, in their order, and each counts once, however often
 it is delivered. If the device no longer has the session, the call says so; nothing begins again by itself.

@@ -230,7 +230,7 @@ KEYS: Final = (
         "inference.batch",
         _BOOL,
         _WORKER.batch,
-        "Compute requests that wait together, for models that were compiled with a changing batch.",
+        "Compute waiting requests together, if the model was compiled with a changing batch.",
     ),
     Key(
         "inference.batch_delay_s",
@@ -269,7 +269,7 @@ KEYS: Final = (
         "worker.sessions",
         _whole(1, 100_000),
         _WORKER.sessions,
-        "Sessions of one model's clients; with more, the client that has most loses its oldest.",
+        "Sessions of one model; beyond, the client with the most loses its least recently used one.",
     ),
     Key(
         "worker.session_idle_s",
@@ -281,7 +281,7 @@ KEYS: Final = (
         "worker.session_bytes",
         _whole(1 << 16, 1 << 40),
         _WORKER.session_bytes,
-        "Bytes of the states of all sessions of one model together.",
+        "Bytes of the states of all sessions of one model.",
     ),
     Key("metrics.interval_s", _number(0.1, _DAY_S), 10.0, "How often metrics are published."),
     Key(

@@ -51,7 +51,7 @@ class WorkerSettings:
     sessions, session_idle_s, session_bytes
         Sessions of one model's clients, seconds after which an unused one ends, and their bytes together.
     batch
-        Compute requests that wait together, for models that declare a batch.
+        Compute waiting requests together, if the model declares a batch.
     batch_delay_s
         How long after its arrival a request waits for others then.
     """

@@ -54,7 +54,7 @@ class Load:
     require_sandbox
         Refuse to load unless the sandbox is complete.
     batch
-        Compute requests that wait together, if the model declares a batch.
+        Compute waiting requests together, if the model declares a batch.
     batch_delay_s
         How long after its arrival a request waits for others.
     """

@@ -169,8 +169,8 @@ class Runner:
     ) -> RunResult:
         """Run the model once; the parameters and errors are those of `run`.
 
-        A model with states goes on from the call before, until `reset`. A recording begins and ends in its
-        call.
+        A model with states continues from the previous call, until `reset`. A recording begins and ends in
+        one call.
         """
         package, module = self._package, self.module
         given = read_inputs(inputs, self._requested)
@@ -198,7 +198,7 @@ class Runner:
         return RunResult(outputs, answers, None)
 
     def reset(self) -> None:
-        """Let a model with states begin again."""
+        """Reset a model with states to its initial values."""
         if self._streaming is not None:
             self._stream = self._streaming.begin()
 
