@@ -178,7 +178,13 @@ def test_payloads_and_decoded_inputs_are_held_no_further_than_that(monkeypatch: 
     made = batches.answers([request(seq, 1) for seq in range(6)])
     decoded: list[int] = []
     decode = batches._decode
-    monkeypatch.setattr(batches, "_decode", lambda frame: decoded.append(frame.header.seq) or decode(frame))
+
+    def counted(frame: Frame) -> Any:
+        assert isinstance(frame.header, Request)
+        decoded.append(frame.header.seq)
+        return decode(frame)
+
+    monkeypatch.setattr(batches, "_decode", counted)
     next(made)
     assert decoded == [0, 1]
     assert [answer.seq for answer, _ in made] == [1, 2, 3, 4, 5]
