@@ -225,7 +225,7 @@ async def test_hostile_texts_a_phone_the_dark_and_a_broker_that_restarts(
         # An agent that leaves for good.
         async with Responder(mosquitto, boxes, device="odd", state=state) as agent:
             agent.connection.publish(topics.format_topic(topics.State("odd")), b"", retain=True)
-            await page.until(f"{PANEL}.includes('no longer known')")
+            await page.until(f"{PANEL}.includes('no longer knows')")
             await page.until("document.querySelectorAll('.row:not([hidden])').length === 0")
 
         # The server ends and another starts at the same port: the old address says so.
