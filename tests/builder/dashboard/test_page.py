@@ -217,7 +217,7 @@ async def test_hostile_texts_a_phone_the_dark_and_a_broker_that_restarts(
             # The broker goes away and comes back, and so does everything else, without a click.
             await asyncio.to_thread(mosquitto.stop)
             await page.until(
-                "document.getElementById('notice').innerText.includes('The broker is not reachable')"
+                "document.getElementById('notice').innerText.includes('The broker has been unreachable')"
             )
             await asyncio.to_thread(mosquitto.start)
             await page.until("document.getElementById('notice').hidden", 40)
