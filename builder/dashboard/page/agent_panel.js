@@ -67,7 +67,7 @@ export class AgentPanel {
       this.closeTrial();
       forget(parts.head);
       for (const part of Object.values(parts)) { forget(part); part.replaceChildren(); }
-      parts.head.append(this.back(), element("p", { text: `${this.name} is no longer known at the broker: it was removed or has another name now.` }));
+      parts.head.append(this.back(), element("p", { text: `The broker no longer knows ${this.name}: it was removed or renamed.` }));
       return;
     }
     if (!detail.allModels.some((model) => model.name === this.model) && detail.allModels.length) {

@@ -87,7 +87,7 @@ function firstSteps() {
     element("pre", { text: `sudo edge-agent enroll --broker ${state.broker?.url ?? "URL"} --trust signing.pub --start` }),
     element("p", { text: "To try it on this machine:" }),
     element("pre", { text: `edge-agent run --broker ${state.broker?.url ?? "URL"} --device try --trust keys/ --state-dir try/` }),
-    element("p", { class: "muted", text: "It appears here by itself. docs/install.md has the whole way." })];
+    element("p", { class: "muted", text: "It appears here by itself. docs/install.md describes every step." })];
 }
 
 function notice() {
@@ -95,8 +95,8 @@ function notice() {
   $("broker").textContent = broker ? broker.url : "";
   const text = {
     refused: "This address is no longer valid: the dashboard was started again, or the address was not complete. Open the one that `edgebundle dashboard` printed.",
-    lost: "The dashboard does not answer: it was ended, or the way to it is cut. Trying again\u2026 What you see is from before.",
-  }[state.link] ?? (broker && !broker.up ? `The broker is not reachable since ${moment(broker.since)} (${broker.why}). Trying again\u2026 What you see is from before.`
+    lost: "The dashboard does not answer: it was stopped, or the connection to it is lost. Trying again\u2026 What you see is not current.",
+  }[state.link] ?? (broker && !broker.up ? `The broker has been unreachable since ${moment(broker.since)} (${broker.why}). Trying again\u2026 What you see is not current.`
     : broker?.refused.length ? `The broker's access list keeps this user from reading: ${broker.refused.join(", ")}.` : "");
   $("notice").hidden = !text;
   if ($("notice").textContent !== text) $("notice").textContent = text;

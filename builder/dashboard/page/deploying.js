@@ -1,4 +1,4 @@
-// Deployments and roll backs: a question, then their steps as the agent reports them.
+// Deployments and rollbacks: a question, then their steps as the agent reports them.
 
 import { element, show } from "./elements.js";
 import { bytes } from "./words.js";
@@ -60,7 +60,7 @@ export class Deploying {
       `previous: ${model.previous}`,
       "The agent refuses it if its security counter is lower than that of a version that was in service.",
     ];
-    if (!await confirmed(this.dialog, `Roll ${model.name} on ${agent} back?`, lines, "Roll back")) return;
+    if (!await confirmed(this.dialog, `Roll back ${model.name} on ${agent}?`, lines, "Roll back")) return;
     try {
       await this.link.ask("/api/roll-back", { body: JSON.stringify({ agent, model: model.name }), type: "application/json" });
     } catch (error) {
@@ -87,7 +87,7 @@ export class Deploying {
     const shown = [...this.actions.values()].filter((action) => !this.hidden.has(action.id)).slice(-4);
     show(this.node, shown, () => shown.map((action) => {
       const name = `${action.model} ${action.version}`.trim();
-      const title = { "": action.kind === "deploy" ? `Deploying ${name} to ${action.agent}` : `Rolling ${name} back on ${action.agent}`,
+      const title = { "": action.kind === "deploy" ? `Deploying ${name} to ${action.agent}` : `Rolling back ${name} on ${action.agent}`,
         ok: action.kind === "deploy" ? `${name} is in service on ${action.agent}` : `${name} on ${action.agent} is the previous version again`,
         failed: `${action.agent}: ${name}: it was not ${action.kind === "deploy" ? "deployed" : "rolled back"}` }[action.outcome];
       return element("div", { class: `action ${action.outcome}`, data: { action: action.id } },

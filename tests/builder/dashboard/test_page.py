@@ -217,7 +217,7 @@ async def test_hostile_texts_a_phone_the_dark_and_a_broker_that_restarts(
             # The broker goes away and comes back, and so does everything else, without a click.
             await asyncio.to_thread(mosquitto.stop)
             await page.until(
-                "document.getElementById('notice').innerText.includes('The broker is not reachable')"
+                "document.getElementById('notice').innerText.includes('The broker has been unreachable')"
             )
             await asyncio.to_thread(mosquitto.start)
             await page.until("document.getElementById('notice').hidden", 40)
@@ -225,7 +225,7 @@ async def test_hostile_texts_a_phone_the_dark_and_a_broker_that_restarts(
         # An agent that leaves for good.
         async with Responder(mosquitto, boxes, device="odd", state=state) as agent:
             agent.connection.publish(topics.format_topic(topics.State("odd")), b"", retain=True)
-            await page.until(f"{PANEL}.includes('no longer known')")
+            await page.until(f"{PANEL}.includes('no longer knows')")
             await page.until("document.querySelectorAll('.row:not([hidden])').length === 0")
 
         # The server ends and another starts at the same port: the old address says so.

@@ -1,4 +1,4 @@
-"""A roll back is a deployment of the version that the agent has kept."""
+"""A rollback is a deployment of the version that the agent has kept."""
 
 from __future__ import annotations
 
