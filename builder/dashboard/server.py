@@ -43,6 +43,8 @@ _MAX_PAGES: Final = 32
 _MAX_ASKING: Final = 16
 _ASK_DEADLINE_S: Final = 15.0
 _MAX_JSON_BYTES: Final = 4096
+# Of bodies that are read before the guard; the handlers of longer ones raise it for those that passed.
+_MAX_BODY_BYTES: Final = 64 << 10
 # A page whose computer fell asleep is gone after this long.
 _PING_S: Final = 20.0
 _TOKEN_HEADER: Final = "X-Edgebundle-Token"  # noqa: S105 - its name, not a token
@@ -145,7 +147,7 @@ class Dashboard:
             self._folder.cleanup()
             raise
         self.port = sockets[0].getsockname()[1]
-        self._server = httpserver.HTTPServer(self._application(), max_body_size=MAX_REQUEST_BYTES)
+        self._server = httpserver.HTTPServer(self._application(), max_body_size=_MAX_BODY_BYTES)
         self._server.add_sockets(sockets)
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
@@ -330,12 +332,23 @@ class _Session(_Guarded):
         self.finish({"version": __version__})
 
 
+@web.stream_request_body
 class _Ask(_Guarded):
     """A picture or a JSON request for a model, answered with what the page draws."""
 
+    def prepare(self) -> None:
+        self._body: bytearray | None = None
+        super().prepare()
+        self.request.connection.set_max_body_size(MAX_REQUEST_BYTES)  # type: ignore[union-attr]
+        self._body = bytearray()
+
+    def data_received(self, chunk: bytes) -> None:
+        if self._body is not None:
+            self._body += chunk
+
     async def post(self) -> None:
         agent, model = self.get_query_argument("agent"), self.get_query_argument("model")
-        body = self.request.body
+        body = bytes(self._body or b"")
         try:
             is_json = self.request.headers.get("Content-Type") == JSON
             request = Request(JSON, body) if is_json else Request.image(body)

@@ -104,6 +104,20 @@ async def test_wrong_host_origin_or_token_is_refused_everywhere(mosquitto: Broke
         assert await asyncio.wait_for(live.read_message(), 5) is None
 
 
+@pytest.mark.parametrize(("path", "code"), [("ask?agent=a&model=m", 403), ("bundles", 403), ("deploy", 400)])
+async def test_a_large_body_of_a_stranger_is_not_awaited(
+    mosquitto: BrokerProcess, path: str, code: int
+) -> None:
+    async with serving(mosquitto) as dashboard:
+        own = f"127.0.0.1:{dashboard.port}"
+        reader, writer = await asyncio.open_connection("127.0.0.1", dashboard.port)
+        head = f"POST /api/{path} HTTP/1.1\r\nHost: {own}\r\nOrigin: http://evil.example\r\n"
+        writer.write(f"{head}Content-Length: 60000000\r\n\r\n".encode())
+        answer = await asyncio.wait_for(reader.readline(), 3)
+        assert answer.startswith(f"HTTP/1.1 {code}".encode())
+        writer.close()
+
+
 async def test_files_have_their_headers_and_no_secret_is_sent(mosquitto: BrokerProcess) -> None:
     async with serving(mosquitto) as dashboard:
         page = await ask(dashboard, "/", X_Edgebundle_Token=None, Origin=None)
