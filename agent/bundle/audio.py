@@ -20,6 +20,10 @@ MAX_RATE: Final = 384_000
 MAX_WINDOW: Final = 1 << 22
 MAX_FRAME: Final = 1 << 15
 MAX_BANDS: Final = 1024
+# Spectrum of a window, all its frames together, and the matrix of mel bands: both are in memory, in float64.
+# Whisper's spectrum has 1.2 million elements, its matrix 16,000.
+MAX_SPECTRUM: Final = 1 << 24
+MAX_MATRIX: Final = 1 << 22
 # An hour, in ms.
 MAX_MS: Final = 3_600_000
 
@@ -178,6 +182,8 @@ class Audio:
                 raise ValueError(
                     f"frame: expected at most {self.window} samples, a window, got {self.features.frame}"
                 )
+            within("elements of a window's spectrum", self.frames * self.features.fft, 0, MAX_SPECTRUM)
+            within("elements of the mel bands", self.features.bands * self.features.fft, 0, MAX_MATRIX)
             if self.features.high_hz > self.rate / 2:
                 raise ValueError(
                     f"high_hz: expected at most half the rate, {self.rate / 2:g}, got {self.features.high_hz}"

@@ -75,7 +75,10 @@ class Guard:
         """Return whether an `Origin` header is the page that this server sent."""
         if not origin or not host_header:
             return False
-        parts = urlsplit(origin)
+        try:
+            parts = urlsplit(origin)
+        except ValueError:  # such as a bracket without an address
+            return False
         return parts.scheme in ("http", "https") and parts.netloc.lower() == host_header.lower()
 
     def is_token(self, token: str | None) -> bool:

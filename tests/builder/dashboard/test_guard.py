@@ -45,6 +45,7 @@ def test_host_must_name_this_machine(host: str | None, local: bool, opened: bool
         ("", False),
         (None, False),
         ("file://localhost:8700", False),
+        ("http://[", False),
     ],
 )
 def test_origin_must_be_the_page_itself(origin: str | None, expected: bool) -> None:
