@@ -26,7 +26,7 @@ def test_lengths_that_fit() -> None:
     ("lengths", "message"),
     [
         ((), "expected at least one"),
-        ((BOXES, BOXES), "same axis"),
+        ((BOXES, BOXES), "each axis once"),
         ((OutputLength("scores", 0, "n"),), "'scores', which does not exist"),
         ((OutputLength("boxes", 0, "count"),), "'count', which does not exist"),
         ((OutputLength("mean", 1, "n"),), "has no axis 1"),
