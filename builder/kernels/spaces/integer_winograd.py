@@ -31,6 +31,7 @@ from builder.kernels.spaces.dot_loops import mark_dot
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
 from builder.kernels.spaces.integer_convolution import pack_weights, start_sums
 from builder.kernels.spaces.register_tile import TileChoices, hold_operand, shorter_inside, tilings
+from builder.kernels.spaces.winograd_loops import order_input, order_output
 from builder.kernels.spaces.winograd_transforms import Transforms, WholeTransforms, select, times
 from builder.target.device_target import DeviceTarget
 
@@ -340,24 +341,9 @@ def apply(
     """Order the loops of the three stages and of the epilogue; `block` is the last stage."""
     half_out = sch.get_producers(block)[0]
     product = sch.get_producers(half_out)[0]
-    data = sch.get_sblock("data")
-    half_in, pad = sch.get_sblock("half_in"), sch.get_sblock("pad")
     epilogue = Epilogue.after(sch, block)
     sch.compute_inline(block)
-    size = m + 2
-
-    xi, group, c, tile, v = sch.get_loops(data)
-    e, nu = sch.split(xi, [size, size])
-    sch.reorder(c, group, tile, e, nu, v)
-    sch.compute_at(half_in, tile, preserve_unit_loops=True)
-    *_, a, b, lane = sch.get_loops(half_in)
-    sch.compute_at(pad, tile, preserve_unit_loops=True)
-    *_, y, z, channel = sch.get_loops(pad)
-    for loop in (a, b, e, nu, y, z):
-        sch.unroll(loop)
-    for loop in (lane, v, channel):
-        sch.vectorize(loop)
-    sch.parallel(sch.fuse(c, group, tile))
+    order_input(sch, m)
 
     xi, o, tile, v, ic, iq, ig = sch.get_loops(product)
     to, ti = sch.split(tile, [None, tiles.tiles])
@@ -374,17 +360,7 @@ def apply(
     start_sums(sch, product, ic)
     mark_dot(sch, v)
 
-    i, o, y, z, v = sch.get_loops(epilogue.block)
-    yo, yi = sch.split(y, [None, m])
-    zo, zi = sch.split(z, [None, m])
-    sch.reorder(i, o, yo, zo, yi, zi, v)
-    sch.compute_at(half_out, zo, preserve_unit_loops=True)
-    *_, a, nu, lane = sch.get_loops(half_out)
-    for loop in (a, nu, yi, zi):
-        sch.unroll(loop)
-    for loop in (lane, v):
-        sch.vectorize(loop)
-    sch.parallel(sch.fuse(i, o, yo))
+    order_output(sch, half_out, epilogue, m)
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:

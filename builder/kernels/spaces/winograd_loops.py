@@ -1,0 +1,63 @@
+"""The loops of Winograd's two transforms, which the float and the integer convolution have in common.
+
+The product between them, where the time is spent, is ordered by each of them.
+"""
+
+from __future__ import annotations
+
+from tvm import s_tir as st
+
+from builder.kernels.spaces.epilogue import Epilogue
+
+
+def order_input(sch: st.Schedule, m: int) -> None:
+    """Order the loops of the stages `pad`, `half_in` and `data`: tile after tile, each from the picture.
+
+    Parameters
+    ----------
+    sch
+        The schedule of a function with these stages.
+    m
+        The extent of the output tile.
+    """
+    data, half_in, pad = sch.get_sblock("data"), sch.get_sblock("half_in"), sch.get_sblock("pad")
+    xi, group, c, tile, v = sch.get_loops(data)
+    e, nu = sch.split(xi, [m + 2, m + 2])
+    sch.reorder(c, group, tile, e, nu, v)
+    sch.compute_at(half_in, tile, preserve_unit_loops=True)
+    *_, a, b, lane = sch.get_loops(half_in)
+    # The transform reads each element of the window several times: check once whether it is in the picture.
+    sch.compute_at(pad, tile, preserve_unit_loops=True)
+    *_, y, z, channel = sch.get_loops(pad)
+    for loop in (a, b, e, nu, y, z):
+        sch.unroll(loop)
+    for loop in (lane, v, channel):
+        sch.vectorize(loop)
+    sch.parallel(sch.fuse(c, group, tile))
+
+
+def order_output(sch: st.Schedule, half_out: st.schedule.SBlockRV, epilogue: Epilogue, m: int) -> None:
+    """Order the loops of the output's transform and of what follows it: tile after tile.
+
+    Parameters
+    ----------
+    sch
+        The schedule.
+    half_out
+        The first half of the transform.
+    epilogue
+        The last stage, which has the second half inlined.
+    m
+        The extent of the output tile.
+    """
+    i, o, y, z, v = sch.get_loops(epilogue.block)
+    yo, yi = sch.split(y, [None, m])
+    zo, zi = sch.split(z, [None, m])
+    sch.reorder(i, o, yo, zo, yi, zi, v)
+    sch.compute_at(half_out, zo, preserve_unit_loops=True)
+    *_, a, nu, lane = sch.get_loops(half_out)
+    for loop in (a, nu, yi, zi):
+        sch.unroll(loop)
+    for loop in (lane, v):
+        sch.vectorize(loop)
+    sch.parallel(sch.fuse(i, o, yo))
