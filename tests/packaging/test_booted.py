@@ -55,7 +55,8 @@ class Device:
         """Return the process ids of the workers, oldest first."""
         group = self.system.show("ControlGroup")["ControlGroup"]
         pids = self.system.run("sh", "-c", f"cat /sys/fs/cgroup{group}/cgroup.procs", ok=False).split()
-        return sorted(set(pids) - {self.main_pid()}, key=int)
+        # 0 is a process of a machine that an interrupted run left behind; `kill 0` would end this process.
+        return sorted(set(pids) - {self.main_pid(), "0"}, key=int)
 
 
 @pytest.fixture(scope="module")
