@@ -244,7 +244,7 @@ export class Client {
       reconnectPeriod: 500,
       connectTimeout: CONNECT_LIMIT_S * 1000,
       ...options,
-      // Random, because whoever knows it can disconnect this client.
+      // Random, because anyone who knows it can disconnect this client.
       clientId: `edgebundle-${randomName(8)}`,
       protocolVersion: this.#isV5 ? 5 : 4,
       clean: true,

@@ -77,7 +77,7 @@ def cycles_of(codes: Sequence[bytes], arch: str, model: str) -> list[float]:
 
 
 def disassembled(codes: Sequence[bytes], arch: str) -> list[str]:
-    """Return the assembly of each block, without instructions whose costs nobody knows."""
+    """Return the assembly of each block, without instructions whose costs are unknown."""
     separator, mnemonic = _SEPARATORS[arch]
     lines = [" ".join(f"0x{byte:02x}" for byte in code + separator) for code in codes]
     done = subprocess.run(

@@ -51,7 +51,8 @@ MAX_DROP: Final = 0.5  # percentage points
 GOOD_SQNR_DB: Final = 20.0
 # If it cannot be reached, blocks are left in float only while that still adds as much.
 _WORTHWHILE_DB: Final = 1.0
-# And no more than these for an aim that nobody stated: functions in float cost no multiply-adds, but time.
+# And no more than these for an aim that the user did not state: functions in float cost time, though no
+# multiply-adds.
 _MOST_FOR_THE_AIM: Final = 8
 # Share of the multiply-adds that may be left in float to reach the accuracy, in percent.
 MAX_FLOAT: Final = 5.0
