@@ -7,7 +7,7 @@ import sys
 from typing import Final
 
 from builder.cli import SubParsers
-from builder.cli.fleet import add_broker, broker_of
+from builder.cli.broker_flags import add_broker, broker_of
 from builder.cli.progress import print_line
 
 _DEFAULT: Final = "127.0.0.1:8700"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import add_json, add_sign_key
+from builder.cli.json_output import print_json
 from builder.cli.refused_bundle import naming_file
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _keygen(args: argparse.Namespace) -> int:
 
     pair = generate(args.folder)
     if args.json:
-        _print_json({"private": str(pair.private), "public": str(pair.public), "key_id": pair.key_id})
+        print_json({"private": str(pair.private), "public": str(pair.public), "key_id": pair.key_id})
         return 0
     print(f"private key  {pair.private}  (keep it secret: it decides what your devices run)")
     print(f"public key   {pair.public}")
@@ -106,7 +106,7 @@ def _sign(args: argparse.Namespace) -> int:
     manifest = signed.manifest
     signer = key_id(key.public_key())
     if args.json:
-        _print_json({"name": manifest.name, "version": manifest.version, "key_id": signer, "output": output})
+        print_json({"name": manifest.name, "version": manifest.version, "key_id": signer, "output": output})
         return 0
     print(f"signed {manifest.name} {manifest.version}: {output}")
     print(f"key id {signer}")
@@ -120,7 +120,7 @@ def _verify(args: argparse.Namespace) -> int:
     with naming_file(args.bundle), verify(args.bundle, keyring) as bundle:
         manifest, digest, key = bundle.manifest, bundle.digest, bundle.key_id
     if args.json:
-        _print_json({"name": manifest.name, "version": manifest.version, "digest": digest, "key_id": key})
+        print_json({"name": manifest.name, "version": manifest.version, "digest": digest, "key_id": key})
         return 0
     print(f"verified {manifest.name} {manifest.version}")
     print(f"digest   {digest}")
@@ -146,7 +146,7 @@ def _inspect(args: argparse.Namespace) -> int:
     with naming_file(args.bundle):
         report = inspect_bundle(args.bundle, keyring)
         if args.json:
-            _print_json(report.to_json())
+            print_json(report.to_json())
         else:
             print("\n".join(report.lines()))
         if args.html:
@@ -157,7 +157,3 @@ def _inspect(args: argparse.Namespace) -> int:
         if report.refusal is not None:
             raise report.refusal
     return 0
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 
 from builder.cli import SubParsers
 from builder.cli.arguments import add_json
-from builder.cli.fleet import add_agent, add_broker, broker_of
+from builder.cli.broker_flags import add_agent, add_broker, broker_of
+from builder.cli.json_output import print_json
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -47,7 +47,7 @@ def _metrics(args: argparse.Namespace) -> int:
         if args.match is None or args.match.search(name)
     }
     if args.json:
-        print(json.dumps(chosen, indent=2))
+        print_json(chosen)
     else:
         for name, value in chosen.items():
             print(f"{name} {value:.10g}")

@@ -1,0 +1,86 @@
+"""The verb `agents`: who is at a broker, and what runs there."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from builder.cli import SubParsers
+from builder.cli.arguments import add_json, seconds
+from builder.cli.broker_flags import add_broker, broker_of
+from builder.cli.json_output import print_json
+
+if TYPE_CHECKING:
+    from builder.fleet.agents import AgentSummary
+
+
+def add_parsers(subparsers: SubParsers) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "agents",
+        help="list the agents at a broker and their models",
+        description="List the agents at a broker, each with its state, device and models.",
+        epilog="example:\n  edgebundle agents --broker mqtt://localhost",
+    )
+    add_broker(parser)
+    parser.add_argument(
+        "--wait",
+        type=seconds,
+        default=2.0,
+        metavar="SECONDS",
+        help="how long to wait for agents (default: %(default)g)",
+    )
+    add_json(parser)
+    parser.set_defaults(handler=_agents)
+
+
+def _agents(args: argparse.Namespace) -> int:
+    from builder.fleet.agents import agents
+
+    found = agents(broker_of(args), wait_s=args.wait)
+    if args.json:
+        print_json([_agent_json(agent) for agent in found])
+        return 0
+    if not found:
+        print("no agents at this broker", file=sys.stderr)
+    for agent in found:
+        words = (agent.condition, f"edge-agent {agent.version}" if agent.version else "", agent.machine)
+        print(f"{agent.name}  {'  '.join(word for word in words if word)}")
+        if agent.name_conflict:
+            print("    TWO AGENTS HAVE THIS NAME: give one another name (edge-agent enroll --device NAME)")
+        if agent.sandbox_missing:
+            print(f"    sandbox without {', '.join(agent.sandbox_missing)}")
+        for model in agent.models:
+            condition, _, reason = model.condition.partition(": ")
+            print(f"    {model.name} {model.version}  {condition}  {model.digest[:19]}")
+            if reason:
+                print(f"        {reason}")
+    return 0
+
+
+def _agent_json(agent: AgentSummary) -> dict[str, Any]:
+    return {
+        "name": agent.name,
+        "state": agent.state,
+        "inference": agent.inference,
+        "groups": agent.groups,
+        "name_conflict": agent.name_conflict,
+        "version": agent.version,
+        "machine": agent.machine,
+        "sandbox": None
+        if agent.sandbox_missing is None
+        else {"complete": not agent.sandbox_missing, "missing": list(agent.sandbox_missing)},
+        "models": [
+            {
+                "name": model.name,
+                "version": model.version,
+                "ready": model.ready,
+                "digest": model.digest,
+                "inputs": list(model.inputs),
+                "service": model.service,
+                "reason": model.reason,
+            }
+            for model in agent.models
+        ],
+    }
