@@ -24,7 +24,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.bundle.archive import MANIFEST, SIGNATURE, pack
 from agent.bundle.keyring import Keyring
-from agent.bundle.manifest import FileDigest, Manifest, Provenance, Resources, Runtime, Samples, Target
+from agent.bundle.manifest import FileDigest, Manifest, Resources, Runtime, Samples, Target
+from agent.bundle.provenance import Provenance
 from agent.bundle.signature import make_signature
 from agent.bundle.tensor_spec import TensorSpec
 from agent.bundle.verify import VerifiedBundle, verify

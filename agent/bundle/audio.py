@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from agent.bundle.canonical_json import LATER
-from agent.bundle.detection import one_of, within
+from agent.bundle.values import one_of, within
 
 # Telephones have 8000 samples a second, studios 192000.
 MIN_RATE: Final = 1_000

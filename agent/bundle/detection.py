@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from agent.bundle.values import one_of, within
+
 # Entries of a top-k or of a list of detections; an answer is made in memory.
 MAX_LIST: Final = 100_000
 # Candidate boxes of a model: YOLOv5 at 1280 x 1280 has 102,000. Decoding takes some 100 bytes for each.
@@ -266,30 +268,6 @@ def check_thresholds(score_threshold: float, iou_threshold: float, max_detection
         if not 0 <= value <= 1:
             raise ValueError(f"{name}: expected 0 to 1, got {value}")
     within("max_detections", max_detections, 1, MAX_LIST)
-
-
-def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Check that a value is one of its choices.
-
-    Raises
-    ------
-    ValueError
-        If it is another.
-    """
-    if value not in choices:
-        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r:.80}")
-
-
-def within(name: str, value: int, low: int, high: int) -> None:
-    """Check that a number is within its range.
-
-    Raises
-    ------
-    ValueError
-        If it is not.
-    """
-    if not low <= value <= high:
-        raise ValueError(f"{name}: expected {low} to {high}, got {value}")
 
 
 def _positive(name: str, value: float) -> None:

@@ -10,20 +10,20 @@ The rules for values that users choose (`check_model_name`, `check_version`, `ch
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from agent.bundle import canonical_json
+from agent.bundle import canonical_json, values
 from agent.bundle.archive import MANIFEST, MAX_BUNDLE_BYTES, MAX_MEMBER_BYTES, SIGNATURE, max_member_bytes
 from agent.bundle.audio import Audio, Keywords, Speech
 from agent.bundle.buckets import Buckets
-from agent.bundle.names import COMPATIBLE, MAX_VERSION_CHARS, MODEL_NAME, SEMVER, SHA256
+from agent.bundle.names import COMPATIBLE, MAX_VERSION_CHARS, MODEL_NAME, SEMVER
 from agent.bundle.output_length import OutputLength, check_lengths
 from agent.bundle.processing import Normalise, Postprocess, Preprocess, Softmax, outputs_of
+from agent.bundle.provenance import Provenance
 from agent.bundle.state import State, check_states, requested
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EndlessDataError, FormatError, InputError
@@ -45,11 +45,7 @@ MAX_WORDS: Final = 64
 
 # 1 TiB, more memory than any device has.
 _MAX_MEMORY_BYTES: Final = 1 << 40
-# Kernels of a model, and timed pairs: both stay far below.
-_MAX_COUNT: Final = 1 << 20
 _GLIBC: Final = re.compile(r"2\.(0|[1-9]\d{0,2})(\.\d{1,3})?", re.ASCII)
-_WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
-_SENTENCE: Final = re.compile(r"[ -~]{1,256}")
 
 
 def check_model_name(name: str) -> None:
@@ -60,7 +56,7 @@ def check_model_name(name: str) -> None:
     ValueError
         If it breaks that rule.
     """
-    _match(
+    values.match(
         "name",
         name,
         MODEL_NAME,
@@ -78,7 +74,7 @@ def check_version(version: str) -> None:
     """
     if len(version) > MAX_VERSION_CHARS:
         raise ValueError(f"version: expected at most {MAX_VERSION_CHARS} characters, got {len(version)}")
-    _match("version", version, SEMVER, "a semantic version such as 1.0.0")
+    values.match("version", version, SEMVER, "a semantic version such as 1.0.0")
 
 
 def check_security_counter(counter: int) -> None:
@@ -89,7 +85,7 @@ def check_security_counter(counter: int) -> None:
     ValueError
         If it is out of that range.
     """
-    _within("security_counter", counter, 0, MAX_SECURITY_COUNTER)
+    values.within("security_counter", counter, 0, MAX_SECURITY_COUNTER)
 
 
 def check_compatible(compatible: Sequence[str]) -> None:
@@ -105,7 +101,7 @@ def check_compatible(compatible: Sequence[str]) -> None:
     if not 1 <= len(compatible) <= MAX_WORDS:
         raise ValueError(f"compatible: expected 1 to {MAX_WORDS} device types, got {len(compatible)}")
     for device_type in compatible:
-        _match("compatible", device_type, COMPATIBLE, "a device type such as raspberrypi,4-model-b")
+        values.match("compatible", device_type, COMPATIBLE, "a device type such as raspberrypi,4-model-b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +123,12 @@ class Target:
     features: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        _word("triple", self.triple)
-        _word("cpu", self.cpu)
+        values.word("triple", self.triple)
+        values.word("cpu", self.cpu)
         if len(self.features) > MAX_WORDS:
             raise ValueError(f"features: expected at most {MAX_WORDS} entries, got {len(self.features)}")
         for feature in self.features:
-            _word("features", feature)
+            values.word("features", feature)
         if list(self.features) != sorted(set(self.features)):
             raise ValueError(
                 f"features: expected sorted entries without duplicates, got {', '.join(self.features):.200}"
@@ -163,10 +159,10 @@ class Runtime:
 
     def __post_init__(self) -> None:
         for name in ("tvm", "tvm_ffi", "abi"):
-            _word(name, getattr(self, name))
+            values.word(name, getattr(self, name))
         if self.executor != "graph":
             raise ValueError(f"executor: expected graph, got {self.executor!r:.80}")
-        _match("glibc", self.glibc, _GLIBC, "a version of glibc such as 2.28")
+        values.match("glibc", self.glibc, _GLIBC, "a version of glibc such as 2.28")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +173,8 @@ class FileDigest:
     size: int
 
     def __post_init__(self) -> None:
-        _sha256("sha256", self.sha256)
-        _within("size", self.size, 0, MAX_BUNDLE_BYTES)
+        values.sha256("sha256", self.sha256)
+        values.within("size", self.size, 0, MAX_BUNDLE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +194,9 @@ class Samples:
     atol: float
 
     def __post_init__(self) -> None:
-        _within("count", self.count, 0, MAX_SAMPLES)
-        _not_negative("rtol", self.rtol)
-        _not_negative("atol", self.atol)
+        values.within("count", self.count, 0, MAX_SAMPLES)
+        values.not_negative("rtol", self.rtol)
+        values.not_negative("atol", self.atol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,114 +220,13 @@ class Resources:
     thread_bytes: int | None = field(default=None, metadata=canonical_json.LATER)
 
     def __post_init__(self) -> None:
-        _within("arena_bytes", self.arena_bytes, 0, _MAX_MEMORY_BYTES)
-        _within("params_bytes", self.params_bytes, 0, _MAX_MEMORY_BYTES)
-        _within("thread_bytes", self.thread_bytes or 0, 0, _MAX_MEMORY_BYTES)
+        values.within("arena_bytes", self.arena_bytes, 0, _MAX_MEMORY_BYTES)
+        values.within("params_bytes", self.params_bytes, 0, _MAX_MEMORY_BYTES)
+        values.within("thread_bytes", self.thread_bytes or 0, 0, _MAX_MEMORY_BYTES)
 
     def needed_bytes(self, threads: int) -> int:
         """Return the most memory that the model takes with kernels of `threads` threads."""
         return self.arena_bytes + self.params_bytes + max(0, threads - 1) * (self.thread_bytes or 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """The tuned model timed against the untuned one, on one board, in alternating pairs of runs.
-
-    Attributes
-    ----------
-    board
-        The board that was measured on.
-    untuned_ms, tuned_ms
-        Median time of an inference, in milliseconds.
-    speedup, low, high
-        Median of untuned / tuned over the pairs, and its 95 % interval.
-    pairs
-        Number of pairs.
-    """
-
-    board: str
-    untuned_ms: float
-    tuned_ms: float
-    speedup: float
-    low: float
-    high: float
-    pairs: int
-
-    def __post_init__(self) -> None:
-        _sentence("board", self.board)
-        for name in ("untuned_ms", "tuned_ms", "speedup", "low", "high"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name}: expected a finite number above 0, got {value}")
-        _within("pairs", self.pairs, 1, _MAX_COUNT)
-
-
-@dataclass(frozen=True, slots=True)
-class ShippedRecords:
-    """The tuning records that came with the compiler and were applied.
-
-    Attributes
-    ----------
-    name
-        The kind of core that they are for.
-    sha256
-        Digest of the records' file.
-    kernels
-        Number of different kernels whose schedules come from it.
-    board_timed
-        Whether they were timed on a device of that kind.
-    """
-
-    name: str
-    sha256: str
-    kernels: int
-    board_timed: bool
-
-    def __post_init__(self) -> None:
-        _word("name", self.name)
-        _sha256("sha256", self.sha256)
-        _within("kernels", self.kernels, 1, _MAX_COUNT)
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """Where the bundle comes from: the model, the compiler, its reference and its tuning.
-
-    Attributes
-    ----------
-    source_sha256
-        Digest of the model file that was compiled.
-    builder
-        Name and version of the compiler, such as `edgebundle 0.1.0`.
-    tuning_records_sha256
-        Digest of the tuning records that were applied, or None.
-    parity_error
-        Largest relative error against the reference on the recorded inputs, or None if it was not measured.
-    reference
-        Name and version of that reference, or None.
-    tuning
-        How much faster tuning made this model, or None if it was not tuned or not compared.
-    shipped_records
-        The records that came with the compiler and were applied, or None.
-    """
-
-    source_sha256: str
-    builder: str
-    tuning_records_sha256: str | None = None
-    parity_error: float | None = None
-    reference: str | None = None
-    tuning: Tuning | None = None
-    shipped_records: ShippedRecords | None = field(default=None, metadata=canonical_json.LATER)
-
-    def __post_init__(self) -> None:
-        _sha256("source_sha256", self.source_sha256)
-        _sentence("builder", self.builder)
-        if self.tuning_records_sha256 is not None:
-            _sha256("tuning_records_sha256", self.tuning_records_sha256)
-        if self.parity_error is not None:
-            _not_negative("parity_error", self.parity_error)
-        if self.reference is not None:
-            _sentence("reference", self.reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -559,33 +454,6 @@ def _check_files(files: Mapping[str, FileDigest]) -> None:
         if name in (MANIFEST, SIGNATURE):
             raise ValueError(f"files: {name} cannot hold its own digest")
         try:
-            _within(f"size of {name}", digest.size, 0, max_member_bytes(name))
+            values.within(f"size of {name}", digest.size, 0, max_member_bytes(name))
         except FormatError as error:
             raise ValueError(str(error)) from error
-
-
-def _word(name: str, value: str) -> None:
-    _match(name, value, _WORD, "1 to 64 letters, digits, '.', '_', '+' and '-', first a letter or digit")
-
-
-def _sentence(name: str, value: str) -> None:
-    _match(name, value, _SENTENCE, "1 to 256 printable ASCII characters")
-
-
-def _sha256(name: str, value: str) -> None:
-    _match(name, value, SHA256, "64 lower case hexadecimal digits")
-
-
-def _match(name: str, value: str, pattern: re.Pattern[str], expected: str) -> None:
-    if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise ValueError(f"{name}: expected {expected}, got {value!r:.80}")
-
-
-def _within(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{name}: expected {low} to {high}, got {value}")
-
-
-def _not_negative(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name}: expected a finite number of at least 0, got {value}")

@@ -12,7 +12,8 @@ from typing import ClassVar, Final
 
 from agent.bundle.audio import Keywords, Speech
 from agent.bundle.canonical_json import LATER
-from agent.bundle.detection import MAX_LIST, Objects, check_thresholds, one_of, within
+from agent.bundle.detection import MAX_LIST, Objects, check_thresholds
+from agent.bundle.values import one_of, within
 
 # In pixels; no model takes larger images. This limits how much a resize may allocate; the runtime checks the
 # result against the shape of the model's input.

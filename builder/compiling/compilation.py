@@ -20,17 +20,11 @@ import tvm
 
 from agent import __version__
 from agent.bundle.graph import Graph
-from agent.bundle.manifest import (
-    Manifest,
-    Provenance,
-    Resources,
-    Runtime,
-    Samples,
-    Tuning,
-)
-from agent.bundle.manifest import ShippedRecords as ManifestShipped
+from agent.bundle.manifest import Manifest, Resources, Runtime, Samples
 from agent.bundle.manifest import Target as ManifestTarget
 from agent.bundle.params import dump_params
+from agent.bundle.provenance import Provenance, Tuning
+from agent.bundle.provenance import ShippedRecords as ManifestShipped
 from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime import debug_executor
 from agent.runtime.debug_executor import GraphModuleDebug

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import builder.cli as cli
-from agent.bundle.manifest import Provenance, Resources, Samples, Target
+from agent.bundle.manifest import Resources, Samples, Target
+from agent.bundle.provenance import Provenance
 from agent.bundle.tensor_spec import TensorSpec
 from builder.bundles import key_files
 from builder.bundles.package import Package

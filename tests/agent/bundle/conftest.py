@@ -12,9 +12,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from agent.bundle.archive import pack
 from agent.bundle.graph import Graph, Node, NodeEntry
 from agent.bundle.keyring import Keyring
-from agent.bundle.manifest import Manifest, Provenance, Resources, Runtime, Samples, Target
+from agent.bundle.manifest import Manifest, Resources, Runtime, Samples, Target
 from agent.bundle.params import dump_params
 from agent.bundle.processing import Postprocess, Preprocess, Softmax, TopK
+from agent.bundle.provenance import Provenance
 from agent.bundle.tensor_spec import TensorSpec
 from tests.bundles import KEY, KEYRING, make_manifest, sha256, signed
 

@@ -10,14 +10,13 @@ import pytest
 from agent.bundle.manifest import (
     Manifest,
     Resources,
-    ShippedRecords,
-    Tuning,
     check_compatible,
     check_model_name,
     check_security_counter,
     check_version,
 )
 from agent.bundle.processing import Detect, Postprocess, Softmax
+from agent.bundle.provenance import ShippedRecords, Tuning
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EndlessDataError, FormatError
 from tests.agent.bundle.documents import drop, put
