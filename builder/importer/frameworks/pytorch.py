@@ -120,7 +120,7 @@ def _exported(module: Any, name: str, examples: object) -> tuple[object, tuple[s
         module.eval()
         with quiet(), torch.no_grad():
             return torch.export.export(module, args, kwargs), notes
-    except Exception as error:
+    except Exception as error:  # the module is the user's: it raises anything
         raise ModelError(
             f"PyTorch cannot export {name}: {type(error).__name__}: {first_line(error)}",
             hint="torch.export.export(module.eval(), example_inputs) says more: see "
