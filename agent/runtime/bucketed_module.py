@@ -8,6 +8,7 @@ does not change an answer. A module must be used by one thread at a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -138,7 +139,7 @@ class BucketedModule:
         spec = self._specs[name]
         padded = self.module.input_view(name)
         if _is_beginning(spec.shape, padded.shape):
-            return padded.reshape(-1)[: _count(spec.shape)].reshape(spec.shape)
+            return padded.reshape(-1)[: math.prod(spec.shape)].reshape(spec.shape)
         if name not in self._staging:
             self._staging[name] = allocate(self._inputs[name].nbytes)
         return view(self._staging[name], spec.dtype, spec.shape)
@@ -237,13 +238,6 @@ class BucketedModule:
                 f"the graph of bucket {list(sizes)} does not match the manifest: "
                 f"expected {expected!s:.200}, got {got!s:.200}"
             )
-
-
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _is_beginning(exact: Sequence[int], padded: Sequence[int]) -> bool:

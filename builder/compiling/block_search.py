@@ -3,10 +3,10 @@
 Fusion, layouts and byte types leave no names, so tensors are found by their numbers: plain or packed, in
 either byte type, dequantised or not.
 
-If one of ours agrees, it is the one. If none does, one that is close only is a fault, or another tensor
-of the model that resembles this one, which no kernel wrote: what is before and after an activation, or two in
-a network whose numbers hardly vary. In the second case, ours agrees with that other tensor. So one that is
-close is a fault, unless it agrees with another tensor of the model.
+If one of ours agrees, it is the one. If none agrees but one is close, there are two explanations. Either a
+kernel is wrong, or no kernel wrote this tensor and ours is another one that resembles it: the tensor before
+an activation and the one after it, or two in a network whose numbers hardly vary. In the second case, ours
+agrees with that other tensor. So a close one is a fault unless it agrees with another tensor of the model.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ which padding changes the answer gets a bucket for every size if there are few, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -94,9 +95,7 @@ def plan_buckets(
         progress(f"{difference}: every size from {dimension.low} to {dimension.high} is compiled")
         exact.append(replace(dimension, sizes=tuple(range(dimension.low, dimension.high + 1))))
     if differences:
-        count = 1
-        for dimension in exact:
-            count *= len(dimension.sizes)
+        count = math.prod(len(dimension.sizes) for dimension in exact)
         if count > MAX_BUCKETS:
             raise ModelError(
                 f"{next(iter(differences.values()))}: expected at most {MAX_BUCKETS} combinations of sizes, "

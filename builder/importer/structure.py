@@ -6,6 +6,7 @@ refuses the rest, naming the node at fault. ONNX's own checker runs last.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
@@ -249,11 +250,8 @@ def _check_weight(tensor: onnx.TensorProto) -> None:
     if any(dim < 0 for dim in tensor.dims):
         raise ModelError(f"weight '{tensor.name}' has a negative dimension: {list(tensor.dims)}")
     if tensor.HasField("raw_data"):
-        count = 1
-        for dim in tensor.dims:
-            count *= dim
         bits = _BITS.get(tensor.data_type, 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
-        expected = (count * bits + 7) // 8
+        expected = (math.prod(tensor.dims) * bits + 7) // 8
         if len(tensor.raw_data) != expected:
             raise ModelError(
                 f"weight '{tensor.name}' of shape {list(tensor.dims)}: expected {expected} bytes, "

@@ -7,6 +7,7 @@ enough. The same input gives the same bytes. Leaves compiling to `builder.compil
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -234,10 +235,7 @@ def _scores(outputs: Sequence[TensorSpec], metric: Metric) -> int | None:
 
 
 def _classes(spec: TensorSpec) -> int:
-    count = 1
-    for dim in spec.shape[1:]:
-        count *= dim
-    return count
+    return math.prod(spec.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
