@@ -149,7 +149,7 @@ class Sessions(Generic[Kept]):
         Raises
         ------
         SessionStepError
-            If this is not its next step: the session may have begun anew since the client wanted to end it.
+            If this is not its next step: the session may have begun again since the client wanted to end it.
         """
         key = (client, name)
         session = self._sessions.get(key)

@@ -123,7 +123,7 @@ def test_an_ended_session_frees_its_place() -> None:
     assert len(sessions) == 0
 
 
-def test_a_late_end_does_not_end_what_began_anew() -> None:
+def test_a_late_end_does_not_end_what_began_again() -> None:
     sessions, _ = make()
     for number in (0, 1, 2, 0):
         step(sessions, "a", "s", number)
