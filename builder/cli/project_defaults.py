@@ -146,6 +146,7 @@ def _model(verb: str, project: Project) -> dict[str, object]:
         "preprocess": model.preprocess,
         "postprocess": model.postprocess,
         "labels": model.labels,
+        "columns": model.columns,
         "precision": model.precision,
         "calibration": model.calibration if model.precision is not None else None,
     }
