@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
 import shutil
@@ -230,6 +231,42 @@ def test_newer_version_is_deployed_and_reported(edgebundle: Edgebundle, site: Si
     assert "verifying" in done.stderr.splitlines()
     again = edgebundle("deploy", site.first, "--agent", "kitchen", "--broker", site.broker)
     assert again.returncode == 0, again.stderr  # an equal counter allows the older version
+
+
+def test_rollback_returns_to_the_version_before_after_a_confirmation(
+    edgebundle: Edgebundle, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = ("--agent", "kitchen", "--broker", site.broker)
+    assert edgebundle("deploy", site.variant("next", version="1.2.0"), *where).returncode == 0
+    verb = ("rollback", *where, "--model", "digits")
+    fails(edgebundle(*verb), "expected a confirmation, got none")
+    monkeypatch.setattr("sys.stdin", Answers("\n", "yes\n"))
+    done = edgebundle(*verb)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "? [y/N] edgebundle: error: nothing was changed" in done.stderr
+    done = edgebundle(*verb)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("digits 1.0.0 is in service on kitchen (")
+    assert done.stderr.startswith("return digits on kitchen to the version that ran before? [y/N] ")
+    again = edgebundle(*verb, "--yes", "--json")
+    assert again.returncode == 0
+    document = json.loads(again.stdout)
+    assert (document["version"], document["status"], document["sent_bytes"]) == ("1.2.0", "SUCCEEDED", 0)
+    assert edgebundle(*verb, "-y").returncode == 0
+    fails(edgebundle("rollback", *where, "--model", "faces", "-y"), "kitchen reports no model faces")
+    fails(edgebundle("rollback", *where, "--model", "../x", "-y"), "expected the names")
+    nobody = ("--agent", "nobody", "--broker", site.broker)
+    fails(edgebundle("rollback", *nobody, "--model", "digits", "-y"), "nobody has not reported")
+
+
+class Answers(io.StringIO):
+    """A terminal on which somebody types these lines."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("".join(lines))
+
+    def isatty(self) -> bool:
+        return True
 
 
 # Refused by the agent: the code is reported, and the old version stays in service
