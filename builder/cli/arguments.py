@@ -75,6 +75,12 @@ def add_declarations(parser: argparse._ActionsContainer) -> None:
         metavar="FILE",
         help="class names, one per line, or `coco` for the 80 classes of COCO (default: the model's own)",
     )
+    parser.add_argument(
+        "--columns",
+        metavar="NAMES|CSV",
+        help="the columns of a table that the model takes, in the order of its features: a,b,c, or a CSV "
+        "file whose first line has them (default: the model's own names)",
+    )
 
 
 def load_model(args: argparse.Namespace, progress: Callable[[str], None] | None = None) -> ImportedModel:

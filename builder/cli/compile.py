@@ -39,6 +39,7 @@ EXAMPLES: Final = """examples:
   edgebundle compile model.onnx --preprocess imagenet --postprocess softmax,top5 --labels synset.txt
   edgebundle compile yolox_nano.onnx --preprocess yolox --postprocess yolox,score_threshold=0.4 --labels coco
   edgebundle compile silero_vad_16k_op15.onnx --preprocess silero -o vad.bundle
+  edgebundle compile forest.onnx --columns temperature,humidity,light --postprocess top1
   edgebundle compile rnn.onnx --state "h:hn c:cn"
   edgebundle compile model.onnx --report nodes.html
   edgebundle compile bert.onnx --input-shapes "input_ids:[1,s=1..512] attention_mask:[1,s]"
@@ -183,6 +184,7 @@ def _compile(args: argparse.Namespace) -> int:
                 postprocess=args.postprocess,
                 labels=args.labels or labels,
                 states=args.state or (),
+                columns=args.columns,
                 tolerance=args.tolerance,
                 tuning_records=args.tuning_records,
                 progress=progress,
@@ -210,6 +212,7 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
         The labels in the model file, if the user gives none and the postprocess has a use for them.
     """
     from builder.compiling import audio_presets, declarations
+    from builder.compiling.columns import declare_columns, read_names
     from builder.errors import ModelError
 
     if (args.show_input is None) != (args.picture is None):
@@ -220,6 +223,7 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
 
     if args.labels:
         read_labels(args.labels)
+    names = read_names(args.columns) if args.columns else None
     # From here on, the model's file is read.
     from builder.compiling.outline import read_outline
     from builder.compiling.recognition import contradicts, recognise
@@ -244,6 +248,8 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
             )
         return None, None
     before = declarations.preprocess(args.preprocess, outline.inputs) if args.preprocess else None
+    if names is not None and not args.state and not args.input_values:
+        declare_columns(names, outline.inputs)
     if args.show_input is not None:
         show_input(before, outline.inputs, args.picture, args.show_input)
     after = None

@@ -13,6 +13,7 @@ from builder.cli.refused_bundle import naming_file
 EXAMPLES: Final = """examples:
   edgebundle repack yolox.bundle --preprocess yolox --postprocess yolox --labels coco
   edgebundle repack yolox.bundle --postprocess yolox,score_threshold=0.5,class_agnostic=true -o strict.bundle
+  edgebundle repack sensors.bundle --columns temperature,humidity,light
   edgebundle repack yolox.bundle --model-version 1.1.0 --sign-key keys/signing.key -o new.bundle
 """
 
@@ -62,6 +63,7 @@ def _repack(args: argparse.Namespace) -> int:
             preprocess=args.preprocess,
             postprocess=args.postprocess,
             labels=args.labels,
+            columns=args.columns,
         )
     if key is not None:
         package = package.sign(key)
