@@ -25,7 +25,7 @@ PRECISIONS: Final = ("int8", "weights-int8", "weights-int4", "weights-fp16")
 EXAMPLES: Final = """examples:
   edgebundle quantize model.onnx --calibration pictures/ --preprocess imagenet -o model-int8.onnx
   edgebundle quantize model.onnx --calibration samples.npz --max-drop 1 --report model-int8.html
-  edgebundle quantize model.onnx --calibration pictures/ --preprocess imagenet --labels classes.csv
+  edgebundle quantize model.onnx --calibration pictures/ --calibration-labels classes.csv
   edgebundle quantize model.onnx --precision weights-int4
 """
 _WANTED: Final = (
@@ -61,7 +61,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         metavar="PRESET|TOML",
         help="how to turn a picture into the input: a preset (such as imagenet) or a TOML file",
     )
-    add_quantising(parser, labels=("--labels", "--calibration-labels"))
+    add_quantising(parser)
     parser.add_argument(
         "--report", metavar="HTML", help="also write a page with a picture of each block's noise"
     )
@@ -70,7 +70,7 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.set_defaults(handler=_quantize)
 
 
-def add_quantising(parser: Parser, labels: tuple[str, ...] = ("--calibration-labels",)) -> None:
+def add_quantising(parser: Parser) -> None:
     """Add the flags that say how to quantise, which `compile` has too."""
     group = parser.add_argument_group("quantising")
     group.add_argument(
@@ -80,8 +80,7 @@ def add_quantising(parser: Parser, labels: tuple[str, ...] = ("--calibration-lab
         "array for each input (samples along its first axis), or a folder of such files",
     )
     group.add_argument(
-        *labels,
-        dest="calibration_labels",
+        "--calibration-labels",
         metavar="CSV",
         help="classes of the samples: lines such as seven.png,7; --max-drop is then about accuracy",
     )

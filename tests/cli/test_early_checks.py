@@ -21,7 +21,7 @@ MISTAKES = [
     (("compile", MODEL, "--target", "rpi6"), "did you mean rpi5?"),
     (("compile", MODEL, "--sing-key", "x"), "did you mean --sign-key?"),
     (("compile", MODEL, "--sign-key", "no.key"), "no.key"),
-    (("compile", MODEL, "--key", "no.key"), "no.key"),
+    (("compile", MODEL, "--sign-key", "no.key"), "no.key"),
     (("compile", MODEL, "--preprocess", "imagenett"), "did you mean imagenet?"),
     (("compile", MODEL, "--preprocess", "no.toml"), "no.toml"),
     (("compile", MODEL, "--postprocess", "no.toml"), "no.toml"),
@@ -37,7 +37,7 @@ MISTAKES = [
     (("profile", "no.bundle"), "no.bundle"),
     (("verify", "no.bundle", "--trust", "no.pub"), "no.pub"),
     (("inspect", "no.bundle"), "no.bundle"),
-    (("sign", "no.bundle", "--key", "no.key"), "no.key"),
+    (("sign", "no.bundle", "--sign-key", "no.key"), "no.key"),
     (("deploy", "no.bundle", "--agent", "k", "--broker", "mqtt://127.0.0.1:1"), "no.bundle"),
     (("sign", "no.bundle", "--sign-key", "no.key"), "no.key"),
 ]
