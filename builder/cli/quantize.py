@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import add_json, add_model, load_model
+from builder.cli.early_checks import check_inputs, check_model
 from builder.cli.progress import show_steps
 
 if TYPE_CHECKING:
@@ -155,6 +156,15 @@ def quantise(
     )
 
 
+def _check_calibration(path: str | None) -> None:
+    """Check that calibration data exist, before the compiler is loaded; errors are those of reading them."""
+    from builder.errors import ModelError
+
+    if path is not None and not Path(path).exists():
+        hint = _WANTED.replace("give --calibration", "give")
+        raise ModelError(f"no such file or folder: {path}", hint=hint)
+
+
 def check_flags(args: argparse.Namespace) -> None:
     """Refuse quantising without calibration data, and the flags of `add_quantising` without quantising."""
     from builder.errors import ModelError
@@ -164,6 +174,7 @@ def check_flags(args: argparse.Namespace) -> None:
             _check_weights_only(args)
         elif args.calibration is None:
             raise ModelError("expected calibration data to quantise with, got none", hint=_WANTED)
+        _check_calibration(args.calibration)
         return
     flags = (
         "calibration",
@@ -214,6 +225,8 @@ def _quantize(args: argparse.Namespace) -> int:
         raise ModelError(
             f"{output}: expected another file than the model itself", hint="name another with -o"
         )
+    check_model(args)
+    check_inputs(args)
     check_flags(args)
     if args.report is not None and args.precision != "int8":
         raise ModelError(

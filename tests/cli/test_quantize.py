@@ -110,7 +110,7 @@ def test_compile_quantises_first(terminal: Terminal, arrays: Path, tmp_path: Pat
     ("arguments", "message", "hint"),
     [
         ([], "expected calibration data to quantise with, got none", "give --calibration a folder"),
-        (["--calibration", "none.npz"], "no such file or folder: none.npz", "give a folder of pictures"),
+        (["--calibration", "none.npz"], "no such file or folder: none.npz", "give a folder of about 100"),
         (["--calibration", "."], "expected JPEG, PNG or .npz files, got only others", "give a folder"),
         (["--calibration", "DATA", "-o", "a/b.onnx"], "a/b.onnx: the folder a does not exist", "mkdir -p a"),
         (["--calibration", "DATA", "-o", "."], "expected a file, got a folder", "name the file"),
