@@ -16,7 +16,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from agent.bundle.manifest import Manifest
 from agent.bundle.state import requested
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from agent.runtime.rows import RowReader
 
 Payload = bytes | memoryview
+# JSON without tensors is an envelope, and those are short.
+_MAX_EMPTY_BYTES: Final = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,22 @@ class Codec:
                 f"expected accept to be one of {', '.join(self._served(JSON, RAW))}, got {wanted!r:.80}"
             )
         return wanted
+
+    def is_empty(self, request: Request, payload: memoryview) -> bool:
+        """Return whether a request has no tensors: raw ones without a payload, or JSON with `"inputs": []`.
+
+        Raises
+        ------
+        InputError
+            If it is no JSON.
+        """
+        media_type = _media_type(request.content_type) or JSON
+        if media_type == RAW:
+            return not payload.nbytes and not request.tensors
+        if media_type != JSON or payload.nbytes > _MAX_EMPTY_BYTES:
+            return False
+        document = oip_json.parse(payload)
+        return isinstance(document, dict) and document.get("inputs") == []
 
     def decode(self, request: Request, payload: memoryview) -> Decoded:
         """Write a request's tensors into the model's inputs.

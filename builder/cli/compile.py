@@ -163,7 +163,7 @@ def _compile(args: argparse.Namespace) -> int:
         target = resolve(args.target)
         progress(f"importing {args.model}")
         model = None if is_bounded else load_model(args, progress)
-        quantisation = None
+        quantisation: QuantisationReport | WeightsReport | None = None
         if model is not None and args.precision is not None:
             quantised = quantise(args, model, target, progress)
             model, quantisation = quantised.imported(progress), quantised.report
@@ -175,7 +175,7 @@ def _compile(args: argparse.Namespace) -> int:
                 raise ModelError(
                     "--input-shapes: expected fixed shapes with a state or recordings, got bounds"
                 )
-            package = compile_bounded(args, target, identity, labels, progress)
+            package, quantisation = compile_bounded(args, target, identity, labels, progress)
         else:
             package = compile(
                 model,

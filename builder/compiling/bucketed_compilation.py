@@ -49,8 +49,9 @@ from builder.compiling.over_time import Declarations, columns_of_model
 from builder.compiling.padding import reference, request_inputs
 from builder.compiling.sized_models import SizedModels, Sizes
 from builder.compiling.uncovered import uncovered_kernels
-from builder.errors import ModelError, ShapeError
+from builder.errors import ModelError
 from builder.importer import load
+from builder.importer.bounded.widening import Capacities, capacities, widened
 from builder.importer.bounded_shapes import BoundedShapes
 from builder.importer.onnx_import import ImportedModel
 from builder.kernels.decisions import Schedules
@@ -72,6 +73,8 @@ def compile_buckets(
     pads: Mapping[str, tuple[str, float]] | None = None,
     identity: Identity | None = None,
     input_values: Mapping[str, ArrayLike] | None = None,
+    python: str | None = None,
+    quantise: Callable[[ImportedModel], ImportedModel] | None = None,
     preprocess: str | None = None,
     postprocess: str | None = None,
     labels: Labels | None = None,
@@ -94,8 +97,11 @@ def compile_buckets(
     pads
         Input name -> how it is padded, as `builder.compiling.bucket_options.parse_pads` says; the others
         are padded with zeros.
-    input_values
+    input_values, python
         As in `builder.load`.
+    quantise
+        Called with the model at each size that is imported, the largest first; returns what is compiled
+        instead.
     target, identity, preprocess, postprocess, labels, columns, tolerance, tuning_records, progress
         As in `builder.compile`.
 
@@ -117,16 +123,14 @@ def compile_buckets(
     device = target if isinstance(target, DeviceTarget) else resolve(target)
 
     def imported(at: Mapping[str, tuple[int, ...]]) -> ImportedModel:
-        model = load(Path(path), input_shapes=at, input_values=input_values)
-        if model.lengths:
-            raise ShapeError(
-                "expected outputs whose lengths follow from the inputs' shapes, "
-                f"got '{model.lengths[0].output}', whose length is only known at run time",
-                hint="give the inputs fixed shapes",
-            )
-        return model
+        model = load(Path(path), input_shapes=at, input_values=input_values, python=python)
+        if quantise is not None:
+            model = quantise(model)
+        return model if room is None else widened(model, room)
 
+    room: Capacities | None = None
     models = SizedModels(imported, shapes)
+    room = capacities(models.at(tuple(dimension.high for dimension in shapes.dimensions)))
     buckets = plan_buckets(models, sizes=sizes or {}, pads=pads or {}, tolerance=tolerance, progress=progress)
     smallest = models.at(buckets.lowest)
     before = declarations.preprocess(preprocess, smallest.inputs) if preprocess else None

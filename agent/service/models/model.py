@@ -19,7 +19,7 @@ from typing import Final
 
 from agent.bundle.columns import row_datatypes
 from agent.bundle.manifest import Manifest
-from agent.bundle.output_length import answered
+from agent.bundle.output_length import answered, shortest
 from agent.bundle.state import requested
 from agent.bundle.verify import VerifiedBundle
 from agent.config.settings import QueueLimits, WorkerSettings
@@ -89,16 +89,16 @@ class ModelStatus:
         """Return what is retained about the model."""
         manifest = self.manifest
         steps = () if manifest.postprocess is None else manifest.postprocess.steps
+        lengths = manifest.lengths or ()
+        kept = [state.output for state in manifest.states or ()]
+        smallest = answered(requested(manifest.smallest_outputs, kept), lengths)
         return ModelState(
             name=self.name,
             version=manifest.version,
             inputs=requested(manifest.inputs, [state.input for state in manifest.states or ()]),
-            outputs=answered(
-                requested(manifest.outputs, [state.output for state in manifest.states or ()]),
-                manifest.lengths or (),
-            ),
+            outputs=answered(requested(manifest.outputs, kept), lengths),
             smallest_inputs=manifest.smallest_shapes(manifest.smallest_inputs),
-            smallest_outputs=manifest.smallest_shapes(manifest.smallest_outputs),
+            smallest_outputs=shortest(smallest, lengths) if lengths else manifest.smallest_shapes(smallest),
             ready=self.ready,
             state=self.phase,
             message=self.message,

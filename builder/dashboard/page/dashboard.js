@@ -12,7 +12,12 @@ const $ = (id) => document.getElementById(id);
 const state = { agent: null, model: null, visible: [], broker: null, link: "connecting", now: Date.now() / 1000, events: [], hasList: false, full: false };
 const title = document.title;
 
-const link = new Link(takeToken(), onMessage, (now) => { state.link = now; notice(); });
+const link = new Link(takeToken(), onMessage, (now) => {
+  state.link = now;
+  // A connection begins with all that the server knows; it may be another server than before.
+  if (now === "up") { state.events = []; deploying.forget(); }
+  notice();
+});
 const deploying = new Deploying(link, $("dialog"), $("actions"), complain);
 const panel = new AgentPanel($("panel"), link, deploying, { onModel: (model) => { state.model = model; look(); }, onBack: () => go(null) });
 const roster = new Roster($("list"), $("rows"), { onOpen: (name) => go(name), onLook: (visible) => { state.visible = visible; look(); } });
@@ -28,7 +33,10 @@ function onMessage(message) {
   }
   if (message.live) roster.numbers(message.live);
   if (message.actions) deploying.change(message.actions);
-  if (message.events) state.events = [...message.events.reverse(), ...state.events].slice(0, MAX_EVENTS);
+  if (message.events) {
+    const again = new Set(message.events.map(({ agent, text }) => `${agent} ${text}`));
+    state.events = [...message.events.reverse(), ...state.events.filter(({ agent, text }) => !again.has(`${agent} ${text}`))].slice(0, MAX_EVENTS);
+  }
   if (message.detail) panel.change(message.detail, message.now);
   if (state.agent === null) overview();
 }

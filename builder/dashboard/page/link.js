@@ -3,7 +3,7 @@
 // Promises: it connects again by itself, whatever went away, and says what is wrong. The token stays in this
 // tab's memory: it leaves the address bar at once, and no other site can read it.
 
-const QUIET_MS = 7000; // the server says something every 2 s
+const QUIET_MS = 7000; // the server says something every 2 s; a connection is made in less, too
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 5000;
 const KEPT = "edgebundle-token";
@@ -44,6 +44,7 @@ export class Link {
     const scheme = location.protocol === "https:" ? "wss" : "ws";
     const socket = new WebSocket(`${scheme}://${location.host}/live`, ["edgebundle", this.token || "none"]);
     this.socket = socket;
+    this.wait(socket);
     socket.onopen = () => {
       this.pause = FIRST_PAUSE_MS;
       this.onState("up");
@@ -68,7 +69,7 @@ export class Link {
     this.socket = null;
     clearTimeout(this.silence);
     // Why a WebSocket was refused is kept from scripts: ask.
-    const refused = await fetch("/api/session", { headers: this.headers() }).then((answer) => answer.status === 403, () => false);
+    const refused = await fetch("/api/session", { headers: this.headers(), signal: AbortSignal.timeout(QUIET_MS) }).then((answer) => answer.status === 403, () => false);
     this.onState(refused ? "refused" : "lost");
     if (refused) return;
     this.timer = setTimeout(() => this.connect(), this.pause);
