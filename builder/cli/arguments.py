@@ -102,10 +102,8 @@ def add_json(parser: Parser) -> None:
 
 
 def add_sign_key(parser: Parser | argparse._ArgumentGroup, about: str, *, required: bool = False) -> None:
-    """Add `--sign-key`, and its other spelling `--key`, which the help does not show."""
-    group = parser.add_mutually_exclusive_group(required=required)
-    group.add_argument("--sign-key", metavar="KEY", help=about)
-    group.add_argument("--key", dest="sign_key", metavar="KEY", help=argparse.SUPPRESS)
+    """Add `--sign-key`; `--key` is that of a certificate, everywhere."""
+    parser.add_argument("--sign-key", metavar="KEY", required=required, help=about)
 
 
 def integer(text: str) -> int:

@@ -19,7 +19,7 @@ from builder.cli.arguments import (
     tolerance,
 )
 from builder.cli.bounded import add_bounds, bucket_lines, check_bounds, compile_bounded
-from builder.cli.early_checks import check_folder_of, check_model, check_records
+from builder.cli.early_checks import check_folder_of, check_inputs, check_model, check_records
 from builder.cli.progress import show_steps
 from builder.cli.quantize import PRECISIONS, add_quantising, check_flags, quantise
 from builder.compiling import tolerances
@@ -140,6 +140,7 @@ def _compile(args: argparse.Namespace) -> int:
     identity = Identity(args.name, args.model_version, args.security_counter, args.compatible)
     identity.check()
     check_model(args)
+    check_inputs(args)
     check_records(args.tuning_records)
     key = read_private(args.sign_key) if args.sign_key else None
     check_flags(args)
@@ -227,6 +228,7 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
     # From here on, the model's file is read.
     from builder.compiling.outline import read_outline
     from builder.compiling.recognition import contradicts, recognise
+    from builder.compiling.states import states as declare_states
     from builder.running.shown_input import show_input
 
     if args.preprocess and audio_presets.is_audio(args.preprocess):
@@ -252,6 +254,8 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
         declare_columns(names, outline.inputs)
     if args.show_input is not None:
         show_input(before, outline.inputs, args.picture, args.show_input)
+    if args.state and not args.input_values:
+        declare_states(args.state, outline.inputs, outline.outputs)
     after = None
     if args.postprocess:
         after = declarations.postprocess(args.postprocess, outline.outputs, outline.inputs)

@@ -32,7 +32,7 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument("-o", "--output", metavar="OUT", help="the new bundle (default: replace FILE)")
     add_declarations(parser)
     parser.add_argument("--name", help="the model's name on devices")
-    parser.add_argument("--model-version", "--version", metavar="SEMVER", help="the model's version")
+    parser.add_argument("--model-version", metavar="SEMVER", help="the model's version")
     parser.add_argument(
         "--security-counter",
         type=integer,

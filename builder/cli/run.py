@@ -53,7 +53,10 @@ def add_parsers(subparsers: SubParsers) -> None:
     )
     parser.add_argument("bundle", metavar="FILE", nargs="?", help="the bundle")
     parser.add_argument(
-        "--device", default="cpu", choices=["cpu"], help="device to run on (default: %(default)s)"
+        "--device",
+        default="cpu",
+        choices=["cpu"],
+        help=argparse.SUPPRESS,  # scripts for TVMC have it
     )
     parser.add_argument(
         "-i",
@@ -156,7 +159,7 @@ def _add_fill_mode(parser: Parser) -> None:
 def _add_common(parser: Parser) -> None:
     parser.add_argument(
         "--input-shapes",
-        metavar='"NAME:[1,17] ..."',
+        metavar='"NAME:[1,3,224,224] ..."',
         help="shapes of the inputs that --fill-mode fills, if the model's shapes change (default: largest)",
     )
     parser.add_argument(
