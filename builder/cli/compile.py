@@ -21,13 +21,14 @@ from builder.cli.arguments import (
 from builder.cli.bounded import add_bounds, bucket_lines, check_bounds, compile_bounded
 from builder.cli.early_checks import check_folder_of, check_inputs, check_model, check_records
 from builder.cli.progress import show_steps
-from builder.cli.quantize import PRECISIONS, add_quantising, check_flags, quantise
+from builder.cli.quantize import HALVES, PRECISIONS, add_quantising, check_flags, quantise
 from builder.compiling import tolerances
 from builder.compiling.identity import Identity
 
 if TYPE_CHECKING:
     from builder.bundles.package import Package
     from builder.compiling.recognition import Proposal
+    from builder.quantising.halves import HalvesReport
     from builder.quantising.report import QuantisationReport
     from builder.quantising.weights_only import WeightsReport
 
@@ -44,6 +45,7 @@ EXAMPLES: Final = """examples:
   edgebundle compile model.onnx --report nodes.html
   edgebundle compile bert.onnx --input-shapes "input_ids:[1,s=1..512] attention_mask:[1,s]"
   edgebundle compile model.onnx --preprocess imagenet --precision int8 --calibration pictures/
+  edgebundle compile model.onnx --target rpi5 --precision fp16
 """
 
 
@@ -71,9 +73,10 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument("-O", "--opt-level", type=int, choices=range(4), default=3, help=argparse.SUPPRESS)
     parser.add_argument(
         "--precision",
-        choices=PRECISIONS,
+        choices=(*PRECISIONS, HALVES),
         help="quantise the model first, as `edgebundle quantize` does (default: compile the model as it is); "
-        "int8 needs --calibration, the weights-only ones do not",
+        "int8 needs --calibration, the weights-only ones do not; fp16 computes in float16, where the "
+        "target can, as rpi5 does",
     )
     add_quantising(parser)
     add_bounds(parser)
@@ -161,10 +164,21 @@ def _compile(args: argparse.Namespace) -> int:
         from builder.target.device_target import resolve
 
         target = resolve(args.target)
+        if args.precision == HALVES:
+            from builder.target.half_arithmetic import require_half_arithmetic
+
+            require_half_arithmetic(target)
         progress(f"importing {args.model}")
         model = None if is_bounded else load_model(args, progress)
-        quantisation: QuantisationReport | WeightsReport | None = None
-        if model is not None and args.precision is not None:
+        quantisation: QuantisationReport | WeightsReport | HalvesReport | None = None
+        if model is not None and args.precision == HALVES:
+            from builder.quantising.halves import to_halves
+
+            halves = to_halves(
+                model, target, calibration=args.calibration, preprocess=args.preprocess, progress=progress
+            )
+            model, quantisation = halves.model, halves.report
+        elif model is not None and args.precision is not None:
             quantised = quantise(args, model, target, progress)
             model, quantisation = quantised.imported(progress), quantised.report
         declares = args.postprocess or args.state or is_audio(args.preprocess or "")
@@ -291,7 +305,7 @@ def _report(
     package: Package,
     output: str,
     proposal: Proposal | None,
-    quantisation: QuantisationReport | WeightsReport | None,
+    quantisation: QuantisationReport | WeightsReport | HalvesReport | None,
     *,
     as_json: bool,
 ) -> None:

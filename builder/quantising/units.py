@@ -132,7 +132,7 @@ def find_units(model: onnx.ModelProto) -> list[Unit]:
 def multiply_adds(model: onnx.ModelProto) -> int:
     """The multiply-adds of a model: convolutions, matrix products and recurrent layers."""
     graph = OnnxGraph(model)
-    return sum(_macs(node, graph) for node in model.graph.node)
+    return sum(multiply_adds_of(node, graph) for node in model.graph.node)
 
 
 class _Finder:
@@ -200,7 +200,7 @@ class _Finder:
             weights = Weights(weights.weight, bias, weights.axis)
             nodes.append(add)
         clamp = self._clamp(nodes[-1].output[0])
-        self._add(_ending(node, nodes, (node.input[0],), clamp, weights, _macs(node, self.graph)))
+        self._add(_ending(node, nodes, (node.input[0],), clamp, weights, multiply_adds_of(node, self.graph)))
 
     def _weights(self, node: onnx.NodeProto) -> Weights | None:
         weight = self.graph.constant(node.input[1])
@@ -299,7 +299,8 @@ def _keeps_levels(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
     return not (node.op_type == "MaxPool" and len(node.output) > 1)
 
 
-def _macs(node: onnx.NodeProto, graph: OnnxGraph) -> int:
+def multiply_adds_of(node: onnx.NodeProto, graph: OnnxGraph) -> int:
+    """The multiply-adds of a node: 0 unless it is a convolution, a matrix product or a recurrent layer."""
     if node.domain:
         return 0
     shapes = [graph.shape_of(name) or () for name in node.input]
