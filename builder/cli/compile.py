@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from builder.quantising.report import QuantisationReport
     from builder.quantising.weights_only import WeightsReport
 
-_NAMED: Final = 3  # kernels without a design space that the summary names
+_NAMED: Final = 3  # kernels without a design space, or layers in float32, that the summary names
 
 EXAMPLES: Final = """examples:
   edgebundle compile resnet50-v2-7.onnx --target rpi4 --sign-key keys/signing.key -o resnet50.bundle
@@ -330,6 +330,9 @@ def _report(
             "no_design_space": [
                 {**asdict(kernel), "nodes": package.nodes_of(kernel.name)} for kernel in package.uncovered
             ],
+            "integers": None
+            if package.integers is None
+            else {"share": package.integers.share, **asdict(package.integers)},
             "proposal": None if proposal is None else asdict(proposal),
             "quantisation": None if quantisation is None else quantisation.document(),
         }
@@ -345,6 +348,8 @@ def _report(
         print(f"  {line}")
     if quantisation is not None:
         print("\n".join(quantisation.lines()))
+    if package.integers is not None:
+        print(f"  {package.integers.summary(_NAMED)}")
     if tuning := manifest.provenance.tuning:
         print(
             f"  tuned on {tuning.board}: {tuning.tuned_ms:.3f} ms instead of {tuning.untuned_ms:.3f} ms, "

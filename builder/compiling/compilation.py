@@ -43,6 +43,7 @@ from builder.compiling import (
 from builder.compiling.columns import Names
 from builder.compiling.footprint import resources_of
 from builder.compiling.identity import Identity, bundle_name
+from builder.compiling.integer_share import integer_work
 from builder.compiling.labels import Labels, read_named_labels, usable_labels
 from builder.compiling.layers import Layers
 from builder.compiling.lower import lower
@@ -190,7 +191,13 @@ def compile(
         tuned=tuned,
         shipped=shipped,
     )
-    return Package(manifest, members, uncovered=uncovered_kernels(lowered, device), nodes=layers.fates)
+    return Package(
+        manifest,
+        members,
+        uncovered=uncovered_kernels(lowered, device),
+        nodes=layers.fates,
+        integers=integer_work(model, lowered, layers.fates),
+    )
 
 
 @dataclass(frozen=True, slots=True)
