@@ -21,7 +21,8 @@ from builder.errors import ModelError
 MAX_LABELS_BYTES: Final = MAX_MEMBER_BYTES["labels.txt"]
 Labels: TypeAlias = str | os.PathLike[str] | Sequence[str]
 BACKGROUND: Final = "background"
-_NAMED: Final = frozenset(step.kind for step in (TopK, Detect, Objects, ClassMap, Ctc, Keywords))
+# Steps whose answers have labels.
+NAMED: Final = frozenset(step.kind for step in (TopK, Detect, Objects, ClassMap, Ctc, Keywords))
 COCO: Final = "coco"
 # The 80 classes of COCO's detection task, in the order of its annotations (cocodataset.org).
 COCO_LABELS: Final = (
@@ -136,7 +137,7 @@ def check_labels(
     """
     found = list(lines)
     specs = {spec.name: spec for spec in outputs}
-    named = [step for step in (declared.steps if declared else ()) if step.kind in _NAMED]
+    named = [step for step in (declared.steps if declared else ()) if step.kind in NAMED]
     if not named and found:
         got = "none" if declared is None else "one without classes"
         raise ModelError(
