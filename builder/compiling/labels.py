@@ -105,6 +105,30 @@ def read_named_labels(
     return ("\n".join(lines) + "\n").encode()
 
 
+def label_lines(
+    source: Labels | None, own: Sequence[str], outputs: Sequence[TensorSpec], declared: Postprocess | None
+) -> bytes | None:
+    """Return the labels of a bundle: those that the user gives, or the model's own.
+
+    Parameters
+    ----------
+    source, outputs, declared
+        As in `read_named_labels`.
+    own
+        The class names in the model's file. They are kept for a postprocess to come, but left out if there
+        is one that has no use for them.
+
+    Raises
+    ------
+    ModelError
+        As `read_named_labels`.
+    """
+    if source is None and own and declared is None:
+        return "".join(f"{label}\n" for label in own).encode()
+    usable = usable_labels(own, outputs, declared) if source is None and own else None
+    return read_named_labels(source or usable, outputs, declared)
+
+
 def usable_labels(
     names: Sequence[str], outputs: Sequence[TensorSpec], declared: Postprocess | None
 ) -> Sequence[str] | None:

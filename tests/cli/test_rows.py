@@ -192,7 +192,9 @@ def test_texts_of_a_pipeline_are_asked_as_they_are(terminal: Terminal, tmp_path:
     ).SerializeToString()
     (tmp_path / "light.onnx").write_bytes(model)
     bundle, rows = tmp_path / "light.bundle", tmp_path / "rows.csv"
-    assert terminal("compile", tmp_path / "light.onnx", "--postprocess", "top1", "-o", bundle).code == 0
+    bounds = ("--input-shapes", "colour:[n=1..2,1] room:[n,1] temperature:[n,1]")
+    model_file = tmp_path / "light.onnx"
+    assert terminal("compile", model_file, *bounds, "--postprocess", "top1", "-o", bundle).code == 0
     rows.write_text("temperature;room;colour\n25,5;hall;green\n10,5;loft;red\n10,5;loft;pink\n10,5;;red\n")
     result = terminal("run", bundle, "--inputs", rows, "--json")
     assert result.code == 4
