@@ -2,6 +2,8 @@
 //
 // Promises: it connects again by itself, whatever went away, and says what is wrong. The token stays in this
 // tab's memory: it leaves the address bar at once, and no other site can read it.
+// The page loads this file first, and it connects at once: the first message, which has all agents, is on its way
+// while the rest of the page is loaded. What arrives before `listen` waits for it.
 
 const QUIET_MS = 7000; // the server says something every 2 s; a connection is made in less, too
 const FIRST_PAUSE_MS = 500;
@@ -9,7 +11,7 @@ const LONGEST_PAUSE_MS = 5000;
 const KEPT = "edgebundle-token";
 
 /** Take the token from the address, or the one that this tab has kept. */
-export function takeToken() {
+function takeToken() {
   const given = location.hash.slice(1);
   if (/^[\w-]{20,}$/.test(given)) {
     sessionStorage.setItem(KEPT, given);
@@ -26,17 +28,24 @@ export class ServerError extends Error {
   }
 }
 
-export class Link {
-  /** `onMessage` gets each message; `onState` gets "up", "lost" or "refused". */
-  constructor(token, onMessage, onState) {
+class Link {
+  constructor(token) {
     this.token = token;
-    this.onMessage = onMessage;
-    this.onState = onState;
+    this.early = [];
+    this.onMessage = (message) => this.early.push(() => this.onMessage(message));
+    this.onState = (state) => this.early.push(() => this.onState(state));
     this.looking = null;
     this.pause = FIRST_PAUSE_MS;
     addEventListener("online", () => this.hurry());
     document.addEventListener("visibilitychange", () => { if (!document.hidden) this.hurry(); });
     this.connect();
+  }
+
+  /** From now on `onMessage` gets each message, and `onState` gets "up", "lost" or "refused". */
+  listen(onMessage, onState) {
+    this.onMessage = onMessage;
+    this.onState = onState;
+    for (const waiting of this.early.splice(0)) waiting();
   }
 
   connect() {
@@ -105,3 +114,6 @@ export class Link {
     return json;
   }
 }
+
+/** The page's connection. */
+export const link = new Link(takeToken());
