@@ -152,7 +152,9 @@ def _compile(args: argparse.Namespace) -> int:
     if args.report:
         _check_report(args.report)
     with show_steps(quiet=args.quiet or args.json) as progress:
-        proposal, labels = _check_declarations(args)
+        proposal, labels, notes = _check_declarations(args)
+        for note in notes:
+            progress(note)
         if proposal is not None:
             progress(str(proposal))
         if labels is not None:
@@ -216,7 +218,9 @@ def _compile(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequence[str] | None]:
+def _check_declarations(
+    args: argparse.Namespace,
+) -> tuple[Proposal | None, Sequence[str] | None, Sequence[str]]:
     """Refuse what cannot work before the compiler is loaded, and show what the model gets of a picture.
 
     Returns
@@ -225,6 +229,8 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
         The presets that fit the outputs, if the user declares no postprocess, or one that surely fits less.
     sequence or None
         The labels in the model file, if the user gives none and the postprocess has a use for them.
+    sequence
+        Lines about states and labels that the user may want to declare.
     """
     from builder.compiling import audio_presets, declarations
     from builder.compiling.columns import declare_columns, read_names
@@ -240,6 +246,7 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
         read_labels(args.labels)
     names = read_names(args.columns) if args.columns else None
     # From here on, the model's file is read.
+    from builder.compiling.name_recognition import label_hint, recognise_states
     from builder.compiling.outline import read_outline
     from builder.compiling.recognition import contradicts, recognise
     from builder.compiling.states import states as declare_states
@@ -248,7 +255,7 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
     if args.preprocess and audio_presets.is_audio(args.preprocess):
         if args.show_input:
             raise ModelError("--show-input: expected a preprocess for pictures, got one for recordings")
-        return None, None
+        return None, None, ()
     outline = read_outline(args.model)
     proposal = recognise(outline.inputs, outline.outputs) if outline is not None else None
     if args.labels and not args.postprocess:
@@ -262,7 +269,7 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
                 f"--show-input: expected an ONNX model whose shapes are fixed, got {args.model}",
                 hint="compile it, then: edgebundle run BUNDLE --inputs PICTURE --show-input OUT.png",
             )
-        return None, None
+        return None, None, _notes_by_name(args)
     before = declarations.preprocess(args.preprocess, outline.inputs) if args.preprocess else None
     if names is not None and not args.state and not args.input_values:
         declare_columns(names, outline.inputs)
@@ -279,7 +286,23 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
         is_preset = not args.postprocess.endswith(".toml")
         if not (is_preset and contradicts(proposal, after, outline.inputs, outline.outputs)):
             proposal = None
-    return proposal, labels
+    notes = [label_hint(after, outline.outputs)] if labels is None and not args.labels else []
+    states = None if args.state else recognise_states(outline.inputs, outline.outputs)
+    if states is not None:
+        notes.append(f'some outputs may be inputs of the next run: --state "{states}"')
+    return proposal, labels, [note for note in (*_notes_by_name(args), *notes) if note]
+
+
+def _notes_by_name(args: argparse.Namespace) -> Sequence[str]:
+    """Return a line about the preset for recordings whose inputs the model has."""
+    from builder.compiling.name_recognition import recognise_sound
+    from builder.compiling.outline import tensor_names
+
+    names = None if args.preprocess else tensor_names(args.model)
+    preset = None if names is None else recognise_sound(*names)
+    if preset is None:
+        return ()
+    return (f"the model's inputs and states have the names of {preset}'s: --preprocess {preset}",)
 
 
 def _output(args: argparse.Namespace) -> str:

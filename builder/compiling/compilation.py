@@ -44,7 +44,7 @@ from builder.compiling.columns import Names
 from builder.compiling.footprint import resources_of
 from builder.compiling.identity import Identity, bundle_name
 from builder.compiling.integer_share import integer_work
-from builder.compiling.labels import Labels, read_named_labels, usable_labels
+from builder.compiling.labels import Labels, label_lines
 from builder.compiling.layers import Layers
 from builder.compiling.lower import lower
 from builder.compiling.over_time import Declarations, over_time_of
@@ -139,12 +139,7 @@ def compile(
     before = over_time.preprocess
     after = over_time.postprocess
     labels = labels or over_time.labels
-    label_lines: bytes | None
-    if labels is None and model.labels and after is None:
-        label_lines = "".join(f"{label}\n" for label in model.labels).encode()  # for a postprocess to come
-    else:
-        own = usable_labels(model.labels, model.outputs, after) if labels is None and model.labels else None
-        label_lines = read_named_labels(labels or own, model.outputs, after)
+    names_of_classes = label_lines(labels, model.labels, model.outputs, after)
 
     progress(f"lowering for {device.name} ({device.cpu})")
     shipped = None if tuning_records == NONE else shipped_for(device)
@@ -178,8 +173,8 @@ def compile(
         "samples/inputs.params": _dump_samples(model.inputs, [inputs[s.name] for s in model.inputs]),
         "samples/outputs.params": _dump_samples(model.outputs, compared.samples),
     }
-    if label_lines is not None:
-        members["labels.txt"] = label_lines
+    if names_of_classes is not None:
+        members["labels.txt"] = names_of_classes
     manifest = describe_model(
         identity,
         device,

@@ -48,6 +48,12 @@ def states(
     return found
 
 
+def split_state(item: str) -> tuple[str, str]:
+    """Return the input and the output of a text such as `h:hn`, whose names have no colon."""
+    before, _, after = item.partition(":")
+    return before, after
+
+
 def _state(item: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> State:
     # Names may contain ':' and '=', so that the model's decide where one ends.
     pairs = [(before.name, after.name) for before in inputs for after in outputs]
