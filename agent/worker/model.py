@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.runtime.preprocess import Preprocessor
+    from agent.runtime.rows import RowReader
 
 
 _log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class Model:
             }
             views = {spec.name: module.input_view(spec.name) for spec in manifest.inputs}
             self._outputs, target, fit = lambda: outputs, views.__getitem__, None
-        self._codec = Codec(manifest, prepared.preprocessor, target, prepared.cbor, fit)
+        self._codec = Codec(manifest, prepared.preprocessor, target, prepared.cbor, fit, prepared.rows)
 
     @property
     def module(self) -> GraphModule | BucketedModule:
@@ -300,6 +301,11 @@ class Prepared:
             spec = next(spec for spec in manifest.smallest_inputs if spec.name == manifest.preprocess.input)
             max_pixels = load.max_pixels or pictures.MAX_PIXELS
             self.preprocessor = preprocess.Preprocessor(manifest.preprocess, spec, max_pixels)
+        self.rows: RowReader | None = None
+        if manifest.columns is not None:
+            from agent.runtime.rows import RowReader
+
+            self.rows = RowReader(manifest.columns, manifest.row_inputs)
         labels = members.read("labels.txt").splitlines() if "labels.txt" in members else []
         # What follows a recording is `agent.runtime.audio`'s.
         after = manifest.postprocess if manifest.audio is None else None

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from agent.bundle.buckets import Buckets
     from builder.bundles.package import Package
     from builder.compiling.identity import Identity
+    from builder.quantising.weights_only import WeightsReport
     from builder.target.device_target import DeviceTarget
 
 
@@ -55,10 +56,12 @@ def check_bounds(args: argparse.Namespace) -> bool:
         parse_buckets(args.buckets)
     if args.pad is not None:
         parse_pads(args.pad)
-    if args.precision is not None:
+    if args.precision == "int8":
         raise ShapeError(
-            f"--precision {args.precision}: expected fixed shapes, got bounds in --input-shapes",
-            hint="quantise the model first: edgebundle quantize MODEL --input-shapes ... -o int8.onnx",
+            "--precision int8: expected fixed shapes, got bounds in --input-shapes: the ranges of the values "
+            "are measured at one size",
+            hint="--precision weights-int8 takes bounds, and so does a model that was quantised with open "
+            "dimensions, by ONNX Runtime's quantize_static for example",
         )
     return True
 
@@ -85,15 +88,27 @@ def compile_bounded(
     identity: Identity,
     labels: Sequence[str] | None,
     progress: Callable[[str], None],
-) -> Package:
-    """Compile the model of the arguments into buckets."""
+) -> tuple[Package, WeightsReport | None]:
+    """Compile the model of the arguments into buckets, and say what `--precision` cost."""
     from builder.compiling.bucket_options import parse_pads
     from builder.compiling.bucketed_compilation import compile_buckets
     from builder.compiling.ladder import parse_buckets
     from builder.importer import parse_input_values
     from builder.importer.bounded_shapes import declared_dims, parse_bounded_shapes, resolve_bounds
 
-    return compile_buckets(
+    quantise = None
+    if args.precision is not None:
+        from builder.quantising.sized_weights import SizedWeights
+
+        quantise = SizedWeights(
+            args.precision,
+            calibration=args.calibration,
+            # Without samples, random numbers serve: they need not look like pictures.
+            preprocess=args.preprocess if args.calibration is not None else None,
+            labels=args.calibration_labels,
+            progress=progress,
+        )
+    package = compile_buckets(
         args.model,
         resolve_bounds(parse_bounded_shapes(args.input_shapes), declared_dims(args.model)),
         target,
@@ -101,13 +116,17 @@ def compile_bounded(
         pads=parse_pads(args.pad) if args.pad else None,
         identity=identity,
         input_values=parse_input_values(args.input_values) if args.input_values else None,
+        python=args.python,
+        quantise=quantise,
         preprocess=args.preprocess,
         postprocess=args.postprocess,
         labels=args.labels or labels,
+        columns=args.columns,
         tolerance=args.tolerance,
         tuning_records=args.tuning_records,
         progress=progress,
     )
+    return package, None if quantise is None else quantise.report
 
 
 def bucket_lines(buckets: Buckets | None) -> list[str]:

@@ -22,14 +22,13 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from builder import cli
-from builder.bundles.key_files import read_private
 from builder.bundles.package import Package
 from builder.compiling.compilation import compile
 from builder.compiling.identity import Identity
 from builder.compiling.repack import repack
 from builder.importer import import_onnx
 from edgebundle import AsyncClient, Client, SessionGoneError, SessionStepError, UsageError
-from tests.clients.conftest import Site, needed, run_site
+from tests.clients.conftest import Site, deploy, needed, run_site
 from tests.clients.test_javascript import LIBRARY, MQTT
 from tests.streaming_models import HOP, RATE, STATES, WINDOW, Loop, probabilities, recurrent, wav
 
@@ -43,13 +42,6 @@ SESSIONS = 16
 def site(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Iterator[Site]:
     """One of its own, whose models other tests do not see."""
     yield from run_site(tmp_path_factory.mktemp("sessions"), digits_bundle)
-
-
-def deploy(site: Site, package: Package, name: str) -> Path:
-    path = site.folder / f"{name}-{package.manifest.version}.bundle"
-    package.sign(read_private(site.key)).save(path)
-    assert cli.main(["deploy", str(path), "--agent", "kitchen", "--broker", site.url]) == 0
-    return path
 
 
 @pytest.fixture(scope="module")
