@@ -211,6 +211,7 @@ class Dashboard:
                 await asyncio.wait_for(self._awake.wait(), max(0.001, begun_s + _SETTLE_S - loop.time()))
 
     def _tell(self, now_s: float) -> None:
+        self.actions.forget_old()
         broker = self._link.state()
         for session in self._sessions:
             task = asyncio.get_running_loop().create_task(session.tick(broker, now_s))

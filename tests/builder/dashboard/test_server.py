@@ -8,7 +8,7 @@ import math
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
@@ -17,6 +17,7 @@ from tornado.websocket import websocket_connect
 from builder.dashboard import actions, server
 from builder.dashboard.server import Dashboard
 from builder.errors import FleetError
+from builder.fleet.bundle_file import BundleFile
 from edgebundle.broker import Broker
 from tests.conftest import BrokerProcess
 from tests.edgebundle.rig import JPEG, TOP, Responder, until
@@ -174,6 +175,19 @@ async def test_mistakes_are_told_in_one_line(mosquitto: BrokerProcess) -> None:
         for _ in range(actions.MAX_UPLOADS):
             dashboard.actions.new_file()
         assert (await ask(dashboard, "/api/bundles", method="POST", body=b"x")).code == 429
+
+
+async def test_an_upload_that_nobody_confirms_is_deleted_after_an_hour(
+    mosquitto: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(mosquitto) as dashboard:
+        path = dashboard.actions.new_file()
+        upload = actions.Upload(path.stem, "a.bundle", path, cast(BundleFile, None))
+        dashboard.actions._uploads[upload.id] = upload
+        await asyncio.sleep(2 * server.TICK_S)
+        assert path.exists()
+        monkeypatch.setattr(actions, "_UPLOAD_LIFE_S", 0.1)
+        await until(lambda: not path.exists())
 
 
 async def test_address_in_use_and_no_broker_are_told(mosquitto: BrokerProcess) -> None:
