@@ -14,7 +14,7 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 from tornado.websocket import websocket_connect
 
-from builder.dashboard import actions, server
+from builder.dashboard import actions, handlers, server
 from builder.dashboard.server import Dashboard
 from builder.errors import FleetError
 from builder.fleet.bundle_file import BundleFile
@@ -203,7 +203,7 @@ async def test_a_slow_client_is_not_awaited_for_ever(
 ) -> None:
     monkeypatch.setattr(server, "_BODY_LIMIT_S", 0.3)
     monkeypatch.setattr(server, "_IDLE_LIMIT_S", 0.6)
-    monkeypatch.setattr(server, "_UPLOAD_LIMIT_S", 1.2)
+    monkeypatch.setattr(handlers, "UPLOAD_LIMIT_S", 1.2)
     async with serving(mosquitto) as dashboard:
         own = f"127.0.0.1:{dashboard.port}"
         head = f"Host: {own}\r\nOrigin: http://{own}\r\nX-Edgebundle-Token: {dashboard.guard.token}\r\n"
