@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from agent.bundle.buckets import Buckets
     from builder.bundles.package import Package
     from builder.compiling.identity import Identity
+    from builder.importer import ImportedModel
     from builder.quantising.weights_only import WeightsReport
     from builder.target.device_target import DeviceTarget
 
@@ -64,6 +65,23 @@ def check_bounds(args: argparse.Namespace) -> bool:
             "dimensions, by ONNX Runtime's quantize_static for example",
         )
     return True
+
+
+def load_with_states(
+    args: argparse.Namespace, progress: Callable[[str], None]
+) -> tuple[ImportedModel, tuple[str, ...]]:
+    """Import a model whose states have bounds, and return it with its states."""
+    from builder.importer import parse_input_values
+    from builder.importer.bounded_shapes import parse_bounded_shapes
+    from builder.importer.growing import load_growing
+
+    if not args.model.lower().endswith(".onnx"):
+        raise ShapeError(
+            f"{args.model}: expected an ONNX model for a state with bounds",
+            hint="export the decoder with torch.onnx.export, with its caches as inputs and outputs",
+        )
+    values = parse_input_values(args.input_values) if args.input_values else {}
+    return load_growing(args.model, parse_bounded_shapes(args.input_shapes), args.state, values, progress)
 
 
 def at_upper_bounds(model: str, text: str | None) -> str | None:

@@ -18,7 +18,7 @@ from builder.cli.arguments import (
     load_model,
     tolerance,
 )
-from builder.cli.bounded import add_bounds, bucket_lines, check_bounds, compile_bounded
+from builder.cli.bounded import add_bounds, bucket_lines, check_bounds, compile_bounded, load_with_states
 from builder.cli.early_checks import check_folder_of, check_model, check_records
 from builder.cli.progress import show_steps
 from builder.cli.quantize import PRECISIONS, add_quantising, check_flags, quantise
@@ -160,7 +160,11 @@ def _compile(args: argparse.Namespace) -> int:
 
         target = resolve(args.target)
         progress(f"importing {args.model}")
-        model = None if is_bounded else load_model(args, progress)
+        model, states = None, tuple(args.state or ())
+        if is_bounded and args.state:
+            model, states = load_with_states(args, progress)
+        elif not is_bounded:
+            model = load_model(args, progress)
         quantisation: QuantisationReport | WeightsReport | None = None
         if model is not None and args.precision is not None:
             quantised = quantise(args, model, target, progress)
@@ -169,10 +173,8 @@ def _compile(args: argparse.Namespace) -> int:
         if model is not None and proposal is None and not declares:  # the file does not give its shapes
             proposal = recognise(model.inputs, model.outputs)
         if model is None:
-            if args.state or is_audio(args.preprocess or ""):
-                raise ModelError(
-                    "--input-shapes: expected fixed shapes with a state or recordings, got bounds"
-                )
+            if is_audio(args.preprocess or ""):
+                raise ModelError("--input-shapes: expected fixed shapes with recordings, got bounds")
             package, quantisation = compile_bounded(args, target, identity, labels, progress)
         else:
             package = compile(
@@ -182,7 +184,7 @@ def _compile(args: argparse.Namespace) -> int:
                 preprocess=args.preprocess,
                 postprocess=args.postprocess,
                 labels=args.labels or labels,
-                states=args.state or (),
+                states=states,
                 tolerance=args.tolerance,
                 tuning_records=args.tuning_records,
                 progress=progress,

@@ -11,6 +11,7 @@ from typing import Final
 from agent.bundle.state import State, check_states
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError
+from builder.importer.cache_length import capacity_of
 
 _HINT: Final = 'for example --state "h:hn c:cn", an input and the output that it becomes'
 
@@ -53,7 +54,7 @@ def _state(item: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec
     pairs = [(before.name, after.name) for before in inputs for after in outputs]
     for before, after in pairs:
         if item == f"{before}:{after}":
-            return State(before, after)
+            return State(before, after, most=capacity_of(before))
     for before, after in pairs:
         begin = f"{before}:{after}="
         if item.startswith(begin):
