@@ -45,14 +45,26 @@ def check_bounds(args: argparse.Namespace) -> bool:
     """
     from builder.compiling.bucket_options import parse_pads
     from builder.compiling.ladder import parse_buckets
-    from builder.importer.bounded_shapes import BOUNDS_HINT, has_bounds, parse_bounded_shapes
+    from builder.importer.bounded_shapes import (
+        BOUNDS_HINT,
+        Bounds,
+        has_bounds,
+        parse_bounded_shapes,
+        refuse_empty,
+    )
 
     if not has_bounds(args.input_shapes):
         for flag in ("buckets", "pad"):
             if getattr(args, flag) is not None:
                 raise ShapeError(f"--{flag}: expected bounds in --input-shapes, got none", hint=BOUNDS_HINT)
         return False
-    parse_bounded_shapes(args.input_shapes)
+    for name, dims in parse_bounded_shapes(args.input_shapes).items():
+        for dim in dims:
+            if isinstance(dim, Bounds) and not args.state:
+                refuse_empty(name, dim)
+    for flag in ("buckets", "pad"):
+        if args.state and getattr(args, flag) is not None:
+            raise ShapeError(f"--{flag}: expected no state, whose shape is fixed, got --state")
     if args.buckets is not None:
         parse_buckets(args.buckets)
     if args.pad is not None:

@@ -40,6 +40,8 @@ EXAMPLES: Final = """examples:
   edgebundle compile yolox_nano.onnx --preprocess yolox --postprocess yolox,score_threshold=0.4 --labels coco
   edgebundle compile silero_vad_16k_op15.onnx --preprocess silero -o vad.bundle
   edgebundle compile rnn.onnx --state "h:hn c:cn"
+  edgebundle compile gpt2.onnx --state "past_key_values.*:present.*" --input-values attention_mask=1 \
+      --input-shapes "input_ids:[1,1] past_key_values.0.key:[1,12,0..255,64]"
   edgebundle compile model.onnx --report nodes.html
   edgebundle compile bert.onnx --input-shapes "input_ids:[1,s=1..512] attention_mask:[1,s]"
   edgebundle compile model.onnx --preprocess imagenet --precision int8 --calibration pictures/

@@ -142,11 +142,7 @@ def resolve_bounds(parsed: Parsed, declared: Mapping[str, Sequence[str | int | N
             if not isinstance(dim, Bounds):
                 shape.append(dim)
                 continue
-            if not dim.low:
-                raise ShapeError(
-                    f"input '{name}': expected bounds from 1, got {dim.low}..{dim.high}",
-                    hint="only a state may begin with nothing: name it with --state INPUT:OUTPUT",
-                )
+            refuse_empty(name, dim)
             symbol = dim.name or _symbol(name, axis, declared.get(name, ()))
             named = Bounds(symbol, dim.low, dim.high)
             if bounds.setdefault(symbol, named) != named:
@@ -165,6 +161,21 @@ def resolve_bounds(parsed: Parsed, declared: Mapping[str, Sequence[str | int | N
     if len(bounds) > MAX_DIMENSIONS:
         raise ShapeError(f"expected at most {MAX_DIMENSIONS} dimensions with bounds, got {len(bounds)}")
     return BoundedShapes(tuple(bounds.values()), shapes)
+
+
+def refuse_empty(name: str, bounds: Bounds) -> None:
+    """Refuse bounds from 0, which only a state may have.
+
+    Raises
+    ------
+    ShapeError
+        If they begin with 0.
+    """
+    if not bounds.low:
+        raise ShapeError(
+            f"input '{name}': expected bounds from 1, got {bounds.low}..{bounds.high}",
+            hint="only a state may begin with nothing: name it with --state INPUT:OUTPUT",
+        )
 
 
 def _symbol(name: str, axis: int, declared: Sequence[str | int | None]) -> str:
