@@ -151,6 +151,7 @@ def compile_bounded(
         preprocess=args.preprocess,
         postprocess=args.postprocess,
         labels=args.labels or labels,
+        columns=args.columns,
         tolerance=args.tolerance,
         tuning_records=args.tuning_records,
         progress=progress,

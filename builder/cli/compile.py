@@ -19,7 +19,7 @@ from builder.cli.arguments import (
     tolerance,
 )
 from builder.cli.bounded import add_bounds, bucket_lines, check_bounds, compile_bounded, load_with_states
-from builder.cli.early_checks import check_folder_of, check_model, check_records
+from builder.cli.early_checks import check_folder_of, check_inputs, check_model, check_records
 from builder.cli.progress import show_steps
 from builder.cli.quantize import PRECISIONS, add_quantising, check_flags, quantise
 from builder.compiling import tolerances
@@ -39,6 +39,7 @@ EXAMPLES: Final = """examples:
   edgebundle compile model.onnx --preprocess imagenet --postprocess softmax,top5 --labels synset.txt
   edgebundle compile yolox_nano.onnx --preprocess yolox --postprocess yolox,score_threshold=0.4 --labels coco
   edgebundle compile silero_vad_16k_op15.onnx --preprocess silero -o vad.bundle
+  edgebundle compile forest.onnx --columns temperature,humidity,light --postprocess top1
   edgebundle compile rnn.onnx --state "h:hn c:cn"
   edgebundle compile gpt2.onnx --state "past_key_values.*:present.*" --input-values attention_mask=1 \
       --input-shapes "input_ids:[1,1] past_key_values.0.key:[1,12,0..255,64]"
@@ -141,6 +142,7 @@ def _compile(args: argparse.Namespace) -> int:
     identity = Identity(args.name, args.model_version, args.security_counter, args.compatible)
     identity.check()
     check_model(args)
+    check_inputs(args)
     check_records(args.tuning_records)
     key = read_private(args.sign_key) if args.sign_key else None
     check_flags(args)
@@ -187,6 +189,7 @@ def _compile(args: argparse.Namespace) -> int:
                 postprocess=args.postprocess,
                 labels=args.labels or labels,
                 states=states,
+                columns=args.columns,
                 tolerance=args.tolerance,
                 tuning_records=args.tuning_records,
                 progress=progress,
@@ -214,6 +217,7 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
         The labels in the model file, if the user gives none and the postprocess has a use for them.
     """
     from builder.compiling import audio_presets, declarations
+    from builder.compiling.columns import declare_columns, read_names
     from builder.errors import ModelError
 
     if (args.show_input is None) != (args.picture is None):
@@ -224,9 +228,11 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
 
     if args.labels:
         read_labels(args.labels)
+    names = read_names(args.columns) if args.columns else None
     # From here on, the model's file is read.
     from builder.compiling.outline import read_outline
     from builder.compiling.recognition import contradicts, recognise
+    from builder.compiling.states import states as declare_states
     from builder.running.shown_input import show_input
 
     if args.preprocess and audio_presets.is_audio(args.preprocess):
@@ -248,8 +254,12 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
             )
         return None, None
     before = declarations.preprocess(args.preprocess, outline.inputs) if args.preprocess else None
+    if names is not None and not args.state and not args.input_values:
+        declare_columns(names, outline.inputs)
     if args.show_input is not None:
         show_input(before, outline.inputs, args.picture, args.show_input)
+    if args.state and not args.input_values:
+        declare_states(args.state, outline.inputs, outline.outputs)
     after = None
     if args.postprocess:
         after = declarations.postprocess(args.postprocess, outline.outputs, outline.inputs)

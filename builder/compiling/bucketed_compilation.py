@@ -31,6 +31,7 @@ from builder.codegen.link.linker import link
 from builder.codegen.merged_graphs import MergedGraphs
 from builder.compiling import block_parity, declarations, parity, tolerances
 from builder.compiling.bucket_plan import check_declared, plan_buckets
+from builder.compiling.columns import Names
 from builder.compiling.compilation import (
     Compared,
     Tuned,
@@ -44,7 +45,7 @@ from builder.compiling.identity import Identity
 from builder.compiling.labels import Labels, read_named_labels
 from builder.compiling.layers import Layers
 from builder.compiling.lower import lower
-from builder.compiling.over_time import Declarations
+from builder.compiling.over_time import Declarations, columns_of_model
 from builder.compiling.padding import reference, request_inputs
 from builder.compiling.sized_models import SizedModels, Sizes
 from builder.compiling.uncovered import uncovered_kernels
@@ -77,6 +78,7 @@ def compile_buckets(
     preprocess: str | None = None,
     postprocess: str | None = None,
     labels: Labels | None = None,
+    columns: Names | None = None,
     tolerance: float | None = None,
     tuning_records: Records | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -100,7 +102,7 @@ def compile_buckets(
     quantise
         Called with the model at each size that is imported, the largest first; returns what is compiled
         instead.
-    target, identity, preprocess, postprocess, labels, tolerance, tuning_records, progress
+    target, identity, preprocess, postprocess, labels, columns, tolerance, tuning_records, progress
         As in `builder.compile`.
 
     Returns
@@ -135,6 +137,7 @@ def compile_buckets(
     after = declarations.postprocess(postprocess, smallest.outputs, smallest.inputs) if postprocess else None
     check_declared(buckets, before, after)
     label_lines = read_named_labels(labels, smallest.outputs, after)
+    table = columns_of_model(smallest, smallest.inputs, columns, has_media=before is not None)
 
     shipped = None if tuning_records == NONE else shipped_for(device)
     tuned = Tuned()
@@ -197,9 +200,8 @@ def compile_buckets(
     )
     rtol = max(compared.self_test_rtol for _, compared in samples)
     try:
-        manifest = replace(
-            manifest, buckets=buckets, samples=replace(manifest.samples, count=len(samples), rtol=rtol)
-        )
+        samples_of_all = replace(manifest.samples, count=len(samples), rtol=rtol)
+        manifest = replace(manifest, buckets=buckets, columns=table, samples=samples_of_all)
     except ValueError as error:
         raise ModelError(f"the bundle cannot be described: {error}") from error
     return Package(manifest, members, uncovered=uncovered_kernels(lowered, device), nodes=layers.fates)

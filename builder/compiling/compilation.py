@@ -39,6 +39,7 @@ from builder.compiling import (
     parity,
     tolerances,
 )
+from builder.compiling.columns import Names
 from builder.compiling.footprint import resources_of
 from builder.compiling.identity import Identity, bundle_name
 from builder.compiling.labels import Labels, read_named_labels, usable_labels
@@ -70,6 +71,7 @@ def compile(
     postprocess: str | None = None,
     labels: Labels | None = None,
     states: Sequence[str] = (),
+    columns: Names | None = None,
     tolerance: float | None = None,
     tuning_records: Records | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -95,6 +97,9 @@ def compile(
     states
         Outputs that are inputs of the next run, as `builder.compiling.states` takes them; added to those of
         an audio preset.
+    columns
+        Names of the columns of a table that the inputs take: the names, a text with commas between them, or
+        the path of a CSV file whose first line has them. With None, the names that the model's file has.
     tolerance
         Largest relative error that is allowed against the reference. With None, it is
         `builder.compiling.tolerances.PARITY`, or more if the model amplifies rounding.
@@ -124,7 +129,7 @@ def compile(
     if not isinstance(model, ImportedModel):
         progress("importing the model")
         model = load(model, **audio_presets.import_options(preprocess, input_shapes), progress=progress)
-    over_time = over_time_of(model, preprocess, postprocess, states)
+    over_time = over_time_of(model, preprocess, postprocess, states, columns)
     before = over_time.preprocess
     after = over_time.postprocess
     labels = labels or over_time.labels
@@ -368,6 +373,7 @@ def describe_model(
             postprocess=over_time.postprocess,
             states=over_time.states,
             audio=over_time.audio,
+            columns=over_time.columns,
             lengths=model.lengths or None,
             samples=Samples(1, compared.self_test_rtol, tolerances.SELF_TEST_ATOL),
             resources=resources,

@@ -12,17 +12,18 @@ import contextlib
 import json
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from tornado import httpserver, netutil, web, websocket
+from tornado.http1connection import HTTP1Connection
 from tornado.httputil import HTTPServerRequest
 
 from agent import __version__
 from agent.bundle.archive import MAX_BUNDLE_BYTES
 from agent.errors import EdgeError
-from agent.wire.content_types import JSON
+from agent.wire.content_types import JSON, WAV
 from builder.dashboard import reading
 from builder.dashboard.actions import Action, Actions
 from builder.dashboard.broker_link import BrokerLink
@@ -45,6 +46,11 @@ _ASK_DEADLINE_S: Final = 15.0
 _MAX_JSON_BYTES: Final = 4096
 # Of bodies that are read before the guard; the handlers of longer ones raise it for those that passed.
 _MAX_BODY_BYTES: Final = 64 << 10
+# From a request's first byte to its last, for those that are read before the guard, and for those of pages:
+# the largest bundle over a slow tunnel. Between two requests of one connection: a page has two or three.
+_BODY_LIMIT_S: Final = 10.0
+_UPLOAD_LIMIT_S: Final = 1800.0
+_IDLE_LIMIT_S: Final = 60.0
 # A page whose computer fell asleep is gone after this long.
 _PING_S: Final = 20.0
 _TOKEN_HEADER: Final = "X-Edgebundle-Token"  # noqa: S105 - its name, not a token
@@ -147,7 +153,12 @@ class Dashboard:
             self._folder.cleanup()
             raise
         self.port = sockets[0].getsockname()[1]
-        self._server = httpserver.HTTPServer(self._application(), max_body_size=_MAX_BODY_BYTES)
+        self._server = httpserver.HTTPServer(
+            self._application(),
+            max_body_size=_MAX_BODY_BYTES,
+            body_timeout=_BODY_LIMIT_S,
+            idle_connection_timeout=_IDLE_LIMIT_S,
+        )
         self._server.add_sockets(sockets)
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
@@ -281,6 +292,17 @@ class _Guarded(_Handler):
         super().prepare()
         _require(self.dashboard.guard, self.request, self.request.headers.get(_TOKEN_HEADER))
 
+    def answer(self, document: Mapping[str, Any]) -> None:
+        """Answer with JSON, which a browser must not take for a page."""
+        self.set_header("Content-Type", JSON)
+        self.finish(json.dumps(document, allow_nan=False))
+
+    def take_body(self, most_bytes: int) -> None:
+        """Let a page that has passed the guard send a long body."""
+        connection = cast(HTTP1Connection, self.request.connection)
+        connection.set_max_body_size(most_bytes)
+        connection.set_body_timeout(_UPLOAD_LIMIT_S)
+
     def refuse(self, error: Exception, status: int = 422) -> _Refusal:
         """Return a mistake or a failure as the page shows it."""
         text = getattr(error, "message", None) or str(error)
@@ -329,17 +351,17 @@ class _Page(_Handler):
 
 class _Session(_Guarded):
     def get(self) -> None:
-        self.finish({"version": __version__})
+        self.answer({"version": __version__})
 
 
 @web.stream_request_body
 class _Ask(_Guarded):
-    """A picture or a JSON request for a model, answered with what the page draws."""
+    """A picture, a recording or a JSON request for a model, answered with what the page draws."""
 
     def prepare(self) -> None:
         self._body: bytearray | None = None
         super().prepare()
-        self.request.connection.set_max_body_size(MAX_REQUEST_BYTES)  # type: ignore[union-attr]
+        self.take_body(MAX_REQUEST_BYTES)
         self._body = bytearray()
 
     def data_received(self, chunk: bytes) -> None:
@@ -350,8 +372,7 @@ class _Ask(_Guarded):
         agent, model = self.get_query_argument("agent"), self.get_query_argument("model")
         body = bytes(self._body or b"")
         try:
-            is_json = self.request.headers.get("Content-Type") == JSON
-            request = Request(JSON, body) if is_json else Request.image(body)
+            request = _request(self.request.headers.get("Content-Type", ""), body)
             async with self.dashboard.asking:
                 target = self.dashboard.client.model(agent, model)
                 answer = await target(request, deadline_s=_ASK_DEADLINE_S)
@@ -359,7 +380,13 @@ class _Ask(_Guarded):
             raise self.refuse(error, 502) from error
         except ClientError as error:
             raise self.refuse(error) from error
-        self.finish(json.dumps(await asyncio.to_thread(reading.read, answer), allow_nan=False))
+        self.answer(await asyncio.to_thread(reading.read, answer))
+
+
+def _request(content_type: str, body: bytes) -> Request:
+    if content_type == JSON:
+        return Request(JSON, body)
+    return Request.sound(body) if content_type == WAV else Request.image(body)
 
 
 @web.stream_request_body
@@ -369,8 +396,7 @@ class _Bundles(_Guarded):
     def prepare(self) -> None:
         self._path: Path | None = None
         super().prepare()
-        connection = self.request.connection
-        connection.set_max_body_size(MAX_BUNDLE_BYTES)  # type: ignore[union-attr]
+        self.take_body(MAX_BUNDLE_BYTES)
         try:
             self._path = self.dashboard.actions.new_file()
         except BuildError as error:
@@ -389,7 +415,7 @@ class _Bundles(_Guarded):
             upload = await self.dashboard.actions.keep(path, self.get_query_argument("name", ""))
         except (BuildError, EdgeError) as error:
             raise self.refuse(error) from error
-        self.finish(json.dumps(upload.to_json()))
+        self.answer(upload.to_json())
 
     def on_connection_close(self) -> None:
         self._drop()
@@ -415,7 +441,7 @@ class _Deploy(_Guarded):
     def post(self) -> None:
         bundle, agent = self.fields("bundle", "agent")
         try:
-            self.finish(json.dumps(self.dashboard.actions.deploy(bundle, agent).to_json()))
+            self.answer(self.dashboard.actions.deploy(bundle, agent).to_json())
         except BuildError as error:
             raise self.refuse(error) from error
 
@@ -424,7 +450,7 @@ class _RollBack(_Guarded):
     def post(self) -> None:
         agent, model = self.fields("agent", "model")
         try:
-            self.finish(json.dumps(self.dashboard.actions.roll_back(agent, model).to_json()))
+            self.answer(self.dashboard.actions.roll_back(agent, model).to_json())
         except BuildError as error:
             raise self.refuse(error) from error
 

@@ -59,6 +59,10 @@ class ImportedModel:
         lengths are the last of `outputs`.
     reference
         What the model's own framework makes of one set of inputs; None if no framework was asked.
+    columns
+        Names of the features of its only input, if the file has them.
+    nan_inputs
+        Inputs in which NaN is a missing value, as the file's format says; others may be found in `onnx`.
     """
 
     mod: IRModule
@@ -73,6 +77,8 @@ class ImportedModel:
     labels: tuple[str, ...] = ()
     lengths: tuple[OutputLength, ...] = ()
     reference: FrameworkSample | None = None
+    columns: tuple[str, ...] = ()
+    nan_inputs: tuple[str, ...] = ()
 
 
 def import_onnx(

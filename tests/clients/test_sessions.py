@@ -285,20 +285,42 @@ def test_json_without_mqtt_5_has_its_session_in_the_document(site: Site, counter
     client.subscribe("edge/v1/replies/old/#", 1)
     loop = Loop(recurrent())
     x = np.ones((1, 4), np.float32)
-    for step in (0, 1):
+    names = itertools.count()
+
+    def ask(inputs: list[dict[str, object]], **more: object) -> dict[str, object]:
         document = {
-            "reply_to": "edge/v1/replies/old/r", "id": f"n{step}", "session": "s", "session_step": step,
-            "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}],
-        }  # fmt: skip
+            "reply_to": "edge/v1/replies/old/r", "id": f"n{next(names)}", "session": "s", "inputs": inputs,
+        } | more  # fmt: skip
         client.publish("edge/v1/kitchen/models/counter/infer", json.dumps(document), 1)
         for _ in range(400):
             if seen:
                 break
             client.loop(0.05)
-        answer = seen.pop(0)
+        return seen.pop(0)
+
+    ones: dict[str, object] = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}
+    for step in (0, 1):
+        answer = ask([ones], session_step=step)
         assert (answer["status"], answer["session_step"]) == (200, step)
         np.testing.assert_allclose(answer["outputs"][0]["data"], loop(x).ravel(), rtol=1e-4)  # type: ignore[index]
+    # Without tensors: only the end, if it is that of this session and not of an earlier one.
+    assert ask([], session_step=7, session_end=True)["status"] == 409
+    assert ask([], session_step=2)["status"] == 400
+    assert ask([], session_step=2, session_end=True)["status"] == 200
+    assert ask([ones])["session_step"] == 0
+    assert ask([], session_end=True)["status"] == 200
     client.disconnect()
+
+
+def test_leaving_a_session_ends_it_without_mqtt_5(site: Site, counter: Package) -> None:
+    with Client(site.url.replace("mqtt://", "mqtt://ender@"), mqtt_version="3.1.1") as client:
+        model = client.model("kitchen", "counter")
+        with model.session("s") as session:
+            session(np.ones((1, 4), np.float32))
+        again = model.session("s")
+        again._session._step = 1
+        with pytest.raises(SessionGoneError):
+            again(np.ones((1, 4), np.float32))
 
 
 def test_a_recording_in_parts_equals_the_whole(site: Site, hearer: Package) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from agent.bundle.columns import row_datatypes
 from agent.bundle.manifest import Manifest
 from agent.bundle.output_length import answered, shortest
 from agent.bundle.state import requested
@@ -31,7 +32,7 @@ from agent.service.requests.fair_queue import FairQueue
 from agent.service.requests.pending import Pending
 from agent.service.requests.quarantine import MAX_DEATHS, Verdict
 from agent.wire.info import Sandbox
-from agent.wire.model_state import ModelPhase, ModelState
+from agent.wire.model_state import ModelPhase, ModelState, RowColumn
 from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.frames import Share
 
@@ -109,6 +110,10 @@ class ModelStatus:
             audio_input=None if manifest.audio is None else manifest.audio.input,
             audio_rate=None if manifest.audio is None else manifest.audio.rate,
             has_state=manifest.states is not None,
+            columns=tuple(
+                RowColumn(name, datatype)
+                for name, datatype in row_datatypes(manifest.columns, manifest.inputs)
+            ),
             postprocess=tuple(type(step).__name__.lower() for step in steps),
         )
 
