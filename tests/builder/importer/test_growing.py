@@ -9,9 +9,9 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from builder.errors import ModelError, ShapeError
+from builder.errors import ShapeError
 from builder.importer.bounded_shapes import parse_bounded_shapes
-from builder.importer.growing import expand_states, load_growing
+from builder.importer.growing import load_growing
 from builder.importer.onnx_import import ImportedModel
 from tests.streaming_models import decoded, decoder
 
@@ -100,16 +100,3 @@ def test_an_input_that_grows_needs_a_value(tmp_path: Path) -> None:
     with pytest.raises(ShapeError, match="'mask' grows with the caches") as caught:
         load(tmp_path, decoder(), fill=False)
     assert caught.value.hint == "for an attention mask, --input-values mask=1"
-
-
-@pytest.mark.parametrize("state", ["*:*", "past.*:future.*", "nothing.*:present.*"])
-def test_patterns_that_fit_nothing(state: str) -> None:
-    with pytest.raises(ModelError, match="expected inputs and outputs of the model"):
-        expand_states([state], ["past.key"], ["present.key"])
-
-
-def test_patterns_and_names_stand_side_by_side() -> None:
-    found = expand_states(
-        ["past.*.k:now.*.k h:hn"], ["past.0.k", "past.10.k", "past.k"], ["now.0.k", "now.10.k"]
-    )
-    assert found == ["past.0.k:now.0.k", "past.10.k:now.10.k", "h:hn"]
