@@ -18,7 +18,7 @@ from builder.cli.arguments import (
     load_model,
     tolerance,
 )
-from builder.cli.bounded import add_bounds, bucket_lines, check_bounds, compile_bounded
+from builder.cli.bounded import add_bounds, bucket_lines, check_bounds, compile_bounded, load_with_states
 from builder.cli.early_checks import check_folder_of, check_inputs, check_model, check_records
 from builder.cli.progress import show_steps
 from builder.cli.quantize import HALVES, PRECISIONS, add_quantising, check_flags, quantise
@@ -42,6 +42,8 @@ EXAMPLES: Final = """examples:
   edgebundle compile silero_vad_16k_op15.onnx --preprocess silero -o vad.bundle
   edgebundle compile forest.onnx --columns temperature,humidity,light --postprocess top1
   edgebundle compile rnn.onnx --state "h:hn c:cn"
+  edgebundle compile gpt2.onnx --state "past_key_values.*:present.*" --input-values attention_mask=1 \
+      --input-shapes "input_ids:[1,1] past_key_values.0.key:[1,12,0..255,64]"
   edgebundle compile model.onnx --report nodes.html
   edgebundle compile bert.onnx --input-shapes "input_ids:[1,s=1..512] attention_mask:[1,s]"
   edgebundle compile model.onnx --preprocess imagenet --precision int8 --calibration pictures/
@@ -171,7 +173,11 @@ def _compile(args: argparse.Namespace) -> int:
 
             require_half_arithmetic(target)
         progress(f"importing {args.model}")
-        model = None if is_bounded else load_model(args, progress)
+        model, states = None, tuple(args.state or ())
+        if is_bounded and args.state:
+            model, states = load_with_states(args, progress)
+        elif not is_bounded:
+            model = load_model(args, progress)
         quantisation: QuantisationReport | WeightsReport | HalvesReport | None = None
         if model is not None and args.precision == HALVES:
             from builder.quantising.halves import to_halves
@@ -187,10 +193,8 @@ def _compile(args: argparse.Namespace) -> int:
         if model is not None and proposal is None and not declares:  # the file does not give its shapes
             proposal = recognise(model.inputs, model.outputs)
         if model is None:
-            if args.state or is_audio(args.preprocess or ""):
-                raise ModelError(
-                    "--input-shapes: expected fixed shapes with a state or recordings, got bounds"
-                )
+            if is_audio(args.preprocess or ""):
+                raise ModelError("--input-shapes: expected fixed shapes with recordings, got bounds")
             package, quantisation = compile_bounded(args, target, identity, labels, progress)
         else:
             package = compile(
@@ -200,7 +204,7 @@ def _compile(args: argparse.Namespace) -> int:
                 preprocess=args.preprocess,
                 postprocess=args.postprocess,
                 labels=args.labels or labels,
-                states=args.state or (),
+                states=states,
                 columns=args.columns,
                 tolerance=args.tolerance,
                 tuning_records=args.tuning_records,
