@@ -121,7 +121,7 @@ def label_lines(
     Raises
     ------
     ModelError
-        As `read_named_labels`.
+        If the labels that the user gives do not fit, as `read_named_labels` says.
     """
     if source is None and own and declared is None:
         return "".join(f"{label}\n" for label in own).encode()
