@@ -39,8 +39,6 @@ KIND: Final = "conv2d"
 
 # What it costs to move an output that has padding before it, in vectors of products.
 _OPERATIONS_TO_MOVE: Final = 2.0
-
-
 # Columns of an image that are copied together: one vector, or several of the narrower ones.
 _COPIED: Final = 16
 
@@ -413,6 +411,8 @@ def _is_picture(in_block: int) -> bool:
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles) -> None:
     """Order the loops of a packed convolution, of its padding and of its epilogue."""
     padding = sch.get_producers(block)
+    data = sch.get(block).reads[0].source
+    plane_bytes = np.dtype(str(data.dtype)).itemsize * math.prod(int(d) for d in data.shape[2:])
     epilogue = Epilogue.after(sch, block)
     n, o, y, z, v, ic, kh, kw, ii = sch.get_loops(block)
     oo, oi = sch.split(o, [None, tiles.oc])
@@ -430,7 +430,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles
     if tiles.held:
         hold_operand(sch, block, io)
         if int(sch.get(kw).extent) == 1:  # measured: unrolling a wider window spills
-            ic = unroll_rounds(sch, ic)
+            ic = unroll_rounds(sch, ic, plane_bytes)
     if tiles.row_held:
         hold_operand(sch, block, kh)
         sch.unroll(kw)

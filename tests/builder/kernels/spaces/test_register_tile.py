@@ -62,3 +62,11 @@ def test_rounds_are_never_unrolled_completely(extent: int, left: int) -> None:
     sch = st.Schedule(te.create_prim_func([x, te.compute((extent,), lambda i: x[i] + 1.0, name="y")]))
     (loop,) = sch.get_loops(sch.get_sblock("y"))
     assert int(sch.get(unroll_rounds(sch, loop)).extent) == left
+
+
+@pytest.mark.parametrize(("pixels", "left"), [(28, 2), (56, 4), (112, 8)])
+def test_rounds_whose_loads_are_far_apart_are_not_unrolled(pixels: int, left: int) -> None:
+    x = te.placeholder((8,), "float32")
+    sch = st.Schedule(te.create_prim_func([x, te.compute((8,), lambda i: x[i] + 1.0, name="y")]))
+    (loop,) = sch.get_loops(sch.get_sblock("y"))
+    assert int(sch.get(unroll_rounds(sch, loop, bytes_apart=16 * pixels**2)).extent) == left
