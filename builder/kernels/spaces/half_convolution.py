@@ -127,11 +127,20 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int) -> te.Tens
         return te.sum(value * w[o // together, co, ho, wo, ci, hi, wi, ii, o % together, v], axis=inner)
 
     shape = (op.batch, out_blocks, op.out_height, op.out_width)
-    parts = te.compute((*shape, ico, kho, kwo, out_block), partial, name="products")
-    outer = [te.reduce_axis((0, e), n) for e, n in ((ico, "co"), (kho, "ho"), (kwo, "wo"))]
     marks = {SPACE_MARK: KIND, "edge.stride": sw, "edge.dilation": dw}
     if op.groups > 1:
         marks["edge.groups"] = op.groups
+    if ico * kho * kwo == 1:  # a single chunk
+        zero = tirx.const(0, "int32")
+        whole = te.compute(
+            (*shape, out_block),
+            lambda n, o, y, z, v: partial(n, o, y, z, zero, zero, zero, v),
+            name="conv",
+            attrs=marks,
+        )
+        return te.compute(whole.shape, lambda *i: whole(*i).astype("float32"), name="sums")
+    parts = te.compute((*shape, ico, kho, kwo, out_block), partial, name="products")
+    outer = [te.reduce_axis((0, e), n) for e, n in ((ico, "co"), (kho, "ho"), (kwo, "wo"))]
     return te.compute(
         (*shape, out_block),
         lambda n, o, y, z, v: te.sum(parts[(n, o, y, z, *outer, v)].astype("float32"), axis=outer),
@@ -156,14 +165,15 @@ def space(out_blocks: int, out_width: int, target: DeviceTarget, groups: int = 1
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
-    """Order the loops of the function around `block`, the sums of chunks."""
+    """Order the loops of the function around `block`: the sums of chunks, or the products of a single one."""
     marks = sch.get(block).annotations
     groups = int(marks.get("edge.groups", 1))
-    products = sch.get_producers(block)[0]
+    single = str(sch.get(block).writes[0].source.dtype) == "float16"
+    products = block if single else sch.get_producers(block)[0]
     padding = sch.get_producers(products)
     data = sch.get(products).reads[0].source.shape
     epilogue = Epilogue.after(sch, block)
-    n, o, y, z, v, co, ho, wo = sch.get_loops(block)
+    n, o, y, z, v, *reduction = sch.get_loops(block)
     blocks, height, width = (int(sch.get(loop).extent) for loop in (o, y, z))
     tiles = space(blocks, width, target, groups)
     oc = choose("oc", tilings(blocks, 8) if groups == 1 else divisors(blocks // groups, 8), tiles.oc)
@@ -174,20 +184,25 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     oo, oi = sch.split(o, [None, oc])
     yo, yi = sch.split(y, [None, oh])
     zo, zi = sch.split(z, [None, ow])
-    sch.reorder(n, yo, oo, yi, zo, co, ho, wo, oi, zi, v)
+    sch.reorder(n, yo, oo, yi, zo, *reduction, oi, zi, v)
     outer = sch.fuse(n, yo, oo, yi)
     epilogue.place(zo)
-    sch.compute_at(products, wo, preserve_unit_loops=True)
-    inner = sch.get_loops(products)[-12:]
-    _, io, _, iz, _, _, _, lane, ci, hi, wi, ii = inner
-    sch.reorder(ci, hi, wi, ii, io, iz, lane)
+    if single:
+        (ci, _, wi, ii), io, iz, lane = reduction, oi, zi, v
+    else:
+        sch.compute_at(products, reduction[-1], preserve_unit_loops=True)
+        _, io, _, iz, _, _, _, lane, ci, hi, wi, ii = sch.get_loops(products)[-12:]
+        sch.reorder(ci, hi, wi, ii, io, iz, lane)
+        for loop in (oi, zi):
+            sch.unroll(loop)
+        sch.vectorize(v)
     hold_operand(sch, products, wi)
-    for loop in (ii, io, iz, oi, zi):
+    for loop in (ii, io, iz):
         sch.unroll(loop)
-    for loop in (lane, v):
-        sch.vectorize(loop)
+    sch.vectorize(lane)
     sch.parallel(outer)
     sch.decompose_reduction(products, ci)
-    sch.decompose_reduction(block, co)
+    if not single:
+        sch.decompose_reduction(block, reduction[0])
     for producer in padding:
         schedule_pad(sch, producer)
