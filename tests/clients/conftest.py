@@ -136,6 +136,14 @@ def run_site(folder: Path, digits_bundle: Path) -> Iterator[Site]:
         broker.stop()
 
 
+def deploy(site: Site, package: Package, name: str) -> Path:
+    """Sign a package, deploy it to `kitchen`, and return its file."""
+    path = site.folder / f"{name}-{package.manifest.version}.bundle"
+    package.sign(key_files.read_private(site.key)).save(path)
+    assert cli.main(["deploy", str(path), "--agent", "kitchen", "--broker", site.url]) == 0
+    return path
+
+
 @pytest.fixture(scope="session")
 def npm(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Callable[[str], Path]:
     """Install a package of npm once, and return its `node_modules`: `npm("mqtt@5.16.0")`."""

@@ -28,6 +28,9 @@ from builder.kernels.spaces import (
     channels,
     convolution,
     depthwise,
+    half_convolution,
+    half_matmul,
+    half_winograd,
     integer_convolution,
     integer_matmul,
     integer_winograd,
@@ -77,7 +80,7 @@ class _Packing:
         if name == "relax.nn.conv2d":
             return self._conv2d(table, var, call)
         if name == "relax.matmul":
-            panels = (matmul.emit, integer_matmul.emit)
+            panels = (matmul.emit, integer_matmul.emit, half_matmul.emit)
             known = any(emit(table, var, call, self._target) for emit in panels)
             return known or self._heads(table, var, call)
         if (
@@ -99,7 +102,7 @@ class _Packing:
             return self._binary(table, var, call, _BINARY[name])
         x = table.packed(call.args[0])
         if x is None and name in _WORTH_PACKING and shape_of(call)[1] >= _FEWEST_CHANNELS:
-            x = table.as_packed(call.args[0], channel_block(shape_of(call)[1], self._lanes))
+            x = table.as_packed(call.args[0], channel_block(shape_of(call)[1], table.lanes_of(call.args[0])))
         if x is None:
             return False
         if name in _UNARY:
@@ -133,29 +136,35 @@ class _Packing:
             return False
         if weight.dtype == np.int8:
             return self._bytes(table, var, call, op, weight)
-        if weight.dtype != np.float32:
+        if weight.dtype not in (np.float32, np.float16):
             return False
+        halves = weight.dtype == np.float16
+        lanes = 2 * self._lanes if halves else self._lanes
         group = channels = op.out_channels
         if op.is_depthwise:
             have = table.packed(call.args[0])
-            block = have.block if have is not None else channel_block(op.in_channels, self._lanes)
+            block = have.block if have is not None else channel_block(op.in_channels, lanes)
             bytes_ = self._bytes_of(call.args[0])
             x = table.as_packed(call.args[0] if bytes_ is None else bytes_[0], block)
             zero = None if bytes_ is None else relax.const(np.int32(bytes_[1]))
             new = depthwise.emit(table.bb, op, x.expr, weight, zero)
         else:
-            out_block = channel_block(op.out_channels, self._lanes)
+            out_block = channel_block(op.out_channels, lanes)
             if op.groups > 1:
-                op, weight, out_block = convolution.merge_groups(op, weight, self._lanes)
+                op, weight, out_block = convolution.merge_groups(op, weight, lanes)
                 group = channels // op.groups
             have = table.packed(call.args[0])
             if have is not None and self._may_read_gaps(op, have):
                 weight = convolution.with_gaps(weight, 1, have.group, have.block)
                 op, x = replace(op, in_channels=op.groups * weight.shape[1]), have
             else:
-                x = table.as_packed(call.args[0], self._in_block(table, call.args[0], op))
-            m = winograd.output_tile(op, x.block, self._target)
-            if m is None:
+                x = table.as_packed(call.args[0], self._in_block(table, call.args[0], op, lanes))
+            m = None if halves else winograd.output_tile(op, x.block, self._target)
+            if halves and half_winograd.applies(op, x.block, self._target):
+                new = half_winograd.emit(table.bb, op, x.expr, weight, out_block, self._target)
+            elif halves:
+                new = half_convolution.emit(table.bb, op, x.expr, weight, out_block, self._target)
+            elif m is None:
                 new = convolution.emit(table.bb, op, x.expr, weight, out_block, self._target)
             else:
                 new = winograd.emit(
@@ -212,18 +221,19 @@ class _Packing:
             return False
         return value.padded_group <= _WIDEST_GAPS * value.group
 
-    def _in_block(self, table: LayoutValues, x: relax.Expr, op: convolution.Conv2d) -> int:
+    @staticmethod
+    def _in_block(table: LayoutValues, x: relax.Expr, op: convolution.Conv2d, lanes: int) -> int:
         """Return the block of channels in which a convolution reads `x`: the present one if possible."""
         have = table.packed(x)
         per_group = op.in_channels // op.groups
         if have is not None and (op.groups == 1 or per_group % have.block == 0):
             return have.block
-        if per_group < self._lanes:
+        if per_group < lanes:
             return 1
         if op.groups > 1:
-            block = channel_block(per_group, self._lanes)
+            block = channel_block(per_group, lanes)
             return block if per_group % block == 0 else 1
-        return channel_block(per_group, self._lanes)
+        return channel_block(per_group, lanes)
 
     def _binary(self, table: LayoutValues, var: relax.Var, call: Call, fill: float) -> bool:
         """Replace an element-wise operator if its operands agree on one block of channels.
@@ -269,10 +279,11 @@ class _Packing:
         if route is None:
             return False
         packed = [table.packed(source) for source in route.sources]
-        blocks = [self._lanes if have is None else have.block for have in packed]
+        lanes = table.lanes_of(call)
+        blocks = [lanes if have is None else have.block for have in packed]
         if all(have is None or have.block == 1 for have in packed):
             return False
-        block = channel_block(len(route.picks[0]), self._lanes)
+        block = channel_block(len(route.picks[0]), lanes)
         if channels.vectors(route.picks, block, blocks) > channels.MOST_VECTORS:
             return False
         table.define_route(var, route, call)

@@ -41,6 +41,10 @@ KIND: Final = "conv2d"
 _OPERATIONS_TO_MOVE: Final = 2.0
 
 
+# Columns of an image that are copied together: one vector, or several of the narrower ones.
+_COPIED: Final = 16
+
+
 @dataclass(frozen=True, slots=True)
 class Conv2d:
     """A convolution's geometry.
@@ -440,12 +444,23 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles
 
 
 def schedule_pad(sch: st.Schedule, block: st.schedule.SBlockRV) -> None:
-    """Order the loops of the padded copy: rows are divided among cores, a block of channels is a vector."""
+    """Order the loops of the padded copy: rows are divided among cores, a block of channels is a vector.
+
+    If a block is a single channel, a row is filled with zeros, and then copied into as vectors of columns.
+    """
     loops = sch.get_loops(block)
     if len(loops) != 5:
         return
-    sch.vectorize(loops[-1])
-    sch.parallel(sch.fuse(*loops[:3]))
+    *rows, columns, channels = loops
+    if int(sch.get(channels).extent) > 1:
+        sch.vectorize(channels)
+        sch.parallel(sch.fuse(*rows))
+        return
+    sch.parallel(sch.fuse(*rows))
+    zeros = sch.decompose_padding(block, columns)
+    for part in (zeros, block):
+        *_, columns, _ = sch.get_loops(part)
+        sch.vectorize(sch.split(columns, [None, _COPIED])[1])
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:

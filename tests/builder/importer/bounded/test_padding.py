@@ -36,7 +36,7 @@ def check(name: str, got: NDArray[Any], wanted: NDArray[Any], seed: int) -> None
 def test_the_padded_graph_says_the_same(name: str) -> None:
     model = model_of(name)
     imported = import_onnx(model)
-    assert imported.lengths or name == "scattered"
+    assert imported.lengths or name.startswith("scattered")
     for seed in range(5):
         if seed == 0 and name in NEED_SOME:
             continue
