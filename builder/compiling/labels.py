@@ -121,7 +121,7 @@ def label_lines(
     Raises
     ------
     ModelError
-        As `read_named_labels`.
+        If the user's labels cannot be read or used, as in `read_named_labels`.
     """
     if source is None and own and declared is None:
         return "".join(f"{label}\n" for label in own).encode()
