@@ -18,20 +18,21 @@ from builder.cli.arguments import (
     load_model,
     tolerance,
 )
-from builder.cli.bounded import add_bounds, bucket_lines, check_bounds, compile_bounded
+from builder.cli.bounded import add_bounds, bucket_lines, check_bounds, compile_bounded, load_with_states
 from builder.cli.early_checks import check_folder_of, check_inputs, check_model, check_records
 from builder.cli.progress import show_steps
-from builder.cli.quantize import PRECISIONS, add_quantising, check_flags, quantise
+from builder.cli.quantize import HALVES, PRECISIONS, add_quantising, check_flags, quantise
 from builder.compiling import tolerances
 from builder.compiling.identity import Identity
 
 if TYPE_CHECKING:
     from builder.bundles.package import Package
     from builder.compiling.recognition import Proposal
+    from builder.quantising.halves import HalvesReport
     from builder.quantising.report import QuantisationReport
     from builder.quantising.weights_only import WeightsReport
 
-_NAMED: Final = 3  # kernels without a design space that the summary names
+_NAMED: Final = 3  # kernels without a design space, or layers in float32, that the summary names
 
 EXAMPLES: Final = """examples:
   edgebundle compile resnet50-v2-7.onnx --target rpi4 --sign-key keys/signing.key -o resnet50.bundle
@@ -41,9 +42,12 @@ EXAMPLES: Final = """examples:
   edgebundle compile silero_vad_16k_op15.onnx --preprocess silero -o vad.bundle
   edgebundle compile forest.onnx --columns temperature,humidity,light --postprocess top1
   edgebundle compile rnn.onnx --state "h:hn c:cn"
+  edgebundle compile gpt2.onnx --state "past_key_values.*:present.*" --input-values attention_mask=1 \
+      --input-shapes "input_ids:[1,1] past_key_values.0.key:[1,12,0..255,64]"
   edgebundle compile model.onnx --report nodes.html
   edgebundle compile bert.onnx --input-shapes "input_ids:[1,s=1..512] attention_mask:[1,s]"
   edgebundle compile model.onnx --preprocess imagenet --precision int8 --calibration pictures/
+  edgebundle compile model.onnx --target rpi5 --precision fp16
 """
 
 
@@ -71,9 +75,10 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument("-O", "--opt-level", type=int, choices=range(4), default=3, help=argparse.SUPPRESS)
     parser.add_argument(
         "--precision",
-        choices=PRECISIONS,
+        choices=(*PRECISIONS, HALVES),
         help="quantise the model first, as `edgebundle quantize` does (default: compile the model as it is); "
-        "int8 needs --calibration, the weights-only ones do not",
+        "int8 needs --calibration, the weights-only ones do not; fp16 computes in float16, where the "
+        "target can, as rpi5 does",
     )
     add_quantising(parser)
     add_bounds(parser)
@@ -163,20 +168,33 @@ def _compile(args: argparse.Namespace) -> int:
         from builder.target.device_target import resolve
 
         target = resolve(args.target)
+        if args.precision == HALVES:
+            from builder.target.half_arithmetic import require_half_arithmetic
+
+            require_half_arithmetic(target)
         progress(f"importing {args.model}")
-        model = None if is_bounded else load_model(args, progress)
-        quantisation: QuantisationReport | WeightsReport | None = None
-        if model is not None and args.precision is not None:
+        model, states = None, tuple(args.state or ())
+        if is_bounded and args.state:
+            model, states = load_with_states(args, progress)
+        elif not is_bounded:
+            model = load_model(args, progress)
+        quantisation: QuantisationReport | WeightsReport | HalvesReport | None = None
+        if model is not None and args.precision == HALVES:
+            from builder.quantising.halves import to_halves
+
+            halves = to_halves(
+                model, target, calibration=args.calibration, preprocess=args.preprocess, progress=progress
+            )
+            model, quantisation = halves.model, halves.report
+        elif model is not None and args.precision is not None:
             quantised = quantise(args, model, target, progress)
             model, quantisation = quantised.imported(progress), quantised.report
         declares = args.postprocess or args.state or is_audio(args.preprocess or "")
         if model is not None and proposal is None and not declares:  # the file does not give its shapes
             proposal = recognise(model.inputs, model.outputs)
         if model is None:
-            if args.state or is_audio(args.preprocess or ""):
-                raise ModelError(
-                    "--input-shapes: expected fixed shapes with a state or recordings, got bounds"
-                )
+            if is_audio(args.preprocess or ""):
+                raise ModelError("--input-shapes: expected fixed shapes with recordings, got bounds")
             package, quantisation = compile_bounded(args, target, identity, labels, progress)
         else:
             package = compile(
@@ -186,7 +204,7 @@ def _compile(args: argparse.Namespace) -> int:
                 preprocess=args.preprocess,
                 postprocess=args.postprocess,
                 labels=args.labels or labels,
-                states=args.state or (),
+                states=states,
                 columns=args.columns,
                 tolerance=args.tolerance,
                 tuning_records=args.tuning_records,
@@ -314,7 +332,7 @@ def _report(
     package: Package,
     output: str,
     proposal: Proposal | None,
-    quantisation: QuantisationReport | WeightsReport | None,
+    quantisation: QuantisationReport | WeightsReport | HalvesReport | None,
     *,
     as_json: bool,
 ) -> None:
@@ -339,6 +357,9 @@ def _report(
             "no_design_space": [
                 {**asdict(kernel), "nodes": package.nodes_of(kernel.name)} for kernel in package.uncovered
             ],
+            "integers": None
+            if package.integers is None
+            else {"share": package.integers.share, **asdict(package.integers)},
             "proposal": None if proposal is None else asdict(proposal),
             "quantisation": None if quantisation is None else quantisation.document(),
         }
@@ -354,6 +375,8 @@ def _report(
         print(f"  {line}")
     if quantisation is not None:
         print("\n".join(quantisation.lines()))
+    if package.integers is not None:
+        print(f"  {package.integers.summary(_NAMED)}")
     if tuning := manifest.provenance.tuning:
         print(
             f"  tuned on {tuning.board}: {tuning.tuned_ms:.3f} ms instead of {tuning.untuned_ms:.3f} ms, "

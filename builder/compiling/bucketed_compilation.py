@@ -42,6 +42,7 @@ from builder.compiling.compilation import (
 )
 from builder.compiling.footprint import resources_of_buckets
 from builder.compiling.identity import Identity
+from builder.compiling.integer_share import integer_work
 from builder.compiling.labels import Labels, label_lines
 from builder.compiling.layers import Layers
 from builder.compiling.lower import lower
@@ -204,7 +205,13 @@ def compile_buckets(
         manifest = replace(manifest, buckets=buckets, columns=table, samples=samples_of_all)
     except ValueError as error:
         raise ModelError(f"the bundle cannot be described: {error}") from error
-    return Package(manifest, members, uncovered=uncovered_kernels(lowered, device), nodes=layers.fates)
+    return Package(
+        manifest,
+        members,
+        uncovered=uncovered_kernels(lowered, device),
+        nodes=layers.fates,
+        integers=integer_work(largest, lowered, layers.fates),
+    )
 
 
 def describe_sizes(buckets: Buckets, sizes: Sizes) -> str:

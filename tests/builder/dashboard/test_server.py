@@ -8,15 +8,16 @@ import math
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 from tornado.websocket import websocket_connect
 
-from builder.dashboard import actions, server
+from builder.dashboard import actions, handlers, server
 from builder.dashboard.server import Dashboard
 from builder.errors import FleetError
+from builder.fleet.bundle_file import BundleFile
 from edgebundle.broker import Broker
 from tests.conftest import BrokerProcess
 from tests.edgebundle.rig import JPEG, TOP, Responder, until
@@ -176,6 +177,19 @@ async def test_mistakes_are_told_in_one_line(mosquitto: BrokerProcess) -> None:
         assert (await ask(dashboard, "/api/bundles", method="POST", body=b"x")).code == 429
 
 
+async def test_an_upload_that_nobody_confirms_is_deleted_after_an_hour(
+    mosquitto: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(mosquitto) as dashboard:
+        path = dashboard.actions.new_file()
+        upload = actions.Upload(path.stem, "a.bundle", path, cast(BundleFile, None))
+        dashboard.actions._uploads[upload.id] = upload
+        await asyncio.sleep(2 * server.TICK_S)
+        assert path.exists()
+        monkeypatch.setattr(actions, "_UPLOAD_LIFE_S", 0.1)
+        await until(lambda: not path.exists())
+
+
 async def test_address_in_use_and_no_broker_are_told(mosquitto: BrokerProcess) -> None:
     async with serving(mosquitto) as dashboard:
         second = Dashboard(Broker(mosquitto.url), port=dashboard.port)
@@ -189,7 +203,7 @@ async def test_a_slow_client_is_not_awaited_for_ever(
 ) -> None:
     monkeypatch.setattr(server, "_BODY_LIMIT_S", 0.3)
     monkeypatch.setattr(server, "_IDLE_LIMIT_S", 0.6)
-    monkeypatch.setattr(server, "_UPLOAD_LIMIT_S", 1.2)
+    monkeypatch.setattr(handlers, "UPLOAD_LIMIT_S", 1.2)
     async with serving(mosquitto) as dashboard:
         own = f"127.0.0.1:{dashboard.port}"
         head = f"Host: {own}\r\nOrigin: http://{own}\r\nX-Edgebundle-Token: {dashboard.guard.token}\r\n"
