@@ -10,13 +10,15 @@ import csv
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from agent.bundle.columns import MAX_COLUMNS, Column, InputColumns, check_columns, is_column_name
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError
-from builder.importer.classic.string_inputs import Texts
 from builder.running.row_file import TABLE_SUFFIXES, read_header
+
+if TYPE_CHECKING:  # which loads ONNX
+    from builder.importer.classic.string_inputs import Texts
 
 Names = str | Sequence[str]
 _HINT: Final = "name them in the order of the model's features: --columns temperature,humidity,light"

@@ -121,7 +121,7 @@ def label_lines(
     Raises
     ------
     ModelError
-        If the labels that the user gives do not fit, as `read_named_labels` says.
+        If the user's labels cannot be read or used, as in `read_named_labels`.
     """
     if source is None and own and declared is None:
         return "".join(f"{label}\n" for label in own).encode()
