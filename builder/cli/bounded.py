@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from agent.bundle.buckets import Buckets
     from builder.bundles.package import Package
     from builder.compiling.identity import Identity
+    from builder.importer import ImportedModel
     from builder.quantising.weights_only import WeightsReport
     from builder.target.device_target import DeviceTarget
 
@@ -44,14 +45,26 @@ def check_bounds(args: argparse.Namespace) -> bool:
     """
     from builder.compiling.bucket_options import parse_pads
     from builder.compiling.ladder import parse_buckets
-    from builder.importer.bounded_shapes import BOUNDS_HINT, has_bounds, parse_bounded_shapes
+    from builder.importer.bounded_shapes import (
+        BOUNDS_HINT,
+        Bounds,
+        has_bounds,
+        parse_bounded_shapes,
+        refuse_empty,
+    )
 
     if not has_bounds(args.input_shapes):
         for flag in ("buckets", "pad"):
             if getattr(args, flag) is not None:
                 raise ShapeError(f"--{flag}: expected bounds in --input-shapes, got none", hint=BOUNDS_HINT)
         return False
-    parse_bounded_shapes(args.input_shapes)
+    for name, dims in parse_bounded_shapes(args.input_shapes).items():
+        for dim in dims:
+            if isinstance(dim, Bounds) and not args.state:
+                refuse_empty(name, dim)
+    for flag in ("buckets", "pad"):
+        if args.state and getattr(args, flag) is not None:
+            raise ShapeError(f"--{flag}: expected no state, whose shape is fixed, got --state")
     if args.buckets is not None:
         parse_buckets(args.buckets)
     if args.pad is not None:
@@ -64,6 +77,23 @@ def check_bounds(args: argparse.Namespace) -> bool:
             "dimensions, by ONNX Runtime's quantize_static for example",
         )
     return True
+
+
+def load_with_states(
+    args: argparse.Namespace, progress: Callable[[str], None]
+) -> tuple[ImportedModel, tuple[str, ...]]:
+    """Import a model whose states have bounds, and return it with its states."""
+    from builder.importer import parse_input_values
+    from builder.importer.bounded_shapes import parse_bounded_shapes
+    from builder.importer.growing import load_growing
+
+    if not args.model.lower().endswith(".onnx"):
+        raise ShapeError(
+            f"{args.model}: expected an ONNX model for a state with bounds",
+            hint="export the decoder with torch.onnx.export, with its caches as inputs and outputs",
+        )
+    values = parse_input_values(args.input_values) if args.input_values else {}
+    return load_growing(args.model, parse_bounded_shapes(args.input_shapes), args.state, values, progress)
 
 
 def at_upper_bounds(model: str, text: str | None) -> str | None:

@@ -60,16 +60,17 @@ def check_inputs(args: argparse.Namespace) -> None:
     """
     if not args.input_shapes and not args.input_values:
         return
-    from builder.compiling.outline import input_names
+    from builder.compiling.outline import tensor_names
     from builder.importer.input_shapes import parse_input_values, split_entries
 
     given = [
         *(split_entries(args.input_shapes) if args.input_shapes else ()),
         *(parse_input_values(args.input_values) if args.input_values else ()),
     ]
-    names = input_names(args.model)
+    found = tensor_names(args.model)
+    names = () if found is None else found[0]
     for name in given if names else ():
-        if names is not None and name not in names:
+        if name not in names:
             known = ", ".join(names)
             raise ShapeError(
                 f"the model has no input {name[:80]!r}; its inputs are {known[:300]}",

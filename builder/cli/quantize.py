@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from builder.quantising.weights_only import WeightsOnlyModel
     from builder.target.device_target import DeviceTarget
 
-# What `compile` and `quantize` take; all but the first are weights-only.
+# What `quantize` takes; all but the first are weights-only. `compile` takes arithmetic in float16 as well.
 PRECISIONS: Final = ("int8", "weights-int8", "weights-int4", "weights-fp16")
+HALVES: Final = "fp16"
 EXAMPLES: Final = """examples:
   edgebundle quantize model.onnx --calibration pictures/ --preprocess imagenet -o model-int8.onnx
   edgebundle quantize model.onnx --calibration samples.npz --max-drop 1 --report model-int8.html
@@ -193,15 +194,17 @@ def check_flags(args: argparse.Namespace) -> None:
 
 
 def _check_weights_only(args: argparse.Namespace) -> None:
-    """Refuse flags that only int8 has a use for, and labels without samples."""
+    """Refuse flags that the precision has no use for, and labels without samples."""
     from builder.errors import ModelError
 
-    flags = ("max_drop", "min_sqnr", "max_float", "metric", "activations")
+    flags = ["max_drop", "min_sqnr", "max_float", "metric", "activations"]
+    if args.precision == HALVES:
+        flags.append("calibration_labels")
     given = [f"--{name.replace('_', '-')}" for name in flags if getattr(args, name) is not None]
     if given:
         raise ModelError(
             f"{given[0]}: expected --precision int8 beside it, got {args.precision}",
-            hint="weights-only quantisation has no limits to set: it says what it cost",
+            hint="other precisions have no limits to set: they say what they cost",
         )
     if args.calibration_labels is not None and args.calibration is None:
         raise ModelError(

@@ -116,7 +116,7 @@ def compare_blocks(
     ModelError
         If ONNX Runtime refuses a part of the model.
     """
-    graph = _Cuts(model)
+    graph = Cuts(model)
     search = Search([np.asarray(array) for array in ours])
     known: dict[str, Array] = dict(inputs)
     for node in model.graph.node:
@@ -142,7 +142,7 @@ def compare_blocks(
 
 
 def _quantised_outputs(
-    graph: _Cuts,
+    graph: Cuts,
     model: onnx.ModelProto,
     outputs: Sequence[Array],
     expected: Sequence[Array],
@@ -175,7 +175,7 @@ def _quantised_outputs(
         yield block_of(name, (own.astype(np.float64) - theirs.astype(np.float64)) / step, halfway, dtype)
 
 
-class _Cuts:
+class Cuts:
     """Parts of a model that begin at known tensors."""
 
     def __init__(self, model: onnx.ModelProto) -> None:

@@ -42,7 +42,8 @@ from builder.compiling.compilation import (
 )
 from builder.compiling.footprint import resources_of_buckets
 from builder.compiling.identity import Identity
-from builder.compiling.labels import Labels, read_named_labels
+from builder.compiling.integer_share import integer_work
+from builder.compiling.labels import Labels, label_lines
 from builder.compiling.layers import Layers
 from builder.compiling.lower import lower
 from builder.compiling.over_time import Declarations, columns_of_model
@@ -136,7 +137,7 @@ def compile_buckets(
     before = declarations.preprocess(preprocess, smallest.inputs) if preprocess else None
     after = declarations.postprocess(postprocess, smallest.outputs, smallest.inputs) if postprocess else None
     check_declared(buckets, before, after)
-    label_lines = read_named_labels(labels, smallest.outputs, after)
+    names_of_classes = label_lines(labels, smallest.labels, smallest.outputs, after)
     table = columns_of_model(smallest, smallest.inputs, columns, has_media=before is not None)
 
     shipped = None if tuning_records == NONE else shipped_for(device)
@@ -184,8 +185,8 @@ def compile_buckets(
             ],
         ),
     }
-    if label_lines is not None:
-        members["labels.txt"] = label_lines
+    if names_of_classes is not None:
+        members["labels.txt"] = names_of_classes
     weights = [spec.name for spec, _ in merged.weights]
     manifest = describe_model(
         identity,
@@ -204,7 +205,13 @@ def compile_buckets(
         manifest = replace(manifest, buckets=buckets, columns=table, samples=samples_of_all)
     except ValueError as error:
         raise ModelError(f"the bundle cannot be described: {error}") from error
-    return Package(manifest, members, uncovered=uncovered_kernels(lowered, device), nodes=layers.fates)
+    return Package(
+        manifest,
+        members,
+        uncovered=uncovered_kernels(lowered, device),
+        nodes=layers.fates,
+        integers=integer_work(largest, lowered, layers.fates),
+    )
 
 
 def describe_sizes(buckets: Buckets, sizes: Sizes) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from agent.bundle.columns import MAX_COLUMNS, Column, InputColumns, check_columns, is_column_name
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError
+from builder.importer.classic.string_inputs import Texts
 from builder.running.row_file import TABLE_SUFFIXES, read_header
 
 Names = str | Sequence[str]
@@ -81,7 +82,10 @@ def own_columns(names: Sequence[str], inputs: Sequence[TensorSpec]) -> tuple[str
 
 
 def declare_columns(
-    names: Sequence[str], inputs: Sequence[TensorSpec], nan: Collection[str] = ()
+    names: Sequence[str],
+    inputs: Sequence[TensorSpec],
+    nan: Collection[str] = (),
+    texts: Mapping[str, Sequence[Texts]] | None = None,
 ) -> tuple[InputColumns, ...]:
     """Declare the columns of a model's inputs.
 
@@ -93,6 +97,8 @@ def declare_columns(
         The inputs of the smallest request, without states.
     nan
         Inputs in which NaN is a missing value.
+    texts
+        Inputs whose columns have texts, and these.
 
     Raises
     ------
@@ -109,7 +115,13 @@ def declare_columns(
         )
     declared, begin = [], 0
     for spec, count in zip(inputs, counts, strict=True):
-        columns = tuple(Column(name) for name in names[begin : begin + count])
+        own = names[begin : begin + count]
+        columns = tuple(map(Column, own))
+        if texts and spec.name in texts:
+            columns = tuple(
+                Column(name, each.categories, each.unknown)
+                for name, each in zip(own, texts[spec.name], strict=True)
+            )
         declared.append(InputColumns(spec.name, columns, missing=spec.name in nan))
         begin += count
     try:

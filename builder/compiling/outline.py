@@ -60,8 +60,8 @@ def read_outline(path: str | Path) -> Outline | None:
     return Outline(tuple(known[: len(inputs)]), tuple(known[len(inputs) :]), exported_labels(model))
 
 
-def input_names(path: str | Path) -> tuple[str, ...] | None:
-    """Read the names of a model's inputs from an ONNX file, or return None if it is none, or damaged."""
+def tensor_names(path: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Read the names of a model's inputs and outputs from an ONNX file; None if it is none, or damaged."""
     path = Path(path)
     try:
         if path.suffix.lower() != ".onnx" or path.stat().st_size > MAX_OUTLINED_BYTES:
@@ -70,7 +70,8 @@ def input_names(path: str | Path) -> tuple[str, ...] | None:
     except (OSError, DecodeError, ValueError):
         return None
     weights = {tensor.name for tensor in graph.initializer}
-    return tuple(value.name for value in graph.input if value.name not in weights)
+    inputs = tuple(value.name for value in graph.input if value.name not in weights)
+    return inputs, tuple(value.name for value in graph.output)
 
 
 def exported_labels(model: onnx.ModelProto) -> tuple[str, ...]:

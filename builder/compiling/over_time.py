@@ -130,7 +130,7 @@ def columns_of_model(
         return None
     nan = {spec.name for spec in inputs if spec.datatype.startswith("FP")}
     nan = {name for name in nan if name in model.nan_inputs or takes_nan(model.onnx, name)}
-    return declare_columns(chosen, inputs, nan)
+    return declare_columns(chosen, inputs, nan, model.texts)
 
 
 def _quantised(model: ImportedModel, audio: Audio) -> Audio:

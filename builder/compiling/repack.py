@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from agent.bundle.audio import Keywords
+from agent.bundle.columns import InputColumns
 from agent.bundle.processing import Postprocess
 from agent.bundle.state import requested
 from agent.bundle.tensor_spec import TensorSpec
@@ -21,6 +22,7 @@ from builder.compiling.columns import Names, declare_columns, read_names
 from builder.compiling.identity import Identity
 from builder.compiling.labels import Labels, check_labels, read_named_labels
 from builder.errors import ModelError
+from builder.importer.classic.string_inputs import Texts
 
 # In place of a declaration or of labels: the bundle then has none.
 NONE: Final = "none"
@@ -94,7 +96,7 @@ def repack(
     table = manifest.columns
     if columns is not None:
         nan = {each.input for each in table or () if each.missing}
-        table = None if columns == NONE else declare_columns(read_names(columns), inputs, nan)
+        table = None if columns == NONE else declare_columns(read_names(columns), inputs, nan, _texts(table))
     if table is not None and (before is not None or audio is not None):
         raise ModelError(
             "expected columns or a preprocess, got both", hint="remove one: --columns none, --preprocess none"
@@ -115,6 +117,15 @@ def repack(
         return Package(replace(manifest, **changes), members, uncovered=package.uncovered)
     except ValueError as error:
         raise ModelError(f"the bundle cannot be described: {error}") from error
+
+
+def _texts(declared: Sequence[InputColumns] | None) -> dict[str, list[Texts]]:
+    """Return the texts of a bundle's columns, which new names keep."""
+    return {
+        each.input: [Texts(column.categories or (), column.unknown) for column in each.columns]
+        for each in declared or ()
+        if all(column.categories is not None for column in each.columns)
+    }
 
 
 def _like(

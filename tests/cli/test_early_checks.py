@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from builder.bundles.package import Package
+from builder.errors import ModelError
 from tests.cli.terminal import Edgebundle
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
@@ -120,3 +121,52 @@ def test_names_that_the_model_does_not_have_are_told_before_the_compiler_is_load
     assert result.returncode == 4
     assert words in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "flags", "words"),
+    [
+        (
+            {"input": [1, "n"], "state": [2, "b", 128], "sr": []},
+            {"output": [1, 1], "stateN": [2, 1, 128]},
+            (),
+            "the model's inputs and states have the names of silero's: --preprocess silero",
+        ),
+        (
+            {"x": [1, 4], "h": [1, 8]},
+            {"y": [1, 2], "hn": [1, 8]},
+            (),
+            'some outputs may be inputs of the next run: --state "h:hn"',
+        ),
+        (
+            {"images": [1, 3, 640, 640]},
+            {"output0": [1, 84, 8400]},
+            ("--postprocess", "yolov8"),
+            "80 classes without names: if they are those of COCO, add --labels coco",
+        ),
+    ],
+)
+def test_what_a_model_looks_like_is_proposed_before_the_compiler_is_loaded(
+    edgebundle: Edgebundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    inputs: dict[str, list[int | str]],
+    outputs: dict[str, list[int | str]],
+    flags: tuple[str, ...],
+    words: str,
+) -> None:
+    from onnx import TensorProto, helper, save
+
+    values = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in each.items()]
+        for each in (inputs, outputs)
+    ]
+    save(helper.make_model(helper.make_graph([], "g", *values)), tmp_path / "m.onnx")
+
+    def stop(*_: object) -> None:
+        raise ModelError("the compiler would be loaded")
+
+    monkeypatch.setattr("builder.target.device_target.resolve", stop)
+    result = edgebundle("compile", tmp_path / "m.onnx", *flags)
+    assert result.returncode == 4
+    assert words in result.stderr.splitlines(), result.stderr

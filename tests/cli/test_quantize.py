@@ -225,3 +225,38 @@ def test_flags_without_a_use_for_weights_only(
 def test_precisions_are_those_of_the_quantiser() -> None:
     assert PRECISIONS == ("int8", "weights-int8", "weights-int4", "weights-fp16")
     assert set(PRECISIONS[1:]) == set(WEIGHTS_PRECISIONS)
+
+
+def test_fp16_is_arithmetic_where_the_target_has_it(terminal: Terminal, tmp_path: Path) -> None:
+    bundle = tmp_path / "digits.bundle"
+    done = terminal("compile", MODEL, "--precision", "fp16", "--target", "rpi5", "-o", bundle, "--json")
+    assert done.code == 0
+    report = json.loads(done.out)["quantisation"]
+    assert report["precision"] == "fp16"
+    assert report["floats"] == []
+    assert report["half_macs"] == report["total_macs"]
+
+
+def test_fp16_elsewhere_is_refused_in_one_line(terminal: Terminal, tmp_path: Path) -> None:
+    done = terminal(
+        "compile", MODEL, "--precision", "fp16", "--target", "rpi4", "-o", tmp_path / "x.bundle", "-q"
+    )
+    assert done.code != 0
+    assert done.err[0].endswith("got rpi4 (cortex-a72), where it would be slower than float32")
+    assert "weights-fp16" in done.err[1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fp16_has_no_use_for_labels(terminal: Terminal, tmp_path: Path) -> None:
+    done = terminal(
+        "compile",
+        MODEL,
+        "--precision",
+        "fp16",
+        "--calibration-labels",
+        "classes.csv",
+        "-o",
+        tmp_path / "x.bundle",
+    )
+    assert done.code != 0
+    assert done.err[0].endswith("--calibration-labels: expected --precision int8 beside it, got fp16")

@@ -163,3 +163,48 @@ def test_which_json_has_rows(tmp_path: Path) -> None:
     assert is_rows(str(tmp_path / "x.csv"))
     assert not is_rows(str(tmp_path / "none.json"))
     assert not is_rows("x.npz")
+
+
+@pytest.mark.slow
+def test_texts_of_a_pipeline_are_asked_as_they_are(terminal: Terminal, tmp_path: Path) -> None:
+    skl2onnx = pytest.importorskip("skl2onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from skl2onnx.common.data_types import FloatTensorType, StringTensorType
+    from sklearn.compose import ColumnTransformer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder
+
+    random = np.random.default_rng(0)
+    table = np.empty((200, 3), object)
+    table[:, 0], table[:, 1] = random.choice(["red", "green"], 200), random.choice(["hall", "loft"], 200)
+    table[:, 2] = random.normal(20, 5, 200)
+    names = np.where((table[:, 0] == "red") | (table[:, 2] > 22), "on", "off")
+    encoder = ColumnTransformer(
+        [("c", OneHotEncoder(handle_unknown="ignore"), [0, 1])], remainder="passthrough"
+    )
+    pipeline = make_pipeline(encoder, LogisticRegression()).fit(table, names)
+    types = [("colour", StringTensorType([None, 1])), ("room", StringTensorType([None, 1]))]
+    types.append(("temperature", FloatTensorType([None, 1])))
+    opset = {"": 18, "ai.onnx.ml": 3}
+    model = skl2onnx.to_onnx(
+        pipeline, initial_types=types, options={"zipmap": False}, target_opset=opset
+    ).SerializeToString()
+    (tmp_path / "light.onnx").write_bytes(model)
+    bundle, rows = tmp_path / "light.bundle", tmp_path / "rows.csv"
+    bounds = ("--input-shapes", "colour:[n=1..2,1] room:[n,1] temperature:[n,1]")
+    model_file = tmp_path / "light.onnx"
+    assert terminal("compile", model_file, *bounds, "--postprocess", "top1", "-o", bundle).code == 0
+    rows.write_text("temperature;room;colour\n25,5;hall;green\n10,5;loft;red\n10,5;loft;pink\n10,5;;red\n")
+    result = terminal("run", bundle, "--inputs", rows, "--json")
+    assert result.code == 4
+    assert "rows.csv:5: column 'room': expected a value, got none" in result.err[0]
+    found = json.loads(result.out)["results"]
+    given = {
+        "colour": np.array([["green"], ["red"], ["pink"]], object),
+        "room": np.array([["hall"], ["loft"], ["loft"]], object),
+        "temperature": np.array([[25.5], [10.5], [10.5]], np.float32),
+    }
+    labels, scores = onnxruntime.InferenceSession(model).run(None, given)
+    assert [row["label"] for row in found] == labels.tolist()
+    assert [row["probability"] for row in found] == pytest.approx(scores.max(axis=1), rel=1e-5)

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import pytest
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
@@ -27,10 +28,23 @@ from builder.compiling.compilation import compile
 from builder.compiling.identity import Identity
 from builder.compiling.repack import repack
 from builder.importer import import_onnx
+from builder.importer.bounded_shapes import parse_bounded_shapes
+from builder.importer.growing import load_growing
 from edgebundle import AsyncClient, Client, SessionGoneError, SessionStepError, UsageError
 from tests.clients.conftest import Site, deploy, needed, run_site
 from tests.clients.test_javascript import LIBRARY, MQTT
-from tests.streaming_models import HOP, RATE, STATES, WINDOW, Loop, probabilities, recurrent, wav
+from tests.streaming_models import (
+    HOP,
+    RATE,
+    STATES,
+    WINDOW,
+    Loop,
+    decoded,
+    decoder,
+    probabilities,
+    recurrent,
+    wav,
+)
 
 pytestmark = pytest.mark.slow
 LISTEN = f"samples,rate={RATE},window={WINDOW},hop={HOP}"
@@ -123,6 +137,49 @@ class Foreign:
         for _ in range(2 if repeat else 1):
             self.send(raw, pairs, correlation)
         return self.answer(correlation)
+
+
+CAPACITY = 12
+
+
+@pytest.fixture(scope="module")
+def writer(site: Site) -> Package:
+    """The model `writer`, a decoder with room for 12 tokens."""
+    path = site.folder / "writer.onnx"
+    onnx.save(decoder(), str(path))
+    shapes = parse_bounded_shapes(f"past.key:[1,0..{CAPACITY},8]")
+    model, states = load_growing(path, shapes, ["past.*:present.*"], {"mask": 1}, progress=lambda _: None)
+    package = compile(model, identity=Identity("writer"), states=states)
+    deploy(site, package, "writer")
+    return package
+
+
+async def test_a_decoder_writes_the_tokens_of_onnx_runtimes_loop(site: Site, writer: Package) -> None:
+    """Two sessions at a time, each with its own caches, until they are full."""
+    async with AsyncClient(site.url) as client:
+        model = client.model("kitchen", "writer")
+        info = await model.info()
+        assert [spec.name for spec in info.inputs] == ["ids"]
+        assert [spec.name for spec in info.outputs] == ["logits"]
+
+        async def write(token: int) -> list[int]:
+            ids = [token]
+            async with model.session() as session:
+                while len(ids) <= CAPACITY:
+                    answer = await session(np.array([[ids[-1]]]))
+                    wanted = decoded(decoder(), ids)[-1]
+                    np.testing.assert_allclose(answer["logits"], wanted, rtol=1e-4, atol=1e-5)
+                    ids.append(int(np.argmax(answer["logits"])))
+                for _ in range(2):
+                    with pytest.raises(SessionGoneError, match="the session is full: its state holds 12"):
+                        await session(np.array([[ids[-1]]]))
+                session.reset()
+                again = await session(np.array([[token]]))
+                assert int(np.argmax(again["logits"])) == ids[1]
+            return ids
+
+        first, second = await asyncio.gather(write(1), write(2))
+        assert first != second
 
 
 async def test_interleaved_sessions_equal_onnx_runtimes_loop(site: Site, counter: Package) -> None:

@@ -52,7 +52,7 @@ _WIDE: Final = {
 }
 _MOVES: Final = {
     *RESHAPES,
-    *(f"relax.{n}" for n in ("permute_dims", "strided_slice", "concat", "nn.max_pool2d", "nn.pad")),
+    *(f"relax.{n}" for n in ("permute_dims", "strided_slice", "concat", "nn.max_pool2d")),
 }
 
 

@@ -232,3 +232,24 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     sch.decompose_reduction(products, ic)
     sch.decompose_reduction(product, co)
     order_output(sch, half_out, epilogue, m)
+
+
+def largest_factors(weight: np.ndarray) -> np.ndarray:
+    """Return by how much each transformed product may exceed the largest number of the picture.
+
+    Parameters
+    ----------
+    weight
+        `[OC, IC, 3, 3]`.
+
+    Returns
+    -------
+    numpy.ndarray
+        `[OC * (m + 2)**2, IC]` up to the order of rows: the magnitude of a transformed weight, times the
+        largest value that the picture's transform makes of numbers up to 1.
+    """
+    found = transforms(TILE)
+    g = np.array([[float(v) for v in row] for row in found.weights])
+    growth = np.array([float(sum(map(abs, row))) for row in found.input])
+    whole = np.abs(np.einsum("ai,ocij,bj->oabc", g, weight.astype(np.float64), g, optimize=True))
+    return np.asarray((whole * np.outer(growth, growth)[:, :, None]).reshape(-1, weight.shape[1]))

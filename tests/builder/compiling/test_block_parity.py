@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -84,7 +85,7 @@ def wrong_zero_point(patch: pytest.MonkeyPatch) -> None:
 def wrong_scale_of_a_channel(patch: pytest.MonkeyPatch) -> None:
     write = Sum.write
 
-    def wrong(self: Sum, bb: object) -> object:
+    def wrong(self: Sum, bb: Any) -> object:
         scale = np.array(np.broadcast_to(self.scale, (int(np.prod(self.shape)),)))
         scale[5] *= 1.02
         return write(replace(self, scale=scale), bb)
