@@ -86,7 +86,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
         self.set_defaults(parser=self)  # a command's own replaces the program's
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]  # noqa: ANN401
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401
         """Parse arguments; an unknown flag is an error of the command that it was given to."""
         known, unknown = self.parse_known_args(args, namespace)
         if unknown:

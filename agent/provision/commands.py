@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from agent.config.file import DEFAULT_CONFIG
 from agent.errors import ConfigError, EnrollmentError
@@ -33,7 +33,7 @@ Exit status: 0 if nothing fails (there may be warnings), 1 if something fails.
 """
 
 
-def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `enroll` and `check` to the command line."""
     form = argparse.RawDescriptionHelpFormatter
     enroll = commands.add_parser(

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from builder.cli.quantize import HALVES
 from builder.errors import ShapeError
 
 if TYPE_CHECKING:
@@ -75,6 +76,11 @@ def check_bounds(args: argparse.Namespace) -> bool:
             "are measured at one size",
             hint="--precision weights-int8 takes bounds, and so does a model that was quantised with open "
             "dimensions, by ONNX Runtime's quantize_static for example",
+        )
+    if args.precision == HALVES:
+        raise ShapeError(
+            "--precision fp16: expected fixed shapes, got bounds in --input-shapes",
+            hint="--precision weights-fp16 takes bounds: weights in 16 bits, arithmetic in float32",
         )
     return True
 
