@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -70,6 +71,8 @@ def odd(message: Message) -> Reply:
     match message.payload[3]:
         case 2:
             return ("y;FP32;4294967295",), b""
+        case 5:
+            return ("indices;FP32;2", "scores;FP32;2"), struct.pack("<4f", math.nan, 1, 0.5, 0.25)
         case 4:
             return 413, {"error": "too much", "hint": "send less"}
         case _:
