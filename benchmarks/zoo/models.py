@@ -263,10 +263,12 @@ ZOO: Final[Mapping[str, Vision | Transformer | Plain]] = {
     "efficientnet_b0": Vision("efficientnet_b0"),
     "mnasnet1_0": Vision("mnasnet1_0"),
     "densenet121": Vision("densenet121"),
+    "densenet169": Vision("densenet169"),
     "googlenet": Vision("googlenet", options=_NO_AUXILIARY),
     "inception_v3": Vision("inception_v3", 299, _NO_AUXILIARY),
     "vgg11": Vision("vgg11"),
     "regnet_y_400mf": Vision("regnet_y_400mf"),
+    "regnet_x_1_6gf": Vision("regnet_x_1_6gf", 250),
     "resnet18": Vision("resnet18"),
     "resnet50": Vision("resnet50"),
     "resnext50": Vision("resnext50_32x4d"),
@@ -280,6 +282,9 @@ ZOO: Final[Mapping[str, Vision | Transformer | Plain]] = {
     "autoencoder1d": Plain(_autoencoder, (1, 6, 256)),
     "c3d": Plain(_video, (1, 3, 8, 32, 32)),
     "bert_base": Transformer("BertModel", "BertConfig", _tokens(128, 30000, types=True)),
+    "bert_mlm": Transformer(
+        "BertForMaskedLM", "BertConfig", _tokens(61, 30522, types=True), "logits", {"num_hidden_layers": 2}
+    ),
     "distilbert": Transformer("DistilBertModel", "DistilBertConfig", _tokens(128, 30000)),
     "minilm_l6": Transformer(
         "BertModel", "BertConfig", _tokens(128, 30000, types=True),
