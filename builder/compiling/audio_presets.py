@@ -24,7 +24,7 @@ from agent.errors import EdgeError
 from builder.errors import ModelError
 
 MAX_DECLARATION_BYTES: Final = 64 << 10
-_KINDS: Final = frozenset({"audio"})
+_KIND: Final = "audio"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def is_audio(text: str) -> bool:
     """
     if text.endswith(".toml"):
         fields = _read(text)
-        return fields.get("kind") in _KINDS or fields.get("preset") in _PRESETS
+        return fields.get("kind") == _KIND or str(fields.get("preset")) in _PRESETS
     return text.partition(",")[0].strip() in _PRESETS
 
 
@@ -192,7 +192,10 @@ def audio(text: str, inputs: Sequence[TensorSpec]) -> Audio:
     given = _options(text)
     known = {each.name for each in dataclass_fields(Audio)} - {"features"}
     of_features = {each.name for each in dataclass_fields(Features)}
-    features = {**preset.features, **given.pop("features", {})}
+    own = given.pop("features", {})
+    if not isinstance(own, dict):
+        raise ModelError(f"preprocess {text[:80]}: expected features as a table, got {own!r:.80}")
+    features = {**preset.features, **own}
     fields = dict(preset.audio)
     for name, value in given.items():
         if name in known:
@@ -220,7 +223,7 @@ def audio(text: str, inputs: Sequence[TensorSpec]) -> Audio:
         # TOML's types are not checked before.
         document = canonical_json.parse(canonical_json.encode(canonical_json.to_json(declared)), "preprocess")
         canonical_json.from_json(Audio, document, "preprocess")
-    except (EdgeError, TypeError, ValueError) as error:
+    except (ArithmeticError, EdgeError, TypeError, ValueError) as error:
         raise ModelError(f"preprocess {text[:80]}: {error}") from error
     values = declared.window
     if declared.features is not None:
@@ -238,7 +241,12 @@ def _window(size: int, features: Mapping[str, Any]) -> int:
     """Return the window of samples that an input of `size` values is computed of."""
     if not features:
         return size
-    rows = size // (int(features.get("coefficients", 0)) or int(features["bands"]))
+    if missing := sorted({"bands", "frame", "step"} - features.keys()):
+        raise ValueError(f"expected {missing[0]}, got features without it")
+    columns = int(features.get("coefficients", 0)) or int(features["bands"])
+    if columns < 1:
+        raise ValueError(f"expected bands and coefficients of at least 1, got {columns}")
+    rows = size // columns
     if features.get("centred"):
         return max(1, (rows - 1) * int(features["step"]))
     return (rows - 1) * int(features["step"]) + int(features["frame"])

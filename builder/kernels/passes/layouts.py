@@ -284,7 +284,7 @@ class _Packing:
         if all(have is None or have.block == 1 for have in packed):
             return False
         block = channel_block(len(route.picks[0]), lanes)
-        if channels.vectors(route.picks, block, blocks) > channels.MOST_VECTORS:
+        if channels.loops(route.picks, block, blocks) > channels.MOST_LOOPS:
             return False
         table.define_route(var, route, call)
         return True

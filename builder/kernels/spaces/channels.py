@@ -23,8 +23,9 @@ from builder.kernels.spaces.epilogue import NEVER_FUSED
 
 # The kernel is written out, not scheduled: this names where its loops come from.
 KIND: Final = "channels"
-# More vectors than the largest shuffle of a network has; a kernel of so many is 50 KB of code.
-MOST_VECTORS: Final = 4096
+# LLVM's time grows with the square of the loops in a function: so many take it some seconds. Only channels
+# that are gathered in no order need more; concatenations and shuffles of networks stay far below.
+MOST_LOOPS: Final = 96
 
 Index: TypeAlias = "tirx.Expr | int"
 Pick = tuple[int, int]  # the number of a source, and a channel of it, counting padding
@@ -108,20 +109,6 @@ def emit(
     return bb.emit(bb.call_te(compute, *sources, primfunc_name_hint="channels", primfunc_attrs=attrs))
 
 
-def vectors(picks: Sequence[Sequence[Pick]], block: int, blocks: Sequence[int]) -> int:
-    """Return how many vectors of the sources are loaded for one pixel of them.
-
-    Parameters
-    ----------
-    picks, block
-        As for `emit`.
-    blocks
-        The block of each source.
-    """
-    parts = [picked[first : first + block] for picked in picks for first in range(0, len(picked), block)]
-    return sum(len({(source, channel // blocks[source]) for source, channel in part}) for part in parts)
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """Blocks of the result that are put together in the same way.
@@ -145,8 +132,8 @@ class Run:
     shifts: tuple[tuple[tuple[int, ...], ...], ...]
 
 
-# A shuffle of two halves repeats after two blocks, one of four quarters after four.
-_MOST_PERIOD: Final = 4
+# A shuffle of two halves repeats after two blocks; closing the gaps of groups of 20 channels after five.
+_MOST_PERIOD: Final = 16
 
 _Moves: TypeAlias = "tuple[tuple[Pick, tuple[tuple[int, int], ...]], ...]"
 
@@ -165,7 +152,7 @@ def _moves(picked: Sequence[Pick], blocks: Sequence[int]) -> _Moves:
 
 
 def runs(picks: Sequence[Sequence[Pick]], block: int, blocks: Sequence[int]) -> list[Run]:
-    """Divide the blocks of a result into runs, each as long as possible.
+    """Divide the blocks of a result into runs, each of which saves as many loops as possible.
 
     Parameters
     ----------
@@ -184,10 +171,15 @@ def runs(picks: Sequence[Sequence[Pick]], block: int, blocks: Sequence[int]) -> 
     first = 0
     while first < len(parts):
         candidates = [_run(parts, first, period) for period in range(1, _MOST_PERIOD + 1)]
-        run = max(candidates, key=lambda run: (run.rounds * run.period, -run.period))
+        run = max(candidates, key=lambda run: ((run.rounds - 1) * run.period, -run.period))
         found.append(run)
         first += run.period * run.rounds
     return found
+
+
+def loops(picks: Sequence[Sequence[Pick]], block: int, blocks: Sequence[int]) -> int:
+    """Return how many loops over pixels a kernel has; the parameters are those of `runs`."""
+    return len(picks) * sum(run.period for run in runs(picks, block, blocks))
 
 
 def _run(parts: Sequence[tuple[_Moves, ...]], first: int, period: int) -> Run:
@@ -233,6 +225,7 @@ def _loops(
     jobs = min(JOBS, rows) if math.prod(shape) >= WORTH_A_LAUNCH else 1
     share = -(-rows // jobs)
     one = tirx.const(1, "int32")
+    keeps_pixels = spread == Spread((1, 1), (0, 0), (rows, shapes[0][3]))
 
     def vector(
         picked: Sequence[Pick], shifts: Sequence[int], turn: Index, image: Index, row: Index, column: Index
@@ -256,6 +249,17 @@ def _loops(
 
     with IRBuilder() as builder, ir.seq_scope(), ir.parallel(0, jobs) as job, ir.serial(0, batch) as image:
         for run in runs(picks, block, blocks):
+            if keeps_pixels and _copies_blocks(run, picks[0], block, blocks):
+                source, channel = picks[0][run.first * block]
+                size = math.prod(shape[2:])
+                count = run.rounds * run.period * size
+                part = -(-count // jobs)
+                begin = job * part
+                source_begin = (image * shapes[source][1] + channel // block) * size + begin
+                result_begin = (image * shape[1] + run.first) * size + begin
+                with ir.serial(0, tirx.max(tirx.min(part, count - begin), 0)) as step:
+                    target[result_begin + step] = tensors[source][source_begin + step]
+                continue
             with ir.serial(0, run.rounds) as turn:
                 for k, shifts in enumerate(run.shifts):
                     channel, number = (run.first + k) * block, run.first + k + turn * run.period
@@ -269,6 +273,18 @@ def _loops(
                             lanes = tirx.Ramp(tirx.const(0, "int32"), one, block)
                             target[image, number, below - spread.cut[0], along - spread.cut[1], lanes] = value
     return builder.get()
+
+
+def _copies_blocks(run: Run, picked: Sequence[Pick], block: int, blocks: Sequence[int]) -> bool:
+    """Whether a run copies blocks of one source that follow each other, which LLVM turns into `memcpy`."""
+    source, channel = picked[run.first * block]
+    count = run.rounds * run.period * block
+    own = picked[run.first * block : run.first * block + count]
+    return (
+        blocks[source] == block
+        and channel % block == 0
+        and list(own) == [(source, channel + k) for k in range(count)]
+    )
 
 
 def _share(first: tirx.Expr, count: int, top: int, bottom: int) -> tuple[tirx.Expr, tirx.Expr]:

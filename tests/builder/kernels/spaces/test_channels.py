@@ -162,13 +162,32 @@ def test_runs_have_every_block_once_and_as_picked(
 def test_the_code_of_a_concatenation_grows_with_its_sources(width: int) -> None:
     """A dense block of DenseNet: one loop for each source, and blocks that are of two sources."""
     widths = [8 * width, *(width,) * 40]
-    found = channels.runs([concatenation(widths)], 8, [8] * len(widths))
-    assert sum(run.period for run in found) <= 2 * len(widths) + 1
+    assert channels.loops([concatenation(widths)], 8, [8] * len(widths)) <= 2 * len(widths)
 
 
 def test_the_code_of_a_shuffle_does_not_grow_with_the_channels() -> None:
     picked = [(half, channel) for channel in range(232) for half in range(2)]
-    assert sum(run.period for run in channels.runs([picked], 8, [8, 8])) == 2
+    assert channels.loops([picked], 8, [8, 8]) == 2
+
+
+def test_the_code_that_closes_gaps_does_not_grow_with_the_groups() -> None:
+    picked = [(0, group * 24 + channel) for group in range(40) for channel in range(20)]
+    assert channels.loops([picked], 8, [8]) == 5
+
+
+def test_channels_in_no_order_are_not_routed(randn: Randn) -> None:
+    """Each of its vectors would be a loop, and LLVM would take minutes."""
+    count = 8 * (channels.MOST_LOOPS + 8)
+    order = np.random.RandomState(1).permutation(count).tolist()
+    x, weight, last = randn(1, 8, 2, 2), randn(count, 8, 1, 1), randn(8, count, 1, 1)
+
+    def build(x: relax.Expr) -> relax.Expr:
+        chosen = gathered(0, order).relax([relax.op.nn.conv2d(x, relax.const(weight))])
+        return relax.op.nn.conv2d(chosen, relax.const(last))
+
+    result = run(build, {"x": x}, machine(8))
+    close(result.outputs[0], conv2d(conv2d(x, weight)[:, order], last))
+    assert channels.KIND not in result.schedules
 
 
 @pytest.mark.parametrize("lanes", LANES)
@@ -203,6 +222,23 @@ def test_a_large_copy_is_shared_by_the_cores(randn: Randn) -> None:
 
     result = run(build, {"x": x}, machine(8))
     close(result.outputs[0], conv2d(np.maximum(conv2d(x, weight)[:, order], 0), last))
+    assert channels.KIND in result.schedules
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_large_concatenation_is_shared_by_the_cores(randn: Randn, batch: int) -> None:
+    """Whole blocks are copied as one piece, parts of a block are put together."""
+    x, counts = randn(batch, 8, 21, 20), (16, 8, 28, 24)
+    weights = [randn(count, 8, 1, 1) for count in counts]
+    last = randn(8, sum(counts), 1, 1)
+
+    def build(x: relax.Expr) -> relax.Expr:
+        parts = [relax.op.nn.relu(relax.op.nn.conv2d(x, relax.const(w))) for w in weights]
+        return relax.op.nn.conv2d(relax.op.concat(parts, 1), relax.const(last))
+
+    result = run(build, {"x": x}, machine(8))
+    parts = [np.maximum(conv2d(x, w), 0) for w in weights]
+    close(result.outputs[0], conv2d(np.concatenate(parts, 1), last))
     assert channels.KIND in result.schedules
 
 

@@ -1,0 +1,44 @@
+"""Presets for sound that do not fit: one line for the user, whatever the declaration holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.bundle.tensor_spec import TensorSpec
+from builder.compiling import audio_presets
+from builder.errors import ModelError
+
+SPECTROGRAM = TensorSpec("x", "FP32", (1, 128, 101))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("librosa,bands=0", "at least 1, got 0"),
+        ("librosa,bands=-4", "at least 1, got -4"),
+        ("librosa,features=3", "expected features as a table, got 3"),
+        ("librosa,bands=many", "many"),
+        (f"librosa,low_hz={10**400}", "too large"),
+        ("samples,step=160", "expected bands"),
+        ("samples,bands=128", "expected frame"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_one_line(text: str, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        audio_presets.audio(text, [SPECTROGRAM])
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("line", ["preset = [1]", "kind = [1]", 'kind = {a = "audio"}', "preset = 3"])
+def test_a_file_with_another_type_of_name_is_not_for_sound(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "sound.toml"
+    path.write_text(line)
+    assert not audio_presets.is_audio(str(path))
+
+
+def test_a_librosa_spectrogram_gets_the_window_of_its_frames() -> None:
+    audio = audio_presets.audio("librosa", [SPECTROGRAM])
+    assert (audio.window, audio.frames) == (100 * 512, 101)
