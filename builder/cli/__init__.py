@@ -54,6 +54,7 @@ VERB_MODULES: Final = (
         "records",
         "rpc",
         "deploy",
+        "rollback",
         "infer",
         "agents",
         "metrics",
@@ -260,7 +261,7 @@ def _say(kind: str, text: str) -> None:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return _printable(" ".join(text.split()))
 
 
 def _printable(line: str) -> str:

@@ -40,9 +40,11 @@ from builder.compiling import (
     parity,
     tolerances,
 )
+from builder.compiling.columns import Names
 from builder.compiling.footprint import resources_of
 from builder.compiling.identity import Identity, bundle_name
-from builder.compiling.labels import Labels, read_named_labels, usable_labels
+from builder.compiling.integer_share import integer_work
+from builder.compiling.labels import Labels, label_lines
 from builder.compiling.layers import Layers
 from builder.compiling.lower import lower
 from builder.compiling.over_time import Declarations, over_time_of
@@ -73,6 +75,7 @@ def compile(
     postprocess: str | None = None,
     labels: Labels | None = None,
     states: Sequence[str] = (),
+    columns: Names | None = None,
     tolerance: float | None = None,
     tuning_records: Records | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -98,6 +101,9 @@ def compile(
     states
         Outputs that are inputs of the next run, as `builder.compiling.states` takes them; added to those of
         an audio preset.
+    columns
+        Names of the columns of a table that the inputs take: the names, a text with commas between them, or
+        the path of a CSV file whose first line has them. With None, the names that the model's file has.
     tolerance
         Largest relative error that is allowed against the reference. With None, it is
         `builder.compiling.tolerances.PARITY`, or more if the model amplifies rounding.
@@ -129,16 +135,11 @@ def compile(
         model = load(model, **audio_presets.import_options(preprocess, input_shapes), progress=progress)
     if floats_of(model.mod) is not None:
         require_half_arithmetic(device)
-    over_time = over_time_of(model, preprocess, postprocess, states)
+    over_time = over_time_of(model, preprocess, postprocess, states, columns)
     before = over_time.preprocess
     after = over_time.postprocess
     labels = labels or over_time.labels
-    label_lines: bytes | None
-    if labels is None and model.labels and after is None:
-        label_lines = "".join(f"{label}\n" for label in model.labels).encode()  # for a postprocess to come
-    else:
-        own = usable_labels(model.labels, model.outputs, after) if labels is None and model.labels else None
-        label_lines = read_named_labels(labels or own, model.outputs, after)
+    names_of_classes = label_lines(labels, model.labels, model.outputs, after)
 
     progress(f"lowering for {device.name} ({device.cpu})")
     shipped = None if tuning_records == NONE else shipped_for(device)
@@ -172,8 +173,8 @@ def compile(
         "samples/inputs.params": _dump_samples(model.inputs, [inputs[s.name] for s in model.inputs]),
         "samples/outputs.params": _dump_samples(model.outputs, compared.samples),
     }
-    if label_lines is not None:
-        members["labels.txt"] = label_lines
+    if names_of_classes is not None:
+        members["labels.txt"] = names_of_classes
     manifest = describe_model(
         identity,
         device,
@@ -185,7 +186,13 @@ def compile(
         tuned=tuned,
         shipped=shipped,
     )
-    return Package(manifest, members, uncovered=uncovered_kernels(lowered, device), nodes=layers.fates)
+    return Package(
+        manifest,
+        members,
+        uncovered=uncovered_kernels(lowered, device),
+        nodes=layers.fates,
+        integers=integer_work(model, lowered, layers.fates),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +385,7 @@ def describe_model(
             postprocess=over_time.postprocess,
             states=over_time.states,
             audio=over_time.audio,
+            columns=over_time.columns,
             lengths=model.lengths or None,
             samples=Samples(1, compared.self_test_rtol, tolerances.SELF_TEST_ATOL),
             resources=resources,

@@ -180,7 +180,7 @@ def require_reference(model: onnx.ModelProto) -> None:
 def _session(model: onnx.ModelProto, level: ort.GraphOptimizationLevel) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.graph_optimization_level = level
-    options.log_severity_level = 3  # errors only: its warnings are about its own optimiser
+    options.log_severity_level = 4  # what it logs as an error it raises too
     # One run: threads that spin afterwards, waiting for another, would only disturb what follows.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:

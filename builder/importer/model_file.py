@@ -11,7 +11,9 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -85,10 +87,10 @@ def file_sha256(path: Path) -> str:
     Raises
     ------
     ModelError
-        If the file cannot be read.
+        If the file cannot be read, is too large or is not a regular file.
     """
     try:
-        with path.open("rb") as stream:
+        with _opened(path) as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
@@ -169,19 +171,7 @@ def read_bytes(path: Path) -> bytes:
         If it does not exist, is too large or is not a regular file.
     """
     try:
-        # O_NONBLOCK: opening a pipe would wait for a writer.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as stream:
-            status = os.fstat(stream.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ModelError(
-                    f"expected a regular file, got a device or a pipe: {path}",
-                    hint=EXPORT_HINT,
-                )
-            if status.st_size > MAX_MODEL_BYTES:
-                raise ModelError(
-                    f"expected a model of at most {MAX_MODEL_BYTES} bytes, got {status.st_size}: {path}",
-                    hint="quantise or prune the model: larger ones do not fit the supported devices",
-                )
+        with _opened(path) as stream:
             return stream.read(MAX_MODEL_BYTES)
     except FileNotFoundError as error:
         raise ModelError(f"no such file: {path}", hint=models_in(path.parent, path.name)) from error
@@ -189,6 +179,22 @@ def read_bytes(path: Path) -> bytes:
         raise ModelError(f"expected a model file, got a folder: {path}", hint=models_in(path)) from error
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedReader]:
+    """Open a regular file of at most `MAX_MODEL_BYTES`."""
+    # O_NONBLOCK: opening a pipe would wait for a writer.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"expected a regular file, got a device or a pipe: {path}", hint=EXPORT_HINT)
+        if status.st_size > MAX_MODEL_BYTES:
+            raise ModelError(
+                f"expected a model of at most {MAX_MODEL_BYTES} bytes, got {status.st_size}: {path}",
+                hint="quantise or prune the model: larger ones do not fit the supported devices",
+            )
+        yield stream
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -16,6 +16,8 @@ import onnx
 from onnx import TensorProto, defs, helper, inliner
 
 from builder.errors import ModelError, Obstacle, UnsupportedOperatorError
+from builder.importer.bounded import suppression
+from builder.importer.model_file import tensors
 from builder.importer.onnx_graph import (
     DEFAULT_DOMAINS,
     copy_node,
@@ -64,6 +66,9 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     count = sum(1 for _ in walk_nodes(model.graph))
     if count > MAX_NODES:
         raise ModelError(f"expected a graph of at most {MAX_NODES} nodes, got {count}")
+    for tensor in tensors(model):
+        if tensor.ByteSize():  # an attribute of another type has an empty one
+            _check_weight(tensor)
     model = _inline_functions(model)
     _use_default_domain(model)
     _move_to_microsoft(model)
@@ -120,6 +125,13 @@ def _inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     if not model.functions:
         return model
     _check_functions(model)
+    if suppression.is_defined(model):
+        # A normalised model: these nodes are compiled as they are.
+        kept = [function for function in model.functions if function.domain != suppression.DOMAIN]
+        del model.functions[:]
+        model.functions.extend(kept)
+        if not kept:
+            return model
     try:
         return inliner.inline_local_functions(model, convert_version=True)
     except FOREIGN_FAILURES as error:
@@ -237,27 +249,30 @@ def _check_values(graph: onnx.GraphProto) -> None:
     for output in graph.output:
         if output.name not in made:
             raise ModelError(f"no node makes the output '{output.name}'")
-    for tensor in graph.initializer:
-        _check_weight(tensor)
 
 
 def _check_weight(tensor: onnx.TensorProto) -> None:
-    """Check a weight's datatype and size: NumPy would refuse it much later, with an unrelated message."""
+    """Check a tensor's datatype and size: NumPy would refuse it much later, with an unrelated message."""
+    name = f"weight '{tensor.name}'"
     if not is_known_type(tensor.data_type):
-        raise ModelError(f"weight '{tensor.name}' has no known datatype")
-    if tensor.data_type == TensorProto.STRING:
-        return
+        raise ModelError(f"{name} has no known datatype")
     if any(dim < 0 for dim in tensor.dims):
-        raise ModelError(f"weight '{tensor.name}' has a negative dimension: {list(tensor.dims)}")
-    if tensor.HasField("raw_data"):
-        bits = _BITS.get(tensor.data_type, 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
-        expected = (math.prod(tensor.dims) * bits + 7) // 8
-        if len(tensor.raw_data) != expected:
-            raise ModelError(
-                f"weight '{tensor.name}' of shape {list(tensor.dims)}: expected {expected} bytes, "
-                f"got {len(tensor.raw_data)}",
-                hint="download or export the model again: the file is truncated or damaged",
-            )
+        raise ModelError(f"{name} has a negative dimension: {list(tensor.dims)}")
+    count = math.prod(tensor.dims)
+    bits = _BITS.get(tensor.data_type, 8)
+    if tensor.HasField("raw_data") and tensor.data_type != TensorProto.STRING:
+        size = 1 if bits < 8 else helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        what, expected, got = "bytes", (count * bits * size + 7) // 8, len(tensor.raw_data)
+    else:
+        # Types of few bits share a number; complex ones take two.
+        field = helper.tensor_dtype_to_field(tensor.data_type)
+        parts = 2 if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) else 1
+        what, expected, got = "values", (count * bits * parts + 7) // 8, len(getattr(tensor, field))
+    if got != expected:
+        raise ModelError(
+            f"{name} of shape {list(tensor.dims)}: expected {expected} {what}, got {got}",
+            hint="download or export the model again: the file is truncated or damaged",
+        )
 
 
 _BITS: Final = {

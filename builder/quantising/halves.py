@@ -21,6 +21,7 @@ from builder.compiling.block_parity import is_quantised
 from builder.compiling.sample_inputs import make_inputs
 from builder.errors import ModelError
 from builder.importer import ImportedModel
+from builder.importer.multiply_adds import multiply_adds_of
 from builder.importer.onnx_graph import OnnxGraph
 from builder.importer.shapes import infer_shapes
 from builder.kernels.passes.halves import LARGEST, mark
@@ -29,7 +30,6 @@ from builder.kernels.spaces.half_winograd import largest_factors
 from builder.quantising.calibration import CalibrationData, Source, open_calibration
 from builder.quantising.folding import fold_into_weights
 from builder.quantising.session import Sample, Session
-from builder.quantising.units import multiply_adds_of
 from builder.target.device_target import DeviceTarget
 from builder.target.half_arithmetic import require_half_arithmetic
 

@@ -7,7 +7,9 @@ reads as any other one; with PyTorch as Keras' backend, an ONNX model.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -42,18 +44,17 @@ def load_keras(path: Path, settings: Settings) -> ImportedModel:
         If names, shapes or values do not fit the model, or some are missing.
     """
     if path.is_dir():
-        digest = _digest_of_folder(path)
+        files = _files(path)
+        digest = _digest(path, files)
 
         def place_folder(folder: Path) -> None:
-            shutil.copytree(path, folder / "saved_model")
+            for name in files:
+                (folder / "saved_model" / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path / name, folder / "saved_model" / name)
 
         model = import_with(TENSORFLOW, str(path), place_folder, settings)
         return replace(model, source_sha256=digest, name=path.resolve().name)
     digest = file_sha256(path)
-    if path.stat().st_size > MAX_MODEL_BYTES:
-        raise ModelError(
-            f"expected a model of at most {MAX_MODEL_BYTES} bytes, got {path.stat().st_size}: {path}"
-        )
     suffix = path.suffix.lower()
     with path.open("rb") as stream:
         if not stream.read(8).startswith(_BEGINNINGS[suffix]):
@@ -69,14 +70,34 @@ def load_keras(path: Path, settings: Settings) -> ImportedModel:
     return replace(model, source_sha256=digest, name=path.stem)
 
 
-def _digest_of_folder(path: Path) -> str:
-    """SHA-256, in hexadecimal, of the names and digests of all files of a folder."""
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    total = sum(file.stat().st_size for file in files)
-    if len(files) > _MAX_FILES or total > MAX_MODEL_BYTES:
+def _files(path: Path) -> list[Path]:
+    """Return the files of a SavedModel, relative to its folder and sorted: regular ones, bounded together."""
+    found: list[Path] = []
+    total = 0
+    for root, folders, names in os.walk(path):
+        found += [Path(root, name).relative_to(path) for name in (*folders, *names)]
+        if len(found) > _MAX_FILES:
+            raise ModelError(
+                f"expected a SavedModel of at most {_MAX_FILES} files and folders, got more: {path}"
+            )
+    files: list[Path] = []
+    for name in sorted(found):
+        is_link = (path / name).is_symlink()
+        if (path / name).is_dir() and not is_link:
+            continue
+        if not (path / name).is_file():
+            got = "a link to a folder, or to nothing" if is_link else "a device or a pipe"
+            raise ModelError(f"expected regular files in a SavedModel, got {got}: {path / name}")
+        total += (path / name).stat().st_size
+        files.append(name)
+    if total > MAX_MODEL_BYTES:
         raise ModelError(
-            f"expected a SavedModel of at most {_MAX_FILES} files and {MAX_MODEL_BYTES} bytes, "
-            f"got {len(files)} files of {total} bytes: {path}"
+            f"expected a SavedModel of at most {MAX_MODEL_BYTES} bytes, got {total} bytes: {path}"
         )
-    lines = (f"{file.relative_to(path)} {file_sha256(file)}" for file in files)
+    return files
+
+
+def _digest(path: Path, files: Sequence[Path]) -> str:
+    """SHA-256, in hexadecimal, of the names and digests of all files of a folder."""
+    lines = (f"{name} {file_sha256(path / name)}" for name in files)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -41,6 +41,7 @@ _START: Final = (
 )
 _ENVIRONMENT: Final[Mapping[str, str]] = {
     "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",  # torch.load takes tensors only
+    "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "0",
     "CUDA_VISIBLE_DEVICES": "",
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "TF_ENABLE_ONEDNN_OPTS": "0",

@@ -2,7 +2,9 @@
 
 A `.pt2` is a zip archive of a graph in JSON and of weights. Promises that an archive that passes has bounded
 sizes, no objects that are unpickled, and no expression in a shape but arithmetic, because PyTorch evaluates
-those as Python. Also tells what a `.pt` or `.pth` file is; never unpickles anything.
+those as Python. PyTorch reads archives with another library, which may find other members in the same bytes;
+so it gets a new archive of the members that were checked. Also tells what a `.pt` or
+`.pth` file is; never unpickles anything.
 
 Formats: `torch.export.pt2_archive` (PyTorch 2.8 and newer), `serialized_exported_program.json` (up to 2.7).
 """
@@ -10,8 +12,10 @@ Formats: `torch.export.pt2_archive` (PyTorch 2.8 and newer), `serialized_exporte
 from __future__ import annotations
 
 import json
+import lzma
 import pickletools
 import re
+import shutil
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -23,8 +27,10 @@ from builder.importer.model_file import MAX_MODEL_BYTES
 
 # ResNet-50 has 320 members; each weight is one.
 MAX_MEMBERS: Final = 100_000
-# The graph of BERT-base has 3 MB: stack traces and module paths for each node.
-MAX_JSON_BYTES: Final = 256 << 20
+# All documents together. The graph of BERT-base has 3 MB: stack traces and module paths for each node.
+MAX_JSON_BYTES: Final = 128 << 20
+# Python's values take up to thirty times the text that they are read from; these keep that below 2 GiB.
+_MOST: Final = {b"{": 1 << 20, b"[": 1 << 21, b'"': 1 << 23}
 _MAX_PICKLE_BYTES: Final = 1 << 20
 # Arithmetic of symbols, also as SymPy's `srepr` writes it: names in quotes, no attribute, no index.
 _EXPRESSION: Final = re.compile(r"(?:[A-Za-z0-9_+\-*/%(), .<>=!&|~]|'[\w.+\-]*'){0,16384}")
@@ -40,6 +46,19 @@ EXPORT: Final = (
     "torch.export.save(torch.export.export(model.eval(), (example,)), 'MODEL.pt2') in Python makes a .pt2"
 )
 _DAMAGED: Final = "export it again: " + EXPORT
+# What zipfile and json raise for damaged bytes.
+_DAMAGES: Final = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    ValueError,
+    OSError,
+    LookupError,
+    EOFError,
+    RuntimeError,
+    RecursionError,
+)
+_BLOCK_BYTES: Final = 1 << 20
 _WEIGHT_CLASSES: Final = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_\w+|torch _?\w*Storage|torch\.\w+ \w*Storage|torch \w+|"
     r"torch\.storage \w+|torch\.nn\.parameter Parameter|numpy[\w.]* \w+|_codecs encode"
@@ -58,13 +77,15 @@ def check_pt2(path: Path) -> None:
         members = archive.infolist()
         _check_sizes(members, path)
         names = [member.filename for member in members]
-        graphs = [name for name in names if _is_graph(name)]
-        if not graphs:
+        if not any(map(_is_graph, names)):
             raise _other_kind(archive, names, path)
-        for name in names:
-            if not name.endswith(".json"):
-                continue
-            document = _read_json(archive, name, path)
+        _check_names(members, path)
+        documents = [member for member in members if member.filename.endswith(".json")]
+        if sum(member.file_size for member in documents) > MAX_JSON_BYTES:
+            raise ModelError(f"{path}: expected at most {MAX_JSON_BYTES} bytes of JSON, got more")
+        marks = dict.fromkeys(_MOST, 0)
+        for name in [member.filename for member in documents]:
+            document = _read_json(archive, name, marks, path)
             if _is_graph(name):
                 _check_expressions(document, path)
             for pickled in _pickled(document):
@@ -75,6 +96,30 @@ def check_pt2(path: Path) -> None:
                     hint="replace tensor subclasses and script objects before the export, with unwrap_tensor_"
                     "subclass of torchao.utils for quantised weights",
                 )
+
+
+def rewrite_pt2(path: Path, to: Path) -> None:
+    """Copy the members of an archive, in their order, into a new archive.
+
+    Raises
+    ------
+    ModelError
+        If it is not an archive, is too large, or a member cannot be read.
+    """
+    with _open(path) as archive:
+        members = archive.infolist()
+        _check_sizes(members, path)
+        try:
+            with zipfile.ZipFile(to, "w") as copy:
+                for member in members:
+                    plain = zipfile.ZipInfo(member.filename)
+                    plain.file_size = member.file_size
+                    with archive.open(member) as source, copy.open(plain, "w") as target:
+                        shutil.copyfileobj(source, target, _BLOCK_BYTES)
+        except OSError as error:
+            raise ModelError(f"cannot copy {path}: {error.strerror or error}") from error
+        except _DAMAGES as error:
+            raise _damaged(path) from error
 
 
 def describe_pt(path: Path) -> ModelError:
@@ -134,33 +179,41 @@ def _check_sizes(members: list[zipfile.ZipInfo], path: Path) -> None:
         )
 
 
+def _check_names(members: list[zipfile.ZipInfo], path: Path) -> None:
+    """Refuse names that PyTorch's library takes for each other: it ignores case, and reads up to a NUL."""
+    seen: set[str] = set()
+    for member in members:
+        name = member.filename.lower()
+        if name in seen or member.orig_filename != member.filename:
+            raise ModelError(f"{path}: expected members with different names, got '{name:.80}' twice or cut")
+        seen.add(name)
+
+
 def _is_graph(name: str) -> bool:
     return name.endswith("serialized_exported_program.json") or bool(
         re.search(r"(^|/)models/[^/]+\.json$", name)
     )
 
 
-def _read_json(archive: zipfile.ZipFile, name: str, path: Path) -> object:
+def _read_json(archive: zipfile.ZipFile, name: str, marks: dict[bytes, int], path: Path) -> object:
+    """Read a document; `marks` counts what documents are made of."""
     try:
-        if archive.getinfo(name).file_size > MAX_JSON_BYTES:
-            raise ModelError(f"{path}: expected at most {MAX_JSON_BYTES} bytes in {name:.80}, got more")
         with archive.open(name) as stream:
             raw = stream.read(MAX_JSON_BYTES)
+        for mark, most in _MOST.items():
+            marks[mark] += raw.count(mark)
+            if marks[mark] > most:
+                raise ModelError(f"{path}: expected at most {most} times {mark.decode()} in JSON, got more")
         document: object = json.loads(raw)
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        ValueError,
-        OSError,
-        LookupError,
-        EOFError,
-        RuntimeError,
-        RecursionError,
-    ) as error:
-        raise ModelError(
-            f"{path}: expected a program saved by torch.export.save, got a damaged file", hint=_DAMAGED
-        ) from error
+    except _DAMAGES as error:
+        raise _damaged(path) from error
     return document
+
+
+def _damaged(path: Path) -> ModelError:
+    return ModelError(
+        f"{path}: expected a program saved by torch.export.save, got a damaged file", hint=_DAMAGED
+    )
 
 
 def _check_expressions(document: object, path: Path) -> None:

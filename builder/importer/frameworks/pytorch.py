@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from builder.errors import ModelError
 from builder.importer.frameworks.conversion import Framework, Settings, import_with
-from builder.importer.frameworks.pt2_archive import check_pt2
+from builder.importer.frameworks.pt2_archive import check_pt2, rewrite_pt2
 from builder.importer.model_file import file_sha256
 from builder.importer.onnx_import import ImportedModel
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
@@ -41,7 +41,7 @@ def load_program(path: Path, settings: Settings) -> ImportedModel:
     check_pt2(path)  # before a Python is looked for
 
     def place(folder: Path) -> None:
-        shutil.copyfile(path, folder / "model.pt2")
+        rewrite_pt2(path, folder / "model.pt2")
         check_pt2(folder / "model.pt2")  # what is checked is what is loaded
 
     model = import_with(PYTORCH, str(path), place, settings)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import json
 import os
 import pickle
@@ -25,9 +26,9 @@ import resource
 import sys
 import warnings
 import zipfile
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 MEMORY_BYTES: Final = 24 << 30
@@ -46,6 +47,19 @@ _REGISTERING: Final = {
 }
 _OPSET: Final = 20
 _OVERLOAD: Final = re.compile(r"OpOverload\(op='([\w.:]+)', overload='(\w+)'\)")
+
+
+# The types that a `defaultdict` in what `forward` takes or returns may make.
+_DEFAULTS: Final = {kind.__name__: kind for kind in (bool, dict, float, int, list, set, str, tuple)}
+
+
+def beside(name: str) -> Any:
+    """Import a file of this folder, which is not in the path of modules: its `keras.py` would hide Keras."""
+    spec = importlib.util.spec_from_file_location(f"_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class _RefusalError(Exception):
@@ -88,7 +102,8 @@ class Conversion:
         self._constants = [getattr(spec.arg, "value", None) for spec in specs]
         results = [spec.arg for spec in program.graph_signature.output_specs if _kind(spec) == "USER_OUTPUT"]
         self._outputs = [place for place, arg in enumerate(results) if _is_tensor(arg)]
-        names = _output_names(program.call_spec.out_spec, len(results))
+        naming = beside("pytorch_names")
+        names = naming.output_names(program.call_spec.out_spec, len(results))
         if not any(self._inputs) or not self._outputs:
             raise _RefusalError("expected a program with a tensor as input and as output, got none")
         with torch.no_grad():
@@ -98,8 +113,8 @@ class Conversion:
             raise _RefusalError("PyTorch's ONNX exporter has added or removed inputs")
         names_of_inputs = iter([value.name for value in model.graph.input])
         self._inputs = [None if name is None else next(names_of_inputs) for name in self._inputs]
-        _name_nodes(model.graph)
-        _name_outputs(model.graph, [names[place] for place in self._outputs])
+        naming.name_nodes(model.graph)
+        naming.name_outputs(model.graph, [names[place] for place in self._outputs])
         self._save_examples()
         Path("model.onnx").write_bytes(model.SerializeToString())
         return {
@@ -168,11 +183,23 @@ def _load(path: Path) -> Any:
 
     _register_operators(path)
 
+    from torch.utils import _pytree
+
     def refuse(*_: Any, **__: Any) -> Any:
         raise _RefusalError("it has pickled objects, which may run any code when they are loaded")
 
-    genuine = pickle.loads
+    def import_module(name: str) -> Any:
+        # The file names a module and what to take of it, for a defaultdict or an enumeration.
+        if name == "builtins":
+            return SimpleNamespace(**_DEFAULTS)
+        raise _RefusalError(
+            f"it would import the module {name[:80]!r}, for a class in what forward takes or returns",
+            "take and return tensors, tuples or dicts in forward, and export it again",
+        )
+
+    genuine, genuine_import = pickle.loads, _pytree.importlib
     pickle.loads = refuse
+    _pytree.importlib = SimpleNamespace(import_module=import_module)
     try:
         program = torch.export.load(path)
     except RuntimeError as error:
@@ -182,6 +209,7 @@ def _load(path: Path) -> Any:
         ) from error
     finally:
         pickle.loads = genuine
+        _pytree.importlib = genuine_import
     if hasattr(program, "_guards_code"):
         program._guards_code = []  # it would be run as Python
     return program
@@ -263,9 +291,10 @@ def _is_training(node: Any) -> bool:
 def _export(program: Any) -> Any:
     import torch
 
+    translations = beside("pytorch_translations").translations()
     options: dict[str, Any] = {"dynamo": True, "opset_version": _OPSET, "optimize": False, "verbose": False}
     try:
-        return torch.onnx.export(program, (), custom_translation_table=_translations(), **options)
+        return torch.onnx.export(program, (), custom_translation_table=translations, **options)
     except Exception as error:
         obstacles = _unknown_operators(program, error)
         if not obstacles:
@@ -315,248 +344,6 @@ def _unknown_operators(program: Any, error: BaseException) -> list[dict[str, Any
         }
         for name, modules in found.items()
     ]
-
-
-def _translations() -> dict[Any, Callable[..., Any]]:
-    """How quantising operators become ONNX: torchlib's own ignore ranges, and old ones lack some."""
-    import torch
-
-    operators = torch.ops.quantized_decomposed
-    if not hasattr(operators, "dequantize_per_channel"):
-        return {}
-    per_tensor = operators.quantize_per_tensor
-    import numpy as np
-    import onnx_ir as ir
-    from onnxscript import opset20 as op
-
-    # Full ranges: torch.dtype -> smallest and largest number.
-    ranges = {
-        torch.uint8: (0, 255),
-        torch.int8: (-128, 127),
-        torch.int16: (-32768, 32767),
-        torch.uint16: (0, 65535),
-        torch.int32: (-(1 << 31), (1 << 31) - 1),
-    }
-    numpy_types = {
-        torch.uint8: np.uint8,
-        torch.int8: np.int8,
-        torch.int16: np.int16,
-        torch.uint16: np.uint16,
-        torch.int32: np.int32,
-    }
-
-    def kind(dtype: Any) -> Any:
-        # The exporter gives torchlib's functions ONNX's number of a type.
-        wanted = {int(ir.DataType.from_numpy(np.dtype(v))): k for k, v in numpy_types.items()}
-        return dtype if isinstance(dtype, torch.dtype) else wanted[int(dtype)]
-
-    def constant(value: Any, dtype: Any) -> Any:
-        return op.Constant(value=ir.tensor(np.asarray(value, dtype)))
-
-    def is_number(value: Any) -> bool:
-        return isinstance(value, (int, float))
-
-    def per_tensor_q(
-        input: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int, dtype: Any
-    ) -> Any:
-        dtype = kind(dtype)
-        if is_number(scale) and is_number(zero_point):
-            low, high = ranges[dtype]
-            if quant_min > low or quant_max < high:
-                # As PyTorch clamps steps; in real numbers, where other activations are clamped too.
-                input = op.Clip(
-                    input,
-                    constant((quant_min - zero_point) * scale, np.float32),
-                    constant((quant_max - zero_point) * scale, np.float32),
-                )
-            return op.QuantizeLinear(
-                input, constant(scale, np.float32), constant(zero_point, numpy_types[dtype])
-            )
-        scaled = op.Round(op.Div(input, op.Cast(op.Reshape(scale, constant([], np.int64)), to=1)))
-        zero = op.Cast(op.Reshape(zero_point, constant([], np.int64)), to=1)
-        steps = op.Clip(
-            op.Add(scaled, zero), constant(quant_min, np.float32), constant(quant_max, np.float32)
-        )
-        return op.Cast(steps, to=int(ir.DataType.from_numpy(np.dtype(numpy_types[dtype]))))
-
-    def per_tensor_dq(
-        input: Any,
-        scale: Any,
-        zero_point: Any,
-        quant_min: int,
-        quant_max: int,
-        dtype: Any,
-        out_dtype: Any = None,
-    ) -> Any:
-        del quant_min, quant_max, out_dtype
-        dtype = kind(dtype)
-        if is_number(scale) and is_number(zero_point):
-            return op.DequantizeLinear(
-                input, constant(scale, np.float32), constant(zero_point, numpy_types[dtype])
-            )
-        zero = op.Cast(op.Reshape(zero_point, constant([], np.int64)), to=1)
-        return op.Mul(
-            op.Sub(op.Cast(input, to=1), zero),
-            op.Cast(op.Reshape(scale, constant([], np.int64)), to=1),
-        )
-
-    def zeros(zero_points: Any, dtype: Any) -> Any:
-        return op.Cast(zero_points, to=int(ir.DataType.from_numpy(np.dtype(numpy_types[kind(dtype)]))))
-
-    def per_channel_q(
-        input: Any, scales: Any, zero_points: Any, axis: int, quant_min: int, quant_max: int, dtype: Any
-    ) -> Any:
-        steps = op.QuantizeLinear(input, op.Cast(scales, to=1), zeros(zero_points, dtype), axis=axis)
-        low, high = ranges[kind(dtype)]
-        if quant_min > low or quant_max < high:
-            numpy_type = numpy_types[kind(dtype)]
-            steps = op.Clip(steps, constant(quant_min, numpy_type), constant(quant_max, numpy_type))
-        return steps
-
-    def per_channel_dq(
-        input: Any,
-        scales: Any,
-        zero_points: Any,
-        axis: int,
-        quant_min: int,
-        quant_max: int,
-        dtype: Any,
-        out_dtype: Any = None,
-    ) -> Any:
-        del quant_min, quant_max, out_dtype
-        scales = op.Cast(scales, to=1)
-        if zero_points is None:
-            return op.DequantizeLinear(input, scales, axis=axis)
-        return op.DequantizeLinear(input, scales, zeros(zero_points, dtype), axis=axis)
-
-    def choose(input: Any, quant_min: int, quant_max: int, eps: float, dtype: Any) -> Any:
-        del dtype
-        zero = constant(0, np.float32)
-        low = op.Min(op.ReduceMin(input, keepdims=0), zero)
-        high = op.Max(op.ReduceMax(input, keepdims=0), zero)
-        scale = op.Max(
-            op.Div(op.Sub(high, low), constant(quant_max - quant_min, np.float32)), constant(eps, np.float32)
-        )
-        point = op.Sub(constant(quant_min, np.float32), op.Round(op.Div(low, scale)))
-        point = op.Clip(point, constant(quant_min, np.float32), constant(quant_max, np.float32))
-        return op.Cast(scale, to=11), op.Cast(point, to=7)
-
-    table = {per_tensor.default: per_tensor_q, per_tensor.tensor: per_tensor_q}
-    dequantize = operators.dequantize_per_tensor
-    table |= {dequantize.default: per_tensor_dq, dequantize.tensor: per_tensor_dq}
-    table |= {operators.quantize_per_channel.default: per_channel_q}
-    table |= {operators.dequantize_per_channel.default: per_channel_dq}
-    with contextlib.suppress(AttributeError):
-        table |= {operators.choose_qparams.tensor: choose}
-    return table
-
-
-def _name_nodes(graph: Any) -> None:
-    """Name nodes after the modules that they come from.
-
-    `layer1.0.conv1` is the only node of that module, `layer1.0/Add` one of several.
-    What only prepares constants does not count. A quantised program does not know its modules: there, a node
-    is named after its parameters or, without any, after its operator in PyTorch.
-    """
-    constants = {tensor.name for tensor in graph.initializer}
-    scopes: list[str] = []
-    several: Counter[str] = Counter()
-    for node in graph.node:
-        scope = _scope(node) or _owner(node, constants) or _fx_name(node)
-        scopes.append(scope)
-        first = node.input[:1] if node.op_type in ("CastLike", "Shape") else node.input
-        if node.op_type in ("Constant", "Shape") or all(name in constants or not name for name in first):
-            constants.update(node.output)
-        else:
-            several[scope] += 1
-    used: Counter[str] = Counter()
-    for node, scope in zip(graph.node, scopes):  # noqa: B905 - as long as each other
-        is_constant = all(name in constants for name in node.output)
-        is_only = several[scope] == 1 and not is_constant
-        name = scope if scope and is_only else f"{scope}/{node.op_type}".strip("/")
-        used[name] += 1
-        node.name = name if used[name] == 1 else f"{name}_{used[name] - 1}"
-        del node.metadata_props[:]
-        node.doc_string = ""
-
-
-def _properties(node: Any) -> dict[str, str]:
-    return {entry.key: entry.value for entry in node.metadata_props}
-
-
-def _scope(node: Any) -> str:
-    """Return the path of the module that a node comes from; empty if it is not known, or the model itself."""
-    found = re.findall(r"'([^']*)'", _properties(node).get("pkg.torch.onnx.name_scopes", ""))
-    return found[-2] if len(found) > 1 else ""
-
-
-def _owner(node: Any, constants: set[str]) -> str:
-    """Return the path of the module whose parameters a node reads; empty if it reads none."""
-    owners = [name.rpartition(".")[0] for name in node.input if name in constants and "." in name]
-    return owners[0] if owners else ""
-
-
-def _fx_name(node: Any) -> str:
-    """Return the name that a node has in PyTorch's own graph."""
-    found = re.match(r"%?(\w+)", _properties(node).get("pkg.torch.onnx.fx_node", ""))
-    return found[1] if found else ""
-
-
-def _name_outputs(graph: Any, names: Sequence[str]) -> None:
-    """Give outputs the names of their places in what `forward` returns."""
-    import onnx
-
-    taken = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    values = {name for node in graph.node for name in (*node.input, *node.output)}
-    renamed: dict[str, str] = {}
-    for value, wanted in zip(graph.output, names):  # noqa: B905 - the exporter may merge equal outputs
-        name = wanted
-        while name in taken or (name in values and name != value.name):
-            name += "_"
-        taken.add(name)
-        if value.name in renamed or value.name not in {o for node in graph.node for o in node.output}:
-            # Twice the same value, or an input or a weight that is returned as it is.
-            source = renamed.get(value.name, value.name)
-            graph.node.append(onnx.helper.make_node("Identity", [source], [name], name=f"{name}/Identity"))
-            value.name = name
-            continue
-        renamed[value.name] = name
-        value.name = name
-    for node in graph.node:
-        for names_of in (node.input, node.output):
-            for place, name in enumerate(names_of):
-                names_of[place] = renamed.get(name, name)
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                _rename_inside(attribute.g, renamed)
-    for value in graph.value_info:
-        value.name = renamed.get(value.name, value.name)
-
-
-def _rename_inside(graph: Any, renamed: dict[str, str]) -> None:
-    for node in graph.node:
-        for place, name in enumerate(node.input):
-            node.input[place] = renamed.get(name, name)
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                _rename_inside(attribute.g, renamed)
-    for value in graph.output:
-        value.name = renamed.get(value.name, value.name)
-
-
-def _output_names(spec: Any, count: int) -> list[str]:
-    """Return a name for each place: `output`, `output_1`, or the keys that lead to it."""
-    from torch.utils import _pytree
-
-    if spec is None:
-        return [f"output_{place}" for place in range(count)]
-    paths, _ = _pytree.tree_flatten_with_path(_pytree.tree_unflatten(list(range(count)), spec))
-    names = []
-    for path, _place in paths:
-        parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
-        name = re.sub(r"[^\w.]", "_", ".".join(parts))
-        names.append(f"output_{name}" if name[:1].isdigit() else name or "output")
-    return names
 
 
 def _kind(spec: Any) -> str:

@@ -10,6 +10,7 @@ Weights are packed here, as constants.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Final
 
@@ -20,6 +21,7 @@ from tvm.ir import Call
 
 from builder.kernels.passes import routes
 from builder.kernels.passes.packed import LayoutValues, Packed, channel_block, pack_array
+from builder.kernels.passes.paddings import Padding
 from builder.kernels.passes.routes import Route
 from builder.kernels.rewriter import RESHAPES, constant_of, op_name, rewrite_main, shape_of
 from builder.kernels.spaces import (
@@ -50,6 +52,8 @@ _UNARY: Final = {
         "quantize", "dequantize", "astype",
     )
 }  # fmt: skip
+# Operators whose other operands are a scale and a zero point, which may be computed.
+_OF_A_SCALE: Final = ("relax.quantize", "relax.dequantize")
 # Operator -> the right operand's value in padding: a division needs a one.
 _BINARY: Final = {"relax.add": 0.0, "relax.subtract": 0.0, "relax.multiply": 0.0, "relax.divide": 1.0,
            "relax.maximum": 0.0, "relax.minimum": 0.0}  # fmt: skip
@@ -102,7 +106,9 @@ class _Packing:
         if x is None:
             return False
         if name in _UNARY:
-            operands = [x.expr, *call.args[1:]]
+            if name in _OF_A_SCALE and any(math.prod(shape_of(arg)) != 1 for arg in call.args[1:]):
+                return False  # a scale for each channel
+            operands = [x.expr, *map(table.plain, call.args[1:])]
             new = table.bb.emit(Call(call.op, operands, call.attrs, call.ty_args))
             table.define_packed(var, replace(x, expr=new))
             return True
@@ -183,16 +189,13 @@ class _Packing:
     def _bytes(
         self, table: LayoutValues, var: relax.Var, call: Call, op: convolution.Conv2d, weight: np.ndarray
     ) -> bool:
-        """Replace a convolution of bytes; a constant padding before it becomes its own."""
-        data, zero = call.args[0], 0
-        padding = self._bound.get(data)
-        if padding is not None and op_name(padding) == "relax.nn.pad" and not any(op.padding):
-            widths = [int(w) for w in padding.attrs.pad_width]
-            if len(widths) == 8 and not any(widths[:4]) and str(padding.attrs.pad_mode) == "constant":
-                data, zero = padding.args[0], int(padding.attrs.pad_value)
-                top, bottom, left, right = widths[4:]
-                _, _, height, width = shape_of(data)
-                op = replace(op, in_height=height, in_width=width, padding=(top, left, bottom, right))
+        """Replace a convolution of bytes; a padding before it becomes its own."""
+        data, point = call.args[0], relax.const(np.int32(0))
+        padding = None if any(op.padding) else Padding.of(data, self._bound)
+        if padding is not None:
+            data, point = padding.data, padding.value(table)
+            _, _, height, width = shape_of(data)
+            op = replace(op, in_height=height, in_width=width, padding=padding.widths)
         takes = self._target.dot.data
         if op.groups > 1 or (takes in ("int8", "uint8") and takes != str(data.ty.dtype)):
             return False
@@ -201,7 +204,6 @@ class _Packing:
         block = have.block if have is not None and fits else in_block_of(op.in_channels, self._target)
         x = table.as_packed(data, block)
         out_block = block_of(op.out_channels, self._target)
-        point = relax.const(np.int32(zero))
         m = integer_winograd.output_tile(op, weight, str(data.ty.dtype), self._target)
         if m is None:
             new = integer_convolution.emit(table.bb, op, x.expr, point, weight, out_block, self._target)
@@ -250,9 +252,13 @@ class _Packing:
             numbers = constant_of(arg)
             if numbers is not None:
                 operands.append(relax.const(pack_array(numbers, block, fill, group)))
+            elif len(shape_of(arg)) == 4 and shape_of(arg)[1] == 1 and channels > 1:  # one for each pixel
+                operands.append(table.as_packed(arg, 1).expr)
             elif have is not None and have.block == block and (have.is_dense or have.group == group):
                 operands.append(have.expr)
-            elif len(shape_of(arg)) != 4 or (shape_of(arg)[1] == 1 and channels > 1):
+            elif math.prod(shape_of(arg)) == 1 and len(shape_of(arg)) < 2:  # the scale of one run
+                operands.append(table.plain(arg))
+            elif len(shape_of(arg)) != 4:
                 return False
             else:
                 operands.append(table.as_packed(arg, block).expr)
@@ -261,7 +267,7 @@ class _Packing:
             for p, a in zip(packed[1:], call.args[1:], strict=True)
         ):
             return False
-        if any(p is not None and p.channels != channels for p in packed):
+        if any(p is not None and p.channels not in (1, channels) for p in packed):
             return False
         new = table.bb.emit(Call(call.op, operands, call.attrs, call.ty_args))
         table.define_packed(var, Packed(new, channels, group))

@@ -139,6 +139,26 @@ def test_a_weight_of_another_size_is_refused(make_model: ModelMaker, dims: list[
     assert "'w'" in refused(model)
 
 
+@pytest.mark.parametrize(
+    ("dims", "dtype"), [([], TensorProto.FLOAT), ([4], TensorProto.COMPLEX64), ([9], TensorProto.INT4)]
+)
+def test_values_that_do_not_fit_the_shape_are_refused(
+    make_model: ModelMaker, dims: list[int], dtype: int
+) -> None:
+    model = make_model([node("Add", ["x", "w"], ["y"])], VECTOR, {"y": [3]}, {"w": np.ones(3, np.float32)})
+    field = helper.tensor_dtype_to_field(dtype)
+    weight = TensorProto(name="w", dims=dims, data_type=dtype, **{field: [1, 1, 1, 1]})
+    model.graph.initializer[0].CopyFrom(weight)
+    assert "weight 'w' of shape" in refused(model)
+
+
+def test_the_values_of_a_constant_are_checked_in_subgraphs_too(make_model: ModelMaker) -> None:
+    wrong = TensorProto(name="c", dims=[2], data_type=TensorProto.FLOAT, float_data=[1.0])
+    branch = helper.make_graph([node("Constant", [], ["c"], value=wrong)], "b", [], [])
+    chosen = node("If", ["x"], ["y"], then_branch=branch, else_branch=branch)
+    assert "expected 2 values, got 1" in refused(make_model([chosen], VECTOR, {"y": [2]}))
+
+
 def test_a_wrong_attribute_is_refused(make_model: ModelMaker) -> None:
     model = make_model([node("Softmax", ["x"], ["y"], "soft", axis="last")], VECTOR, {"y": [3]})
     refused(model)

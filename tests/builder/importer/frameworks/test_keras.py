@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -66,3 +67,34 @@ def test_a_folder_of_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("builder.importer.frameworks.keras._MAX_FILES", 0)
     with pytest.raises(ModelError, match="expected a SavedModel of at most 0 files"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "cycle"])
+def test_a_folder_with_other_things_than_files_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "folder"
+    (path / "assets").mkdir(parents=True)
+    (path / "saved_model.pb").write_bytes(b"graph")
+    if kind == "pipe":
+        os.mkfifo(path / "assets" / "pipe")
+    else:
+        target = {"device": "/dev/zero", "folder": "/", "cycle": "."}[kind]
+        (path / "assets" / kind).symlink_to(target)
+    with pytest.raises(ModelError, match="expected regular files in a SavedModel, got a"):
+        load(path, python="/bin/true")
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5", ".pt2"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, suffix: str) -> None:
+    os.mkfifo(tmp_path / f"m{suffix}")
+    with pytest.raises(ModelError, match="expected a regular file"):
+        load(tmp_path / f"m{suffix}", python="/bin/true")
+
+
+def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
+    """As caches of downloads keep models."""
+    path = tmp_path / "folder"
+    path.mkdir()
+    (tmp_path / "blob").write_bytes(b"graph")
+    (path / "saved_model.pb").symlink_to(tmp_path / "blob")
+    model = load(path, python=keras(tmp_path, np.zeros((1, 5), np.float32)))
+    assert model.name == "folder"

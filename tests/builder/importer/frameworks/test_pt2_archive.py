@@ -6,12 +6,14 @@ import pathlib
 import random
 import zipfile
 from collections import OrderedDict
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from builder.errors import ModelError
-from builder.importer.frameworks.pt2_archive import check_pt2, describe_pt
+from builder.importer.frameworks import pt2_archive
+from builder.importer.frameworks.pt2_archive import check_pt2, describe_pt, rewrite_pt2
 from tests.builder.importer.frameworks.archive import write_pt, write_pt2
 
 # As PyTorch 2.14 and 2.5 write sizes of dimensions.
@@ -60,13 +62,73 @@ def test_pickled_tensors_are_refused(tmp_path: Path) -> None:
         check_pt2(write_pt2(tmp_path / "m.pt2", pickled=True))
 
 
-def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
+def test_an_archive_that_unpacks_to_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pt2_archive, "MAX_JSON_BYTES", 1 << 20)
     path = tmp_path / "m.pt2"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("m/models/model.json", b" " * (257 << 20))
-    assert path.stat().st_size < 1 << 20
+        archive.writestr("m/models/model.json", b" " * (2 << 20))
+    assert path.stat().st_size < 1 << 14
     with pytest.raises(ModelError, match="expected compressed members of at most"):
         check_pt2(path)
+
+
+@pytest.mark.parametrize("name", ["m/models/model.json", "m/MODELS/Model.JSON", "m/models/model.json\0.txt"])
+def test_members_that_pytorch_takes_for_each_other_are_refused(tmp_path: Path, name: str) -> None:
+    path = write_pt2(tmp_path / "m.pt2")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("m/models/model.json", "{}")
+        info = zipfile.ZipInfo("m/models/other")
+        info.filename = info.orig_filename = name  # the class itself cuts names at a NUL
+        with pytest.warns(UserWarning, match="Duplicate") if name == "m/models/model.json" else nullcontext():
+            archive.writestr(info, "{}")
+    with pytest.raises(ModelError, match="expected members with different names"):
+        check_pt2(path)
+
+
+@pytest.mark.parametrize("text", [b"{}", b"[]", b'""'])
+def test_documents_that_would_fill_the_memory_are_refused(tmp_path: Path, text: bytes) -> None:
+    path = write_pt2(tmp_path / "m.pt2")
+    whole = b"[" + b",".join([text] * (1 << 19)) + b"]"
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(9):
+            archive.writestr(f"m/{number}.json", whole)
+    with pytest.raises(ModelError, match=r"times . in JSON, got more"):
+        check_pt2(path)
+
+
+def test_many_documents_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pt2_archive, "MAX_JSON_BYTES", 4000)
+    path = write_pt2(tmp_path / "m.pt2")
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(5):
+            archive.writestr(f"m/{number}.json", b" " * 1000)
+    with pytest.raises(ModelError, match="bytes of JSON, got more"):
+        check_pt2(path)
+
+
+def test_an_archive_is_written_anew(tmp_path: Path) -> None:
+    """What stands before an archive, such as another one, does not reach PyTorch."""
+    path = write_pt2(tmp_path / "m.pt2")
+    other = write_pt2(tmp_path / "other.pt2", expression=CODE[0]).read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    path.write_bytes(other + path.read_bytes())
+    check_pt2(path)
+    rewrite_pt2(path, tmp_path / "new.pt2")
+    with zipfile.ZipFile(tmp_path / "new.pt2") as archive:
+        assert {info.filename: archive.read(info) for info in archive.infolist()} == members
+    assert CODE[0].encode() not in (tmp_path / "new.pt2").read_bytes()
+
+
+def test_a_damaged_member_is_not_copied(tmp_path: Path) -> None:
+    path = write_pt2(tmp_path / "m.pt2")
+    whole = path.read_bytes()
+    at = whole.index(b"pt2", whole.index(b"archive_format"))
+    path.write_bytes(whole[:at] + b"pt3" + whole[at + 3 :])
+    with pytest.raises(ModelError, match="got a damaged file"):
+        rewrite_pt2(path, tmp_path / "new.pt2")
 
 
 @pytest.mark.parametrize(

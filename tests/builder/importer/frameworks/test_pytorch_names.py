@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from builder.importer.frameworks.pytorch_process import _name_nodes, _name_outputs
+from builder.importer.frameworks.pytorch_names import name_nodes, name_outputs
 
 
 def node(operator: str, inputs: list[str], output: str, *scopes: str, fx: str = "") -> Any:
@@ -38,7 +38,7 @@ def test_nodes_are_named_after_modules() -> None:
         node("Relu", ["f"], "c", fx="relu_7"),
         weights=("layer1.0.conv1.weight", "head.weight"),
     )
-    _name_nodes(made)
+    name_nodes(made)
     assert [each.name for each in made.node] == [
         "layer1.0.conv1/Shape",
         "layer1.0.conv1",
@@ -54,7 +54,7 @@ def test_nodes_are_named_after_modules() -> None:
 def test_outputs_are_named_after_their_places() -> None:
     """Also one that is returned twice, an input that is returned, and a name that a value has."""
     made = graph(node("Relu", ["x"], "logits"), node("Neg", ["logits"], "c"), outputs=("c", "c", "x"))
-    _name_outputs(made, ["logits", "again", "output_2"])
+    name_outputs(made, ["logits", "again", "output_2"])
     assert [value.name for value in made.output] == ["logits_", "again", "output_2"]
     assert [(each.op_type, list(each.input), list(each.output)) for each in made.node] == [
         ("Relu", ["x"], ["logits"]),

@@ -1,0 +1,1 @@
+"""Damaged and hostile files of every format that edgebundle reads on a workstation."""
