@@ -44,6 +44,11 @@ test-frameworks: $(STAMP) .venv-frameworks/.installed ## run the tests that need
 	$(TEST_ENVIRONMENT) EDGEBUNDLE_PYTHON=$(CURDIR)/.venv-frameworks/bin/python \
 	  $(BIN)/pytest $(PARALLEL) --needs-frameworks tests/frameworks $(PYTEST_ARGS)
 
+.PHONY: test-home
+test-home: $(STAMP) broker ## run the recipe for Home Assistant in it (installs it; needs root)
+	EDGEBUNDLE_HOME_ASSISTANT=$$(packaging/home-assistant.sh) && export EDGEBUNDLE_HOME_ASSISTANT && \
+	  $(TEST_ENVIRONMENT) $(WITHOUT_MOSQUITTO) $(BIN)/pytest --needs-home-assistant tests/clients $(PYTEST_ARGS)
+
 .PHONY: test-arm
 test-arm: $(STAMP) ## run the tests that need root: an arm64 system under qemu, and a real systemd
 	packaging/test-arm.sh $(PYTEST_ARGS)

@@ -18,8 +18,9 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NoReturn
 
 import agent
 from agent.config.file import DEFAULT_CONFIG, load_config
@@ -29,6 +30,7 @@ from agent.errors import BundleError, ConfigError, EdgeError, StateDirectoryErro
 from agent.provision.commands import add_commands
 
 EXIT_OURS: Final = 1
+EXIT_USAGE: Final = 2
 EXIT_INPUT: Final = BundleError.exit_code
 EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 EXIT_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
@@ -41,6 +43,7 @@ _JOURNAL_LEVELS: Final = {
     logging.INFO: 6,
     logging.DEBUG: 7,
 }
+_LONGEST_WORD: Final = 80  # of a word that is compared: comparing takes quadratic time
 # People read the log, so longer records are cut.
 _MAX_LOG_CHARACTERS: Final = 4000
 
@@ -75,8 +78,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors look like every other error, and name the word that may be meant."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - argparse's own signature
+        # A script with an abbreviated flag would break when a new flag makes it ambiguous.
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        self.set_defaults(parser=self)  # a command's own replaces the program's
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401
+        """Parse arguments; an unknown flag is an error of the command that it was given to."""
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            parser: _Parser = known.parser
+            flags = [flag for action in parser._actions for flag in action.option_strings]
+            parser.fail(f"unrecognized arguments: {' '.join(unknown)}", unknown[0].partition("=")[0], flags)
+        return known
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            name = action.metavar or "/".join(action.option_strings)
+            expected = f"expected one of {', '.join(known)}"
+            self.fail(f"{name}: {expected}; got {str(value)[:80]!r}", str(value), known)
+
+    def error(self, message: str) -> NoReturn:
+        """Print an error and a hint to read the help, and exit with the code for wrong usage."""
+        self.fail(message, "", ())
+
+    def fail(self, message: str, word: str, known: Sequence[str]) -> NoReturn:
+        """Print an error with the known word that is most like `word`, and exit."""
+        close = get_close_matches(word[:_LONGEST_WORD], known, n=1)
+        meant = f"did you mean {close[0]}? Otherwise see" if close else "see"
+        _say("error", message)
+        _say("hint", f"{meant} `{self.prog} --help`")
+        self.exit(EXIT_USAGE)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="edge-agent", description="Serves signed model bundles over MQTT.")
+    parser = _Parser(prog="edge-agent", description="Serves signed model bundles over MQTT.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="serve, in the foreground")

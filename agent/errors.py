@@ -148,7 +148,7 @@ class SessionStepError(RequestError):
 
 
 class SessionGoneError(RequestError):
-    """The request's session has ended: it made room for others or was unused, or the model was restarted."""
+    """The request's session has ended: it made room, was unused or is full, or the model was restarted."""
 
     status = 410
 

@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from agent.bundle.graph import NOP, Graph, Node, NodeEntry
+from agent.bundle.graph import Graph
+from agent.bundle.node import NOP, Node, NodeEntry
 from agent.runtime import graph_executor
 
 LIMIT_US: Final = 1.0

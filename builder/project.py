@@ -36,8 +36,8 @@ class ModelTable:
         The device to compile for, such as `rpi4`.
     name, version
         The model's name on devices, and its version.
-    preprocess, postprocess, labels
-        Presets, or files.
+    preprocess, postprocess, labels, columns
+        Presets, names, or files.
     input_shapes, input_values
         As the flags of these names have them.
     calibration
@@ -55,6 +55,7 @@ class ModelTable:
     preprocess: str | None = None
     postprocess: str | None = None
     labels: str | None = None
+    columns: str | None = None
     input_shapes: str | None = None
     input_values: str | None = None
     calibration: str | None = None

@@ -6,6 +6,7 @@ bytes. Labels and boxes need no numpy; an array is made when it is asked for.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -181,13 +182,22 @@ class Answer(Mapping[str, "np.ndarray[Any, Any]"]):
     def lists(self, suffix: str) -> tuple[str, ...]:
         """Return the prefixes of the lists of top-k rows (`indices`) or of detected objects (`classes`).
 
-        A bundle with one list gives an empty prefix. With several, each begins with its output's name.
+        A bundle with one list gives an empty prefix. With several, each begins with its output's name. Texts,
+        or classes that are not finite, are no list: a model may name its outputs as it likes.
         """
-        names = set(self)
+        outputs = {output.name: output for output in self.outputs}
         partner = "boxes" if suffix == "classes" else "scores"
         ends = [name for name in self if name == suffix or name.endswith(f"_{suffix}")]
         prefixes = [name.removesuffix(suffix) for name in ends]
-        return tuple(each for each in prefixes if {f"{each}scores", f"{each}{partner}"} <= names)
+        return tuple(
+            each
+            for each in prefixes
+            if all(
+                (found := outputs.get(each + name)) is not None and found.datatype != "BYTES"
+                for name in (suffix, "scores", partner)
+            )
+            and _are_finite(outputs[each + suffix])
+        )
 
     def labels_of(self, prefix: str) -> tuple[Label, ...]:
         """Return the top-k list whose names begin with `prefix`."""
@@ -207,6 +217,10 @@ class Answer(Mapping[str, "np.ndarray[Any, Any]"]):
         labels = self.output(f"{prefix}labels").flat() if f"{prefix}labels" in set(self) else indices
         for label, score, index in zip(labels, scores, indices, strict=False):
             yield str(label), float(score), int(index)
+
+
+def _are_finite(output: Output) -> bool:
+    return not output.datatype.startswith("FP") or all(map(math.isfinite, output.flat()))
 
 
 def read_answer(

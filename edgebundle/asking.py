@@ -22,7 +22,7 @@ class Call:
 
     Attributes
     ----------
-    data, image, deadline_s, traceparent, tracestate, progress, tensors, audio
+    data, image, deadline_s, traceparent, tracestate, progress, tensors, audio, row
         As `Asking.__call__` has them.
     """
 
@@ -34,6 +34,7 @@ class Call:
     progress: Callable[[str], None] | None = None
     tensors: Mapping[str, Any] | None = None
     audio: object = None
+    row: object = None
 
 
 class Asking(ABC, Generic[_Result_co]):
@@ -46,6 +47,7 @@ class Asking(ABC, Generic[_Result_co]):
         *,
         image: object = None,
         audio: object = None,
+        row: object = None,
         deadline_s: float = DEADLINE_S,
         traceparent: str | None = None,
         tracestate: str | None = None,
@@ -65,6 +67,9 @@ class Asking(ABC, Generic[_Result_co]):
         audio
             A recording, for a model that declares audio: the path of a WAV file, its bytes, or samples at the
             model's rate (float32 from -1 to 1 or int16, shape (n,)).
+        row
+            A row of a table, for a model that declares columns: a mapping from their names to numbers, truth
+            values or texts, or the values in the columns' order. None and NaN are missing values.
         deadline_s
             Seconds until an answer is of no use. Until then the request is sent again if it is lost; the
             agent does not start to compute after that.
@@ -88,7 +93,9 @@ class Asking(ABC, Generic[_Result_co]):
         OSError
             If a file cannot be read.
         """
-        return self._ask(Call(data, image, deadline_s, traceparent, tracestate, progress, tensors, audio))
+        return self._ask(
+            Call(data, image, deadline_s, traceparent, tracestate, progress, tensors, audio, row)
+        )
 
     @abstractmethod
     def _ask(self, call: Call) -> _Result_co:

@@ -6,7 +6,8 @@ What a stranger at the broker publishes is bounded, and ends no request. The cli
 appears in no message, because anybody who knows it can disconnect the client.
 
 Leaves to others: one request (`exchange`), what agents have retained (`directory`), what is asked
-(`async_model`), threads (`client`).
+(`async_model`), threads (`client`). Importing this loads little more than asyncio: the protocol is loaded
+when a client is made.
 """
 
 from __future__ import annotations
@@ -21,21 +22,19 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Unpack
 
-from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import ConfigError, EdgeError
-from agent.wire import topics
-from edgebundle.broker import Broker, BrokerOptions
-from edgebundle.directory import AGENTS_HINT, INFO_LIMIT_S, Directory, absent
 from edgebundle.errors import BrokerError, ClientError, ClosedError, NoAnswerError, UsageError
-from edgebundle.exchange import Exchange
-from edgebundle.request import Request
-from edgebundle.target import Target
 
 if TYPE_CHECKING:
+    from agent.bundle.tensor_spec import TensorSpec
     from agent.mqtt.connection import Connection
     from agent.mqtt.message import Message
     from agent.mqtt.reason_codes import Reason
     from edgebundle.async_model import AsyncModel
+    from edgebundle.broker import Broker, BrokerOptions
+    from edgebundle.exchange import Exchange
+    from edgebundle.request import Request
+    from edgebundle.target import Target
 
 # An answer has at most 64 MiB, and a broker drops a larger packet without a word.
 _MAX_PACKET_BYTES: Final = 65 << 20
@@ -76,6 +75,10 @@ class AsyncClient:
         progress: Callable[[str], None] | None = None,
         **options: Unpack[BrokerOptions],
     ) -> None:
+        from agent.wire import topics
+        from edgebundle.broker import Broker
+        from edgebundle.directory import Directory
+
         if not isinstance(broker, Broker):
             broker = Broker.of(broker, **options)
         elif options:
@@ -117,6 +120,7 @@ class AsyncClient:
             If no agent or model can have these names.
         """
         from edgebundle.async_model import AsyncModel
+        from edgebundle.target import Target
 
         return AsyncModel(self, Target.of(agent, model))
 
@@ -129,6 +133,7 @@ class AsyncClient:
             If no group or model can have these names.
         """
         from edgebundle.async_model import AsyncModel
+        from edgebundle.target import Target
 
         return AsyncModel(self, Target.of(group, model, is_group=True))
 
@@ -189,6 +194,9 @@ class AsyncClient:
         ClientError
             If there is no answer; `errors` says which.
         """
+        from agent.wire import topics
+        from edgebundle.exchange import Exchange
+
         connection = await self._ready()
         said: set[str] = set()
 
@@ -242,6 +250,7 @@ class AsyncClient:
     async def _connect(self) -> Connection:
         # Imported late: paho and ssl take longer to load than everything else here.
         from agent.mqtt.connection import Connection
+        from agent.wire import topics
 
         # As a library should: nothing goes to stderr unless the program has configured logging.
         log = logging.getLogger("agent.mqtt")
@@ -279,6 +288,8 @@ class AsyncClient:
             self._progress(f"the connection to {self._settings.url} was lost ({why}); connecting again")
 
     def _received(self, message: Message) -> None:
+        from agent.wire import topics
+
         topic = topics.parse_topic(message.topic)
         match topic:
             case topics.Reply():
@@ -309,6 +320,8 @@ class AsyncClient:
             task.add_done_callback(lambda _task: self._inquiries.pop(key, None))
 
     async def _look_for(self, target: Target, exchange: Exchange) -> None:
+        from edgebundle.directory import absent
+
         try:
             names = await self.directory.known(target)
         except ClientError:
@@ -323,6 +336,7 @@ class AsyncClient:
 
     async def _inputs(self, target: Target, request: Request, end_s: float) -> tuple[TensorSpec, ...]:
         from agent.wire.content_types import JSON, RAW
+        from edgebundle.directory import INFO_LIMIT_S
 
         if request.content_type in (JSON, RAW):
             return ()
@@ -330,6 +344,9 @@ class AsyncClient:
         return (await self.directory.info(target, limit_s)).inputs
 
     def _too_late(self, exchange: Exchange) -> ClientError:
+        from agent.wire import topics
+        from edgebundle.directory import AGENTS_HINT
+
         target = exchange.target
         waited_s = time.monotonic() - exchange.sent_s
         connection = self._connection

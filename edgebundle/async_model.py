@@ -71,7 +71,7 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
         return await self._client.directory.info(self._target)
 
     async def _ask(self, call: Call) -> Answer:
-        request = await self.request(call.data, call.image, call.tensors or {}, call.audio)
+        request = await self.request(call.data, call.image, call.tensors or {}, call.audio, call.row)
         trace = _trace(call.traceparent, call.tracestate)
         return await self.send(request, call.deadline_s, trace, call.progress)
 
@@ -175,9 +175,19 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
         return AsyncSession(self, name)
 
     async def request(
-        self, data: object, image: object, tensors: Mapping[str, Any], audio: object = None
+        self,
+        data: object,
+        image: object,
+        tensors: Mapping[str, Any],
+        audio: object = None,
+        row: object = None,
     ) -> Request:
         """Make a request from the arguments of a call."""
+        if row is not None:
+            if image is not None or audio is not None:
+                raise UsageError("expected a row, a picture or a recording, got several of these")
+            _only(data, tensors)
+            return Request.row(row)
         if audio is not None:
             if image is not None:
                 raise UsageError("expected a picture or a recording, got both")
@@ -213,7 +223,7 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
             return await self._arrays(tensors)
         raise UsageError(
             "expected a picture or tensors, got nothing",
-            hint="model(image='cat.jpg'), model(array) or model(input_name=array)",
+            hint="model(image='cat.jpg'), model(array), model(input_name=array) or model(row={'name': 21.5})",
         )
 
     async def _sound(self, audio: object) -> Request:

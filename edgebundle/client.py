@@ -228,6 +228,7 @@ class Session:
         *,
         image: object = None,
         audio: object = None,
+        row: object = None,
         end: bool = False,
         deadline_s: float = DEADLINE_S,
         progress: Callable[[str], None] | None = None,
@@ -235,7 +236,14 @@ class Session:
     ) -> Answer:
         """Ask the model, as a step of this session; see `AsyncSession.__call__`."""
         call = self._session(
-            data, image=image, audio=audio, end=end, deadline_s=deadline_s, progress=progress, **tensors
+            data,
+            image=image,
+            audio=audio,
+            row=row,
+            end=end,
+            deadline_s=deadline_s,
+            progress=progress,
+            **tensors,
         )
         return self._client._wait(call)
 

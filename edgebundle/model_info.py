@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.bundle.tensor_spec import TensorSpec
-from agent.wire.model_state import ModelState
+from agent.wire.model_state import ModelState, RowColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,8 @@ class ModelInfo:
         The input that takes a recording, and its samples a second; None for a model without.
     has_state
         Whether tensors need a session.
+    columns
+        The columns of a row, in order: name, and datatype (`BYTES` for texts); none if it takes no rows.
     state, message
         `starting`, `ready`, `restarting`, `failed` or `stopped`, and why it is not ready.
     """
@@ -50,6 +52,7 @@ class ModelInfo:
     has_state: bool = False
     smallest_inputs: tuple[tuple[int, ...], ...] = ()
     smallest_outputs: tuple[tuple[int, ...], ...] = ()
+    columns: tuple[RowColumn, ...] = ()
 
     @classmethod
     def of(cls, agent: str, state: ModelState) -> ModelInfo:
@@ -70,4 +73,5 @@ class ModelInfo:
             has_state=state.has_state,
             smallest_inputs=state.smallest_inputs,
             smallest_outputs=state.smallest_outputs,
+            columns=state.columns,
         )

@@ -76,6 +76,15 @@ class Output:
             return struct.unpack(f"<{len(self._data) // struct.calcsize(code)}{code}", self._data)
         return self._data
 
+    def first(self, count: int) -> tuple[Any, ...]:
+        """Return the first `count` values, or all if there are fewer; the others cost nothing."""
+        if isinstance(self._data, bytes):
+            code = _FORMATS[self.datatype]
+            size = struct.calcsize(code)
+            count = min(count, len(self._data) // size)
+            return struct.unpack(f"<{count}{code}", self._data[: count * size])
+        return self._data[:count]
+
 
 def json_output(tensor: JsonTensor) -> Output:
     """Read a tensor of a JSON answer.

@@ -7,6 +7,8 @@ changes by more than rounding; everything else is an error before anything is se
 from __future__ import annotations
 
 import base64
+import json
+import math
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -223,6 +225,35 @@ class Request:
         return cls(RAW, b"".join(parts), tuple(tensors))
 
     @classmethod
+    def row(cls, row: object) -> Request:
+        """Make a request from a row of a table, for a model that declares columns.
+
+        Parameters
+        ----------
+        row
+            A mapping from the columns' names to values, or a sequence of values in the columns' order; also
+            a row of pandas, or an array of one dimension. A value is a number, a truth value, a text, or
+            None or NaN if it is missing.
+
+        Raises
+        ------
+        UsageError
+            If it is neither, or a value is something else.
+        """
+        plain = getattr(row, "to_dict", None) or getattr(row, "tolist", None)
+        given = plain() if plain is not None else row
+        if isinstance(given, Mapping):
+            values: object = {str(name): _value(name, value) for name, value in given.items()}
+        elif isinstance(given, Sequence) and not isinstance(given, str | bytes):
+            values = [_value(place, value) for place, value in enumerate(given)]
+        else:
+            raise UsageError(
+                f"a row: expected a mapping or a sequence of values, got {type(row).__name__:.80}",
+                hint="model(row={'temperature': 21.5, 'humidity': 40})",
+            )
+        return cls(JSON, json.dumps({"row": values}, separators=(",", ":")).encode())
+
+    @classmethod
     def from_file(cls, path: Path) -> Request:
         """Make a request from a file: a JPEG, a PNG, a WAV, an `.npz` of inputs, or a `.json` request.
 
@@ -316,6 +347,24 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
             return {name: arrays[name] for name in arrays.files}
     except (ValueError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path} cannot be read as .npz: {error}") from error
+
+
+def _value(place: object, value: object) -> float | int | str | None:
+    """Return a value of a row as JSON has it."""
+    item = getattr(value, "item", None)
+    if item is not None and getattr(value, "shape", None) == ():  # a scalar of numpy
+        value = item()
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    if isinstance(value, float) and math.isinf(value):
+        raise UsageError(f"a row: {place!s:.80}: expected a finite number, got {value}")
+    if isinstance(value, int | float | str):
+        return value
+    if str(value) in ("<NA>", "NaT"):  # how pandas writes a missing value
+        return None
+    raise UsageError(
+        f"a row: {place!s:.80}: expected a number, a truth value or a text, got {type(value).__name__:.80}"
+    )
 
 
 def _chunk(name: bytes, data: bytes) -> bytes:

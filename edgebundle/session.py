@@ -75,6 +75,7 @@ class AsyncSession:
         *,
         image: object = None,
         audio: object = None,
+        row: object = None,
         end: bool = False,
         deadline_s: float = DEADLINE_S,
         progress: Callable[[str], None] | None = None,
@@ -84,7 +85,7 @@ class AsyncSession:
 
         Parameters
         ----------
-        data, image, audio, deadline_s, progress, tensors
+        data, image, audio, row, deadline_s, progress, tensors
             As for `AsyncModel`.
         end
             Whether the session ends with this call. A recording is then heard to its last sample.
@@ -99,7 +100,7 @@ class AsyncSession:
             If there is no answer for another reason; the same call can then be made again.
         """
         async with self._turn:
-            request = await self._model.request(data, image, tensors, audio)
+            request = await self._model.request(data, image, tensors, audio, row)
             return await self._send(request, end=end, deadline_s=deadline_s, progress=progress)
 
     async def finish(self, *, deadline_s: float = DEADLINE_S) -> Answer:

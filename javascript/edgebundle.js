@@ -178,11 +178,14 @@ export class Answer {
     });
   }
 
+  /** What the names of a list begin with; texts, or classes that are not finite, are no list. */
   #prefix(suffix, partner) {
     for (const name of this.outputs.keys()) {
       if (name !== suffix && !name.endsWith(`_${suffix}`)) continue;
       const prefix = name.slice(0, name.length - suffix.length);
-      if (this.outputs.has(`${prefix}scores`) && this.outputs.has(`${prefix}${partner}`)) return prefix;
+      const parts = [suffix, "scores", partner].map((part) => this.outputs.get(prefix + part));
+      if (!parts.every((part) => part !== undefined && part.datatype !== "BYTES")) continue;
+      if (parts[0].data.every((index) => Number.isFinite(Number(index)))) return prefix;
     }
     return null;
   }

@@ -93,6 +93,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run only the tests marked frameworks (make test-frameworks)",
     )
+    group.addoption(
+        "--needs-home-assistant",
+        action="store_true",
+        help="run only the tests marked home_assistant (make test-home)",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -100,7 +105,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     lanes = {
         option
-        for option in ("--needs-root", "--needs-models", "--needs-frameworks")
+        for option in ("--needs-root", "--needs-models", "--needs-frameworks", "--needs-home-assistant")
         if config.getoption(option)
     }
 
@@ -112,6 +117,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return "--needs-root" in lanes
         if "frameworks" in marks:
             return "--needs-frameworks" in lanes
+        if "home_assistant" in marks:
+            return "--needs-home-assistant" in lanes
         return "--needs-models" in lanes if "models" in marks else not lanes
 
     config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])

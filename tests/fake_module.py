@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from agent.bundle.graph import Graph, Node, NodeEntry
+from agent.bundle.graph import Graph
+from agent.bundle.node import Node, NodeEntry
 from agent.bundle.params import dump_params
 from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime.storage import allocate, view

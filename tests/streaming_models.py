@@ -44,6 +44,64 @@ def recurrent(values: int = 4, hidden: int = 8, classes: int = 1, seed: int = 0)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
+def decoder(tokens: int = 11, width: int = 8, most: int = 32, seed: int = 0) -> onnx.ModelProto:
+    """One layer of attention over all tokens so far, as a decoder is exported: its caches grow.
+
+    Inputs `ids` [1, 1], `mask` [1, past + 1], `past.key` and `past.value` [1, past, width]; outputs `logits`
+    [1, 1, tokens], `present.key` and `present.value` [1, past + 1, width].
+    """
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> decoder
+        (int64[1,1] ids, int64[1,total] mask,
+         float[1,past,{width}] past_key, float[1,past,{width}] past_value)
+        => (float[1,1,{tokens}] logits,
+            float[1,total,{width}] present_key, float[1,total,{width}] present_value)
+        {{
+            at = Shape<start = 1, end = 2>(past_key) place = Gather(places, at) token = Gather(table, ids)
+            x = Add(token, place) q = MatMul(x, wq) k = MatMul(x, wk) v = MatMul(x, wv)
+            present_key = Concat<axis = 1>(past_key, k) present_value = Concat<axis = 1>(past_value, v)
+            turned = Transpose<perm = [0, 2, 1]>(present_key) scores = MatMul(q, turned)
+            seen = Cast<to = 1>(mask) one = Constant<value_float = 1.0>() hidden = Sub(one, seen)
+            low = Constant<value_float = -1e9>() bias = Mul(hidden, low)
+            axis = Constant<value_ints = [1]>() row = Unsqueeze(bias, axis) shown = Add(scores, row)
+            share = Softmax<axis = -1>(shown) mixed = MatMul(share, present_value) logits = MatMul(mixed, wo)
+        }}"""
+    )
+    rng = np.random.default_rng(seed)
+    shapes = {
+        "table": (tokens, width),
+        "places": (most, width),
+        **dict.fromkeys(("wq", "wk", "wv"), (width, width)),
+        "wo": (width, tokens),
+    }
+    for name, shape in shapes.items():
+        weight = rng.normal(size=shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(weight, name))
+    text = {"past_key": "past.key", "past_value": "past.value"}
+    text |= {"present_key": "present.key", "present_value": "present.value"}
+    for node in model.graph.node:
+        node.input[:] = [text.get(name, name) for name in node.input]
+        node.output[:] = [text.get(name, name) for name in node.output]
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = text.get(value.name, value.name)
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == "total":
+                dim.dim_param = "past + 1"
+    return model
+
+
+def decoded(model: onnx.ModelProto, ids: list[int], width: int = 8) -> list[Array]:
+    """The logits of each token, by ONNX Runtime with caches that grow."""
+    session = ort.InferenceSession(model.SerializeToString())
+    key = value = np.zeros((1, 0, width), np.float32)
+    found = []
+    for step, token in enumerate(ids):
+        feeds = {"ids": np.array([[token]]), "mask": np.ones((1, step + 1), np.int64)}
+        logits, key, value = session.run(None, {**feeds, "past.key": key, "past.value": value})
+        found.append(np.asarray(logits))
+    return found
+
+
 class Loop:
     """ONNX Runtime called by hand, one state after the other."""
 

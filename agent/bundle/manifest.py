@@ -20,6 +20,7 @@ from agent.bundle import canonical_json, values
 from agent.bundle.archive import MANIFEST, MAX_BUNDLE_BYTES, MAX_MEMBER_BYTES, SIGNATURE, max_member_bytes
 from agent.bundle.audio import Audio, Keywords, Speech
 from agent.bundle.buckets import Buckets
+from agent.bundle.columns import InputColumns, check_columns
 from agent.bundle.names import COMPATIBLE, MAX_VERSION_CHARS, MODEL_NAME, SEMVER
 from agent.bundle.output_length import OutputLength, check_lengths
 from agent.bundle.processing import Normalise, Postprocess, Preprocess, Softmax, outputs_of
@@ -268,6 +269,8 @@ class Manifest:
     buckets
         The dimensions that change from request to request, and the sizes of its graphs; None if
         all shapes are fixed. `inputs` and `outputs` then have the shapes of the largest bucket.
+    columns
+        The columns of a table that the inputs take, or None.
 
     Raises
     ------
@@ -294,6 +297,7 @@ class Manifest:
     states: tuple[State, ...] | None = field(default=None, metadata=canonical_json.LATER)
     audio: Audio | None = field(default=None, metadata=canonical_json.LATER)
     buckets: Buckets | None = field(default=None, metadata=canonical_json.LATER)
+    columns: tuple[InputColumns, ...] | None = field(default=None, metadata=canonical_json.LATER)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", MappingProxyType(dict(sorted(self.files.items()))))
@@ -319,6 +323,10 @@ class Manifest:
         if self.states is not None:
             check_states(self.states, self.inputs, self.outputs)
         _check_over_time(self)
+        if self.columns is not None:
+            if self.preprocess is not None or self.audio is not None:
+                raise ValueError("expected columns, preprocess or audio, got two of them")
+            check_columns(self.columns, self.row_inputs)
 
     @property
     def has_labels(self) -> bool:
@@ -331,6 +339,11 @@ class Manifest:
         if self.buckets is None:
             return self.inputs
         return self.buckets.smallest(self.inputs, self.buckets.input_shape)
+
+    @property
+    def row_inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs of the smallest request, without states: what one row becomes."""
+        return requested(self.smallest_inputs, [state.input for state in self.states or ()])
 
     @property
     def smallest_outputs(self) -> tuple[TensorSpec, ...]:

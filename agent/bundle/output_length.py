@@ -79,3 +79,20 @@ def answered(outputs: Sequence[TensorSpec], lengths: Sequence[OutputLength]) -> 
     """Return the outputs that answers contain: all but those that hold lengths."""
     counts = {length.count for length in lengths}
     return tuple(spec for spec in outputs if spec.name not in counts)
+
+
+def shortest(smallest: Sequence[TensorSpec], lengths: Sequence[OutputLength]) -> tuple[tuple[int, ...], ...]:
+    """Return the smallest shapes of outputs, whose computed lengths may be 0.
+
+    Parameters
+    ----------
+    smallest
+        The outputs as the answer to the smallest request has them, with their capacities.
+    lengths
+        The declared lengths.
+    """
+    changing = {(length.output, length.axis) for length in lengths}
+    return tuple(
+        tuple(0 if (spec.name, axis) in changing else size for axis, size in enumerate(spec.shape))
+        for spec in smallest
+    )

@@ -160,7 +160,7 @@ def verify_signature(raw: bytes, keyring: Keyring) -> Statement:
     try:
         key.public_key.verify(der, _pae(payload), ec.ECDSA(hashes.SHA256()))
     except InvalidSignature as error:
-        raise SignatureError(f"the signature is not valid for key {key.key_id[:16]}...") from error
+        raise SignatureError(f"the signature is not valid for key {key.key_id}") from error
     if keyring.revokes(key):
         raise KeyRevokedError(f"the bundle is signed by key {key.key_id}, which is revoked")
     # The payload is parsed only now that its signature is valid.

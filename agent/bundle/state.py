@@ -24,15 +24,21 @@ class State:
         Names of the model's input and output, of the same shape and datatype.
     initial
         Value of every element before the first run. None means 0.
+    most
+        Largest value after a run; a step beyond it is refused, because the state is full. Only of an integer:
+        the length of caches, for example. None means any.
     """
 
     input: str
     output: str
     initial: float | None = field(default=None, metadata=LATER)
+    most: int | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.initial is not None and not math.isfinite(self.initial):
             raise ValueError(f"initial: expected a finite number, got {self.initial}")
+        if self.most is not None and not 0 <= self.most < 1 << 31:
+            raise ValueError(f"most: expected 0 to {(1 << 31) - 1}, got {self.most}")
 
 
 def check_states(
@@ -58,6 +64,8 @@ def check_states(
         if (before.datatype, before.shape) != (after.datatype, after.shape):
             raise ValueError(f"states: expected the same datatype and shape, got {before} and {after}")
         _check_initial(state, before)
+        if state.most is not None and (before.datatype, before.shape) != ("INT64", (1,)):
+            raise ValueError(f"states: expected a state with a largest value as INT64[1], got {before}")
     for kind, names, count in (
         ("input", [state.input for state in states], len(inputs)),
         ("output", [state.output for state in states], len(outputs)),

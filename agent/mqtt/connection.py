@@ -40,6 +40,7 @@ from agent.mqtt.sending import MAX_IN_FLIGHT, Outgoing, Sending
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.subscriptions import Subscriptions
 from agent.mqtt.transport import open_socket as open_tcp_socket
+from agent.mqtt.upgrade import Upgrade
 from agent.rate_limited_log import RateLimitedLog
 
 _log = logging.getLogger(__name__)
@@ -49,10 +50,6 @@ _KEEP_ALIVE_TICK_S: Final = 1.0
 _WORTH_SAYING_S: Final = 1.0
 # What others may cause as often as they like is logged at most this often; the counters count all of it.
 _LOG_INTERVAL_S: Final = 60.0
-# On 3.1.1, how often to ask whether the broker speaks MQTT 5 by now: it may only have been starting, or was
-# replaced. If it says so and then does not, it is asked half as often.
-LOOK_FOR_5_S: Final = 300.0
-_LOOK_FOR_5_AT_MOST_S: Final = 6 * 3600.0
 # More than everything before the payload in any packet of ours.
 _LARGEST_HEAD_BYTES: Final = 256 << 10
 # Ours, and the broker's own in PUBACK or DISCONNECT.
@@ -123,9 +120,6 @@ class Connection:
         self.unsendable = 0
         self.limits = NO_LIMITS
         self._said: set[str] = set()
-        self._look_interval_s = LOOK_FOR_5_S
-        self._look_s = 0.0
-        self._looking: asyncio.Task[None] | None = None
         self._log = RateLimitedLog(_log, _LOG_INTERVAL_S)
         self._on_message = on_message
         self.will = will
@@ -134,6 +128,7 @@ class Connection:
         self._on_down = on_down
         self._on_subscribed = on_subscribed
         self._negotiation = Negotiation(settings, self._engine_of, self._accepted, open_socket)
+        self._upgrade = Upgrade(self._speaks_5, self._wants_5, self._upgraded)
         self._engine: Engine | None = None
         self._sending = Sending(clock=_now_s, call_later=_call_later, wake=self._pump)
         self._drained: asyncio.Future[None] | None = None
@@ -229,8 +224,7 @@ class Connection:
                 await self._task
             self._task = None
         self._up.clear()
-        if self._looking is not None:
-            self._looking.cancel()
+        self._upgrade.close()
         if self._engine is not None and (sock := self._engine.disconnect()) is not None:
             await sock.wait_closed()
         self._sending.close()
@@ -442,27 +436,20 @@ class Connection:
             if self.connected and self._engine is not None:
                 try:
                     self._engine.keep_alive()
-                    self._look_for_5()
+                    self._upgrade.tick()
                 except Exception:  # noqa: BLE001 - the outermost loop: without pings, a silent loss stays unnoticed
                     _log.exception("%s: internal error while the connection is kept alive", self.name)
 
-    def _look_for_5(self) -> None:
-        """Connect in MQTT 5 if the broker now speaks it and nothing is being sent."""
-        due = self._looking is None and _now_s() >= self._look_s
-        if due and not self._sending and self.version != MQTT_5 and self.settings.protocol == "auto":
-            self._look_s = _now_s() + self._look_interval_s
-            self._looking = asyncio.get_running_loop().create_task(self._ask_for_5())
+    async def _speaks_5(self) -> bool:
+        return await self._negotiation.speaks_5(self.settings.connect_timeout_s)
 
-    async def _ask_for_5(self) -> None:
-        try:
-            if not await self._negotiation.speaks_5(self.settings.connect_timeout_s):
-                return
-            if self.connected and self.version != MQTT_5 and not self._sending:
-                _log.info("%s: the broker speaks MQTT 5 now, connecting again", self.name)
-                self._look_interval_s = min(2 * self._look_interval_s, _LOOK_FOR_5_AT_MOST_S)
-                self.renew()
-        finally:
-            self._looking = None
+    def _wants_5(self) -> bool:
+        behind = self.version != MQTT_5 and self.settings.protocol == "auto"
+        return self.connected and behind and not self._sending
+
+    def _upgraded(self) -> None:
+        _log.info("%s: the broker speaks MQTT 5 now, connecting again", self.name)
+        self.renew()
 
     def _engine_of(self, version: int) -> Engine:
         if self._engine is not None:
@@ -499,9 +486,7 @@ class Connection:
             if line not in self._said:
                 self._said.add(line)
                 _log.warning("%s: the broker %s", self.name, line)
-        if engine.version == MQTT_5:
-            self._look_interval_s = LOOK_FOR_5_S
-        self._look_s = _now_s() + self._look_interval_s
+        self._upgrade.connected(in_5=engine.version == MQTT_5)
         self._sending.limit = max(1, min(MAX_IN_FLIGHT, limits.receive_maximum))
         self._sending.resume(session_present=connack.session_present)
         self._down = asyncio.get_running_loop().create_future()

@@ -230,7 +230,7 @@ def _diagnose_tls(error: ssl.SSLError, settings: BrokerSettings) -> Diagnosis:
         return Diagnosis(
             "certificate",
             f"the broker at {settings.url} requires a client certificate",
-            "give one with --certificate and --key",
+            "give one with --cert and --key",
         )
     if "ALERT" in name or "CERTIFICATE" in name:
         return Diagnosis(

@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from agent.config.file import DEFAULT_CONFIG
 from agent.errors import ConfigError, EnrollmentError
@@ -20,7 +20,7 @@ EXIT_FAILED: Final = 1
 _ENROLL_EXAMPLE: Final = """\
 example:
   sudo edge-agent enroll --device kitchen --broker mqtts://broker.lan \\
-       --ca ca.pem --certificate kitchen.pem --key kitchen.key --trust signing.pub --start
+       --cafile ca.pem --cert kitchen.pem --key kitchen.key --trust signing.pub --start
 
 On a terminal it asks for missing values. Exit status: 0 if the device is enrolled; 4 if the values are wrong,
 do not work, or would replace another enrollment. In that case nothing has changed.
@@ -33,7 +33,7 @@ Exit status: 0 if nothing fails (there may be warnings), 1 if something fails.
 """
 
 
-def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `enroll` and `check` to the command line."""
     form = argparse.RawDescriptionHelpFormatter
     enroll = commands.add_parser(
@@ -53,10 +53,20 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     enroll.add_argument("--username", metavar="NAME", help="user name at the broker")
     enroll.add_argument("--password-file", metavar="FILE", help="file with the password on its first line")
     enroll.add_argument(
-        "--ca", metavar="FILE", help="authority that issued the broker's certificate, if not a public one"
+        "--cafile",
+        "--ca",
+        dest="ca",
+        metavar="PEM",
+        help="authority that issued the broker's certificate, if not a public one",
     )
-    enroll.add_argument("--certificate", metavar="FILE", help="this device's own certificate")
-    enroll.add_argument("--key", metavar="FILE", help="private key of that certificate")
+    enroll.add_argument(
+        "--cert",
+        "--certificate",
+        dest="certificate",
+        metavar="PEM",
+        help="this device's own client certificate",
+    )
+    enroll.add_argument("--key", metavar="PEM", help="private key of the client certificate")
     enroll.add_argument(
         "--group", action="append", metavar="NAME", help="group whose requests this device shares"
     )
@@ -71,8 +81,8 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--wait",
         type=float,
         default=0.0,
-        metavar="S",
-        help="wait up to S seconds for network, clock and broker",
+        metavar="SECONDS",
+        help="how long to wait for network, clock and broker (default: 0)",
     )
     enroll.add_argument("--start", action="store_true", help="start the service afterwards")
     enroll.set_defaults(command=_enroll)
@@ -94,7 +104,7 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         default=DEFAULT_CONFIG,
-        metavar="PATH",
+        metavar="FILE",
         help=f"configuration file, or its folder (default: {DEFAULT_CONFIG})",
     )
 

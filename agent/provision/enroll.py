@@ -189,7 +189,7 @@ def _credentials(enrollment: Enrollment) -> list[_Credential]:
             credentials.certificates(ca, "--ca")
             add("ca", "tls/ca.pem", ca)
         if enrollment.certificate is not None and enrollment.key is not None:
-            certificate = credentials.read_credential(enrollment.certificate, folder, "--certificate")
+            certificate = credentials.read_credential(enrollment.certificate, folder, "--cert")
             key = credentials.read_credential(enrollment.key, folder, "--key")
             credentials.check_pair(certificate, key)
             add("certificate", "tls/device.pem", certificate)

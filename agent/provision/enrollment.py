@@ -151,7 +151,7 @@ def check_enrollment(enrollment: Enrollment, *, enrolled: bool) -> None:
         if not is_device_name(name)
     ]
     if (enrollment.certificate is None) != (enrollment.key is None):
-        mistakes.append("--certificate and --key: expected both, got one of them")
+        mistakes.append("--cert and --key: expected both, got one of them")
     secret = enrollment.password is not None or enrollment.password_file is not None
     if enrollment.password is not None and enrollment.password_file is not None:
         mistakes.append("password: expected password or password_file, got both")

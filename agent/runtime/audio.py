@@ -202,27 +202,24 @@ class Listener:
         self,
         found: Sequence[Sequence[Segment]],
         finders: Sequence[Finder],
-        outputs: Mapping[str, Sequence[Array]],
+        outputs: Mapping[str, Array],
     ) -> dict[str, Value]:
-        """Return what was found, and the outputs of all windows, by name."""
+        """Return what was found, and the outputs of all windows (shape (n, ...)), by name."""
         results: dict[str, Value] = {}
         for step, prefix, segments, finder in zip(self._steps, self._prefixes, found, finders, strict=True):
             edges = [(segment.start, segment.end) for segment in segments]
             results[f"{prefix}segments"] = np.array(edges, np.float64).reshape(-1, 2) / self.audio.rate
-            values = outputs.get(step.output, ())
             if isinstance(finder, SpeechFinder):
                 results[f"{prefix}speaking"] = np.array([finder.start is not None])
-                flat = [value.reshape(-1)[0] for value in values]
-                results[f"{prefix}probabilities"] = np.array(flat, np.float32)
+                values = outputs.get(step.output)
+                scores = () if values is None else values.reshape(len(values), -1)[:, 0]
+                results[f"{prefix}probabilities"] = np.array(scores, np.float32)
                 continue
             if self._labels:
                 results[f"{prefix}labels"] = tuple(self._labels[segment.label] for segment in segments)
             results[f"{prefix}classes"] = np.array([segment.label for segment in segments], np.int64)
             results[f"{prefix}scores"] = np.array([segment.score for segment in segments], np.float32)
-        for name, values in outputs.items():
-            if name not in self._consumed and values:
-                results[name] = np.stack(values)
-        return results
+        return results | {name: values for name, values in outputs.items() if name not in self._consumed}
 
 
 class _Track:
@@ -235,7 +232,7 @@ class _Track:
         self.samples = hearing.samples
         self._finders = list(hearing.finders)
         self._found: list[list[Segment]] = [[] for _ in hearing.finders]
-        self._outputs: dict[str, list[Array]] = {}
+        self._outputs: dict[str, _Windows] = {}
         self._nbytes = 0
 
     def add(self, block: Array, run: Callable[[Array], Mapping[str, Array]]) -> None:
@@ -268,16 +265,17 @@ class _Track:
                     self._found[index].append(last)
         hearing = Hearing(self._pending, self._windows, self.samples, tuple(self._finders))
         seconds = np.array([self.samples / self._listener.audio.rate])
-        return hearing, self._listener.results(self._found, self._finders, self._outputs) | {
-            "seconds": seconds
-        }
+        outputs = {name: windows.array() for name, windows in self._outputs.items()}
+        return hearing, self._listener.results(self._found, self._finders, outputs) | {"seconds": seconds}
 
     def _run(self, window: Array, run: Callable[[Array], Mapping[str, Array]]) -> None:
         listener, audio = self._listener, self._listener.audio
         outputs = listener.scores(run(listener.prepare(window)))
         for name, value in outputs.items():
             self._nbytes += value.nbytes
-            self._outputs.setdefault(name, []).append(value.copy())
+            if name not in self._outputs:
+                self._outputs[name] = _Windows(value)
+            self._outputs[name].add(value)
         if self._nbytes > MAX_OUTPUT_BYTES:
             raise ExecutionError(
                 f"expected outputs of at most {MAX_OUTPUT_BYTES} bytes for a recording, got more",
@@ -292,6 +290,23 @@ class _Track:
             if found is not None:
                 self._found[index].append(found)
         self._windows += 1
+
+
+class _Windows:
+    """An output of all windows in one piece of memory: an array for each takes fifty times a score."""
+
+    def __init__(self, first: Array) -> None:
+        self._dtype, self._shape = first.dtype, first.shape
+        self._memory, self._count = bytearray(), 0
+
+    def add(self, value: Array) -> None:
+        """Add the output of the next window."""
+        self._memory += value.tobytes()
+        self._count += 1
+
+    def array(self) -> Array:
+        """Return it, shape (n, ...)."""
+        return np.frombuffer(self._memory, self._dtype).reshape(self._count, *self._shape)
 
 
 def _push(finder: Finder, start: int, window: int, scores: Array) -> tuple[Finder, Segment | None]:

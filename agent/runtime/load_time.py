@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.bundle.graph import NOP, Graph
+from agent.bundle.graph import Graph
+from agent.bundle.node import NOP
 from agent.bundle.params import ParamEntry
 from agent.errors import InputError
 from agent.runtime.memory import GraphMemory

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from agent.bundle.graph import NOP, Graph
+from agent.bundle.graph import Graph
+from agent.bundle.node import NOP
 from agent.runtime.shared_memory import SharedMemory
 from agent.runtime.storage import Array, Block, allocate, view
 

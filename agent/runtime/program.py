@@ -11,8 +11,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 import tvm_ffi
 
-from agent.bundle.graph import COPY, NOP, Graph
+from agent.bundle.graph import Graph
 from agent.bundle.layer import Layer, shorten
+from agent.bundle.node import COPY, NOP
 from agent.errors import ExecutionError, FormatError
 from agent.runtime.memory import GraphMemory
 from agent.runtime.module import Kernel

@@ -123,11 +123,8 @@ class Sessions(Generic[Kept]):
             raise SessionGoneError(
                 f"session {name[:_SHOWN]!r} has ended: {why}", hint="begin again, with session_step 0"
             )
-        if step is not None and step != session.next_step:
-            raise SessionStepError(
-                f"session {name[:_SHOWN]!r}: expected step {session.next_step}, got {step}",
-                hint="send each step once, after the answer to the one before, or begin again with 0",
-            )
+        if step is not None:
+            _check_step(name, session.next_step, step)
         return Visit(key, session.next_step, session.kept)
 
     def leave(self, visit: Visit[Kept], *, end: bool = False) -> None:
@@ -146,10 +143,20 @@ class Sessions(Generic[Kept]):
         session.next_step, session.used_s = visit.step + 1, self._clock()
         self._sessions.move_to_end(visit.key)
 
-    def end(self, client: str, name: str) -> None:
-        """End a session, if there is one."""
-        self._gone.pop((client, name), None)
-        self._drop((client, name))
+    def end(self, client: str, name: str, step: int | None) -> None:
+        """End a session, if there is one.
+
+        Raises
+        ------
+        SessionStepError
+            If this is not its next step: the session may have begun again since the client wanted to end it.
+        """
+        key = (client, name)
+        session = self._sessions.get(key)
+        if session is not None and step is not None:
+            _check_step(name, session.next_step, step)
+        self._gone.pop(key, None)
+        self._drop(key)
 
     def _surplus(self, client: str) -> Key:
         """Return the session that must go when this client begins one."""
@@ -182,3 +189,11 @@ class Sessions(Generic[Kept]):
             self._counts[key[0]] -= 1
             if not self._counts[key[0]]:
                 del self._counts[key[0]]
+
+
+def _check_step(name: str, expected: int, step: int) -> None:
+    if step != expected:
+        raise SessionStepError(
+            f"session {name[:_SHOWN]!r}: expected step {expected}, got {step}",
+            hint="send each step once, after the answer to the one before, or begin again with 0",
+        )

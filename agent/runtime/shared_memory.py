@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agent.bundle.graph import NOP, Graph
+from agent.bundle.graph import Graph
+from agent.bundle.node import NOP
 from agent.runtime.storage import ALIGNMENT, Block, allocate
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from agent.bundle.manifest import Manifest
+from agent.errors import SessionGoneError
 from agent.runtime.graph_executor import GraphModule
 from agent.runtime.storage import Array
 
@@ -30,6 +31,11 @@ class StateMemory:
         order = [spec.name for spec in manifest.outputs]
         self._inputs = [module.input_view(state.input) for state in states]
         self._outputs = [module.output_view(order.index(state.output)) for state in states]
+        self._limits = [
+            (view, state.most)
+            for view, state in zip(self._outputs, states, strict=True)
+            if state.most is not None
+        ]
         self._initial = [state.initial or 0 for state in states]
         # An output that is an input unchanged (a delay line) is that input's memory.
         self._overlaps = any(
@@ -45,6 +51,21 @@ class StateMemory:
         """Copy a state into the model's inputs."""
         for view, value in zip(self._inputs, kept, strict=True):
             np.copyto(view, value)
+
+    def check(self) -> None:
+        """Check that the last run's states may be kept.
+
+        Raises
+        ------
+        SessionGoneError
+            If one exceeds its largest value.
+        """
+        for view, most in self._limits:
+            if int(view[0]) > most:
+                raise SessionGoneError(
+                    f"the session is full: its state holds {most} steps, expected no more",
+                    hint="begin again, with session_step 0",
+                )
 
     def advance(self) -> None:
         """Copy what the last run wrote into the inputs of the next one."""

@@ -72,10 +72,17 @@ class StreamingModel:
         return Stream(self._memory.begin(), None if self.listener is None else self.listener.begin())
 
     def run(self, stream: Stream) -> Mapping[str, Array]:
-        """Run one step on the inputs that were set; return the outputs, which the next run overwrites."""
+        """Run one step on the inputs that were set; return the outputs, which the next run overwrites.
+
+        Raises
+        ------
+        SessionGoneError
+            If a state would exceed its largest value.
+        """
         self._heard, self._ran = stream.hearing, False
         self._memory.enter(stream.states)
         self._module.run()
+        self._memory.check()
         self._ran = True
         return self._outputs
 
@@ -119,6 +126,7 @@ class StreamingModel:
                 self._memory.enter(stream.states)
             target[...] = window
             self._module.run()
+            self._memory.check()
             self._ran = True
             return self._outputs
 

@@ -29,6 +29,22 @@ class ModelPhase(StrEnum):
     STOPPED = "stopped"
 
 
+@dataclass(frozen=True, slots=True)
+class RowColumn:
+    """A column of the rows that a model takes.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    datatype
+        The input's datatype, or `BYTES` for a column of texts.
+    """
+
+    name: str
+    datatype: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelState:
     """One model's state document.
@@ -57,6 +73,8 @@ class ModelState:
         The input that takes a recording, and samples a second; None for a model without.
     has_state
         Whether tensors need a session.
+    columns
+        The columns of a row, in order; none if the model takes no rows.
     next_try_s
         When a failed model is tried again, in seconds since the epoch by the device's clock; None otherwise.
     """
@@ -79,6 +97,7 @@ class ModelState:
     has_state: bool = False
     smallest_inputs: tuple[tuple[int, ...], ...] = ()
     smallest_outputs: tuple[tuple[int, ...], ...] = ()
+    columns: tuple[RowColumn, ...] = ()
 
     def to_bytes(self) -> bytes:
         """Write the document."""
@@ -100,6 +119,7 @@ class ModelState:
                 "audio_input": self.audio_input,
                 "audio_rate": self.audio_rate,
                 "has_state": self.has_state,
+                "columns": [{"name": each.name, "datatype": each.datatype} for each in self.columns],
                 "postprocess": self.postprocess,
                 "next_try": document.format_time(self.next_try_s),
             }
@@ -136,8 +156,18 @@ class ModelState:
             audio_input=document.optional_text(fields.get("audio_input")),
             audio_rate=document.integer(fields.get("audio_rate")),
             has_state=fields.get("has_state") is True,
+            columns=_columns(fields.get("columns")),
             next_try_s=document.parse_time(fields.get("next_try")),
         )
+
+
+def _columns(value: object) -> tuple[RowColumn, ...]:
+    found = [document.members(item) for item in document.items(value)]
+    return tuple(
+        RowColumn(document.text(each.get("name")), document.text(each.get("datatype")))
+        for each in found
+        if isinstance(each.get("name"), str)
+    )
 
 
 def _documents(

@@ -133,5 +133,5 @@ def smallest_shape(value: object, spec: TensorSpec) -> tuple[int, ...]:
     smallest = document.members(value).get("shape_min")
     if not isinstance(smallest, list) or len(smallest) != len(spec.shape):
         return spec.shape
-    fits = all(type(low) is int and 0 < low <= high for low, high in zip(smallest, spec.shape, strict=True))
+    fits = all(type(low) is int and 0 <= low <= high for low, high in zip(smallest, spec.shape, strict=True))
     return tuple(smallest) if fits else spec.shape

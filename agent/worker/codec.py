@@ -1,7 +1,8 @@
 """Content types: decodes a request into the model's inputs, and encodes the results into an answer.
 
 ===========================  =======================================================================
-`application/json`           Open Inference Protocol v2; an image as a BYTES tensor in base64
+`application/json`           Open Inference Protocol v2; an image as a BYTES tensor in base64; or rows, for
+                             a model that declares columns
 `application/octet-stream`   raw tensors, described by user properties `tensor`
 `image/jpeg`, `image/png`    the only input of a model that declares a preprocessing
 `audio/wav`, `audio/l16`     a recording, for a model that declares audio
@@ -12,10 +13,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from agent.bundle.manifest import Manifest
 from agent.bundle.state import requested
@@ -33,8 +34,11 @@ from agent.worker.frames import Request
 
 if TYPE_CHECKING:
     from agent.runtime.preprocess import Preprocessor
+    from agent.runtime.rows import RowReader
 
 Payload = bytes | memoryview
+# JSON without tensors is an envelope, and those are short.
+_MAX_EMPTY_BYTES: Final = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ class Codec:
         What `import_cbor` returned.
     fit
         For a model whose shapes change, see `agent.worker.raw_tensors.Fit`; None if they are fixed.
+    rows
+        Reads rows of a table, or None if the model declares no columns.
     """
 
     def __init__(
@@ -83,7 +89,9 @@ class Codec:
         target: Callable[[str], Array],
         cbor: ModuleType | None,
         fit: raw_tensors.Fit | None = None,
+        rows: RowReader | None = None,
     ) -> None:
+        self._rows = rows
         self._manifest = manifest
         self._inputs: dict[str, TensorSpec] = {
             spec.name: spec for spec in requested(manifest.inputs, [s.input for s in manifest.states or ()])
@@ -112,6 +120,22 @@ class Codec:
                 f"expected accept to be one of {', '.join(self._served(JSON, RAW))}, got {wanted!r:.80}"
             )
         return wanted
+
+    def is_empty(self, request: Request, payload: memoryview) -> bool:
+        """Return whether a request has no tensors: raw ones without a payload, or JSON with `"inputs": []`.
+
+        Raises
+        ------
+        InputError
+            If it is no JSON.
+        """
+        media_type = _media_type(request.content_type) or JSON
+        if media_type == RAW:
+            return not payload.nbytes and not request.tensors
+        if media_type != JSON or payload.nbytes > _MAX_EMPTY_BYTES:
+            return False
+        document = oip_json.parse(payload)
+        return isinstance(document, dict) and document.get("inputs") == []
 
     def decode(self, request: Request, payload: memoryview) -> Decoded:
         """Write a request's tensors into the model's inputs.
@@ -200,6 +224,9 @@ class Codec:
         return (), oip_json.format_answer(head, values, max_bytes)
 
     def _decode_document(self, document: object, given_id: str | None) -> Decoded:
+        rows = None if self._rows is None else self._rows.rows_of(document)
+        if rows is not None:
+            return self._decode_rows(rows, given_id)
         request = oip.parse_request(document)
         oip.check_names([tensor.name for tensor in request.inputs], self._inputs)
         inputs: Mapping[str, TensorSpec] = self._inputs
@@ -216,6 +243,20 @@ class Codec:
         return Decoded(
             request.id if request.id is not None else given_id, request.outputs, placement, recording
         )
+
+    def _decode_rows(self, rows: Sequence[object], given_id: str | None) -> Decoded:
+        assert self._rows is not None
+        if self._fit is None and len(rows) > 1:
+            raise InputError(
+                f"expected one row, got {len(rows)}: model {self._manifest.name} takes one at a time",
+                hint="send each in a request of its own",
+            )
+        arrays = self._rows.arrays(rows)
+        if self._fit is not None:
+            self._fit({name: array.shape for name, array in arrays.items()}, None)
+        for name, array in arrays.items():
+            self._target(name)[...] = array
+        return Decoded(given_id)
 
     def _decode_image_tensor(self, tensor: oip.RequestTensor) -> Placement:
         if self._preprocessor is None or tensor.name != self._preprocessor.input:

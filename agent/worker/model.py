@@ -28,7 +28,7 @@ from agent.runtime.self_test import check_samples
 from agent.runtime.storage import Array
 from agent.runtime.streaming import is_streaming
 from agent.wire.answer_head import OK, AnswerHead, one_line
-from agent.wire.content_types import JSON, RAW
+from agent.wire.content_types import JSON
 from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.codec import Codec, Decoded, Payload, import_cbor
 from agent.worker.fitting import fitting
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.runtime.preprocess import Preprocessor
+    from agent.runtime.rows import RowReader
 
 
 _log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class Model:
             }
             views = {spec.name: module.input_view(spec.name) for spec in manifest.inputs}
             self._outputs, target, fit = lambda: outputs, views.__getitem__, None
-        self._codec = Codec(manifest, prepared.preprocessor, target, prepared.cbor, fit)
+        self._codec = Codec(manifest, prepared.preprocessor, target, prepared.cbor, fit, prepared.rows)
 
     @property
     def module(self) -> GraphModule | BucketedModule:
@@ -170,9 +171,8 @@ class Model:
         """
         times = [clock()]
         try:
-            if request.session_end and not payload.nbytes and _is_raw(request) and self._streams is not None:
-                self._streams.close(request)
-                return self._streams.counted(Answer(request.seq, OK, content_type=RAW), None), b""
+            if self._streams is not None and request.session_end and self._codec.is_empty(request, payload):
+                return self._ended(request, self._streams)
             media_type, decoded = self.decode(request, payload, times[0])
             times.append(clock())
             step = self._enter(request, decoded, clock)
@@ -231,6 +231,13 @@ class Model:
         times.append(clock())
         answer = Answer(request.seq, OK, "", media_type, tensors, **_durations(request, times))
         return answer if self._streams is None else self._streams.counted(answer, step), body
+
+    def _ended(self, request: Request, streams: Streams) -> tuple[Answer, Payload]:
+        """Answer a request that only ends its session."""
+        media_type = self._codec.answer_type(request)
+        streams.close(request)
+        tensors, body = self._codec.encode(request, Decoded(request.id), media_type, {})
+        return streams.counted(Answer(request.seq, OK, "", media_type, tensors), None), body
 
     def _enter(self, request: Request, decoded: Decoded, clock: Callable[[], float]) -> Step | None:
         if self._streams is None:
@@ -294,6 +301,11 @@ class Prepared:
             spec = next(spec for spec in manifest.smallest_inputs if spec.name == manifest.preprocess.input)
             max_pixels = load.max_pixels or pictures.MAX_PIXELS
             self.preprocessor = preprocess.Preprocessor(manifest.preprocess, spec, max_pixels)
+        self.rows: RowReader | None = None
+        if manifest.columns is not None:
+            from agent.runtime.rows import RowReader
+
+            self.rows = RowReader(manifest.columns, manifest.row_inputs)
         labels = members.read("labels.txt").splitlines() if "labels.txt" in members else []
         # What follows a recording is `agent.runtime.audio`'s.
         after = manifest.postprocess if manifest.audio is None else None
@@ -378,10 +390,6 @@ def _check_deadline(request: Request, now_s: float) -> None:
     if request.deadline_s is not None and now_s >= request.deadline_s:
         late_ms = (now_s - request.deadline_s) * 1e3
         raise DeadlineError(f"the deadline passed {late_ms:.0f} ms before the model was free")
-
-
-def _is_raw(request: Request) -> bool:
-    return request.content_type == RAW and not request.tensors
 
 
 def _durations(request: Request, times: list[float]) -> dict[str, int]:

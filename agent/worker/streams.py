@@ -84,9 +84,15 @@ class Streams:
         )
 
     def close(self, request: Request) -> None:
-        """End a session without a step; it does not matter whether there is one."""
+        """End a session without computing anything; it does not matter whether there is one.
+
+        Raises
+        ------
+        SessionStepError
+            If the request counts, and this is not the session's next step.
+        """
         assert request.session is not None
-        self._sessions.end(request.client, request.session)
+        self._sessions.end(request.client, request.session, request.step)
 
     def counted(self, answer: Answer, step: Step | None) -> Answer:
         """Return an answer with the number of its step and of the sessions."""

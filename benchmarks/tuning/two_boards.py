@@ -58,7 +58,7 @@ def _lab(boards: int) -> Iterator[Tracker]:
     try:
         for _ in range(boards):
             port = str(_free_port())
-            words = ("rpc-server", "--tracker", str(tracker), "--key", KEY, "--port", port)
+            words = ("rpc-server", "--tracker", str(tracker), "--rpc-key", KEY, "--port", port)
             processes.append(_edgebundle(*words))
         deadline = time.monotonic() + START_S
         while _servers(tracker) < boards:

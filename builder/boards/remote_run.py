@@ -140,7 +140,7 @@ def _call(
     key: str,
 ) -> tuple[Any, tuple[bytes, ...]]:
     where = tracker if isinstance(tracker, Tracker) else Tracker.parse(tracker)
-    hint = f"on the board: edgebundle rpc-server --tracker {where} --key {key}"
+    hint = f"on the board: edgebundle rpc-server --tracker {where} --rpc-key {key}"
     if not where.servers(key):
         raise FleetError(f"tracker {where}: no board of key {key!r} is registered", hint=hint)
     process = MeasuringProcess()

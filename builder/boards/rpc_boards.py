@@ -163,7 +163,8 @@ class RpcBoards:
             if time.monotonic() > deadline:
                 raise FleetError(
                     f"tracker {self._tracker}: no board of key {self._key!r} is registered",
-                    hint=f"on the board: edgebundle rpc-server --tracker {self._tracker} --key {self._key}",
+                    hint="on the board: "
+                    f"edgebundle rpc-server --tracker {self._tracker} --rpc-key {self._key}",
                 )
             time.sleep(POLL_S)
 

@@ -55,7 +55,7 @@ def ssh_tunnel(board: str, tracker_port: int, server_port: int, options: Sequenc
 
 def server_command(program: str, tracker_port: int, server_port: int, key: str) -> str:
     """Return the command for the board's shell; `program` is not quoted, so the shell expands `~`."""
-    words = ["rpc-server", "--tracker", f"127.0.0.1:{tracker_port}", "--key", key, "--host", "127.0.0.1"]
+    words = ["rpc-server", "--tracker", f"127.0.0.1:{tracker_port}", "--rpc-key", key, "--host", "127.0.0.1"]
     return f"{program} {shlex.join([*words, '--port', str(server_port), '--until-eof'])}"
 
 

@@ -17,8 +17,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from agent.bundle.graph import NOP, Graph
+from agent.bundle.graph import Graph
 from agent.bundle.layer import Layer
+from agent.bundle.node import NOP
 from agent.bundle.params import index_params
 from agent.durable import replacing
 from agent.runtime.report import Report, Row

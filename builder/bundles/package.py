@@ -20,6 +20,7 @@ from agent.bundle.archive import MANIFEST, SIGNATURE, pack, read_index, read_mem
 from agent.bundle.manifest import FileDigest, Manifest
 from agent.bundle.signature import make_signature
 from agent.errors import EdgeError, MixAndMatchError
+from builder.bundles.integer_work import IntegerWork
 from builder.errors import PackageError
 
 
@@ -84,6 +85,9 @@ class Package:
         empty in a package that was loaded.
     nodes
         What became of each node of the model; empty in a package that was loaded.
+    integers
+        How much of a quantised model's work is done with integers; None for other models, and in a package
+        that was loaded.
     """
 
     manifest: Manifest
@@ -91,6 +95,7 @@ class Package:
     signature: bytes | None = None
     uncovered: tuple[UncoveredKernel, ...] = ()
     nodes: tuple[NodeFate, ...] = ()
+    integers: IntegerWork | None = None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Package:

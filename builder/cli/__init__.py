@@ -54,6 +54,7 @@ VERB_MODULES: Final = (
         "records",
         "rpc",
         "deploy",
+        "rollback",
         "infer",
         "agents",
         "metrics",

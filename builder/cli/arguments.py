@@ -75,6 +75,12 @@ def add_declarations(parser: argparse._ActionsContainer) -> None:
         metavar="FILE",
         help="class names, one per line, or `coco` for the 80 classes of COCO (default: the model's own)",
     )
+    parser.add_argument(
+        "--columns",
+        metavar="NAMES|CSV",
+        help="the columns of a table that the model takes, in the order of its features: a,b,c, or a CSV "
+        "file whose first line has them (default: the model's own names)",
+    )
 
 
 def load_model(args: argparse.Namespace, progress: Callable[[str], None] | None = None) -> ImportedModel:
@@ -96,10 +102,8 @@ def add_json(parser: Parser) -> None:
 
 
 def add_sign_key(parser: Parser | argparse._ArgumentGroup, about: str, *, required: bool = False) -> None:
-    """Add `--sign-key`, and its other spelling `--key`, which the help does not show."""
-    group = parser.add_mutually_exclusive_group(required=required)
-    group.add_argument("--sign-key", metavar="KEY", help=about)
-    group.add_argument("--key", dest="sign_key", metavar="KEY", help=argparse.SUPPRESS)
+    """Add `--sign-key`; `--key` is that of a certificate, everywhere."""
+    parser.add_argument("--sign-key", metavar="KEY", required=required, help=about)
 
 
 def integer(text: str) -> int:

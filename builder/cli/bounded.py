@@ -6,12 +6,15 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from builder.cli.quantize import HALVES
 from builder.errors import ShapeError
 
 if TYPE_CHECKING:
     from agent.bundle.buckets import Buckets
     from builder.bundles.package import Package
     from builder.compiling.identity import Identity
+    from builder.importer import ImportedModel
+    from builder.quantising.weights_only import WeightsReport
     from builder.target.device_target import DeviceTarget
 
 
@@ -43,24 +46,60 @@ def check_bounds(args: argparse.Namespace) -> bool:
     """
     from builder.compiling.bucket_options import parse_pads
     from builder.compiling.ladder import parse_buckets
-    from builder.importer.bounded_shapes import BOUNDS_HINT, has_bounds, parse_bounded_shapes
+    from builder.importer.bounded_shapes import (
+        BOUNDS_HINT,
+        Bounds,
+        has_bounds,
+        parse_bounded_shapes,
+        refuse_empty,
+    )
 
     if not has_bounds(args.input_shapes):
         for flag in ("buckets", "pad"):
             if getattr(args, flag) is not None:
                 raise ShapeError(f"--{flag}: expected bounds in --input-shapes, got none", hint=BOUNDS_HINT)
         return False
-    parse_bounded_shapes(args.input_shapes)
+    for name, dims in parse_bounded_shapes(args.input_shapes).items():
+        for dim in dims:
+            if isinstance(dim, Bounds) and not args.state:
+                refuse_empty(name, dim)
+    for flag in ("buckets", "pad"):
+        if args.state and getattr(args, flag) is not None:
+            raise ShapeError(f"--{flag}: expected no state, whose shape is fixed, got --state")
     if args.buckets is not None:
         parse_buckets(args.buckets)
     if args.pad is not None:
         parse_pads(args.pad)
-    if args.precision is not None:
+    if args.precision == "int8":
         raise ShapeError(
-            f"--precision {args.precision}: expected fixed shapes, got bounds in --input-shapes",
-            hint="quantise the model first: edgebundle quantize MODEL --input-shapes ... -o int8.onnx",
+            "--precision int8: expected fixed shapes, got bounds in --input-shapes: the ranges of the values "
+            "are measured at one size",
+            hint="--precision weights-int8 takes bounds, and so does a model that was quantised with open "
+            "dimensions, by ONNX Runtime's quantize_static for example",
+        )
+    if args.precision == HALVES:
+        raise ShapeError(
+            "--precision fp16: expected fixed shapes, got bounds in --input-shapes",
+            hint="--precision weights-fp16 takes bounds: weights in 16 bits, arithmetic in float32",
         )
     return True
+
+
+def load_with_states(
+    args: argparse.Namespace, progress: Callable[[str], None]
+) -> tuple[ImportedModel, tuple[str, ...]]:
+    """Import a model whose states have bounds, and return it with its states."""
+    from builder.importer import parse_input_values
+    from builder.importer.bounded_shapes import parse_bounded_shapes
+    from builder.importer.growing import load_growing
+
+    if not args.model.lower().endswith(".onnx"):
+        raise ShapeError(
+            f"{args.model}: expected an ONNX model for a state with bounds",
+            hint="export the decoder with torch.onnx.export, with its caches as inputs and outputs",
+        )
+    values = parse_input_values(args.input_values) if args.input_values else {}
+    return load_growing(args.model, parse_bounded_shapes(args.input_shapes), args.state, values, progress)
 
 
 def at_upper_bounds(model: str, text: str | None) -> str | None:
@@ -85,15 +124,27 @@ def compile_bounded(
     identity: Identity,
     labels: Sequence[str] | None,
     progress: Callable[[str], None],
-) -> Package:
-    """Compile the model of the arguments into buckets."""
+) -> tuple[Package, WeightsReport | None]:
+    """Compile the model of the arguments into buckets, and say what `--precision` cost."""
     from builder.compiling.bucket_options import parse_pads
     from builder.compiling.bucketed_compilation import compile_buckets
     from builder.compiling.ladder import parse_buckets
     from builder.importer import parse_input_values
     from builder.importer.bounded_shapes import declared_dims, parse_bounded_shapes, resolve_bounds
 
-    return compile_buckets(
+    quantise = None
+    if args.precision is not None:
+        from builder.quantising.sized_weights import SizedWeights
+
+        quantise = SizedWeights(
+            args.precision,
+            calibration=args.calibration,
+            # Without samples, random numbers serve: they need not look like pictures.
+            preprocess=args.preprocess if args.calibration is not None else None,
+            labels=args.calibration_labels,
+            progress=progress,
+        )
+    package = compile_buckets(
         args.model,
         resolve_bounds(parse_bounded_shapes(args.input_shapes), declared_dims(args.model)),
         target,
@@ -101,13 +152,17 @@ def compile_bounded(
         pads=parse_pads(args.pad) if args.pad else None,
         identity=identity,
         input_values=parse_input_values(args.input_values) if args.input_values else None,
+        python=args.python,
+        quantise=quantise,
         preprocess=args.preprocess,
         postprocess=args.postprocess,
         labels=args.labels or labels,
+        columns=args.columns,
         tolerance=args.tolerance,
         tuning_records=args.tuning_records,
         progress=progress,
     )
+    return package, None if quantise is None else quantise.report
 
 
 def bucket_lines(buckets: Buckets | None) -> list[str]:

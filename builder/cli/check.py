@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from builder.cli import SubParsers
 from builder.cli.arguments import add_json, add_model_file, load_model
 from builder.cli.bounded import at_upper_bounds
-from builder.cli.early_checks import check_model_file
+from builder.cli.early_checks import check_inputs, check_model_file
 from builder.cli.progress import show_steps
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def _check(args: argparse.Namespace) -> int:
 
     try:
         check_model_file(args.model)
+        check_inputs(args)
         args.input_shapes = at_upper_bounds(args.model, args.input_shapes)
         with show_steps(quiet=args.quiet or args.json) as progress:
             progress(f"importing {args.model}")

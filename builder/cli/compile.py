@@ -18,20 +18,21 @@ from builder.cli.arguments import (
     load_model,
     tolerance,
 )
-from builder.cli.bounded import add_bounds, bucket_lines, check_bounds, compile_bounded
-from builder.cli.early_checks import check_folder_of, check_model, check_records
+from builder.cli.bounded import add_bounds, bucket_lines, check_bounds, compile_bounded, load_with_states
+from builder.cli.early_checks import check_folder_of, check_inputs, check_model, check_records
 from builder.cli.progress import show_steps
-from builder.cli.quantize import PRECISIONS, add_quantising, check_flags, quantise
+from builder.cli.quantize import HALVES, PRECISIONS, add_quantising, check_flags, quantise
 from builder.compiling import tolerances
 from builder.compiling.identity import Identity
 
 if TYPE_CHECKING:
     from builder.bundles.package import Package
     from builder.compiling.recognition import Proposal
+    from builder.quantising.halves import HalvesReport
     from builder.quantising.report import QuantisationReport
     from builder.quantising.weights_only import WeightsReport
 
-_NAMED: Final = 3  # kernels without a design space that the summary names
+_NAMED: Final = 3  # kernels without a design space, or layers in float32, that the summary names
 
 EXAMPLES: Final = """examples:
   edgebundle compile resnet50-v2-7.onnx --target rpi4 --sign-key keys/signing.key -o resnet50.bundle
@@ -39,10 +40,14 @@ EXAMPLES: Final = """examples:
   edgebundle compile model.onnx --preprocess imagenet --postprocess softmax,top5 --labels synset.txt
   edgebundle compile yolox_nano.onnx --preprocess yolox --postprocess yolox,score_threshold=0.4 --labels coco
   edgebundle compile silero_vad_16k_op15.onnx --preprocess silero -o vad.bundle
+  edgebundle compile forest.onnx --columns temperature,humidity,light --postprocess top1
   edgebundle compile rnn.onnx --state "h:hn c:cn"
+  edgebundle compile gpt2.onnx --state "past_key_values.*:present.*" --input-values attention_mask=1 \
+      --input-shapes "input_ids:[1,1] past_key_values.0.key:[1,12,0..255,64]"
   edgebundle compile model.onnx --report nodes.html
   edgebundle compile bert.onnx --input-shapes "input_ids:[1,s=1..512] attention_mask:[1,s]"
   edgebundle compile model.onnx --preprocess imagenet --precision int8 --calibration pictures/
+  edgebundle compile model.onnx --target rpi5 --precision fp16
 """
 
 
@@ -70,9 +75,10 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument("-O", "--opt-level", type=int, choices=range(4), default=3, help=argparse.SUPPRESS)
     parser.add_argument(
         "--precision",
-        choices=PRECISIONS,
+        choices=(*PRECISIONS, HALVES),
         help="quantise the model first, as `edgebundle quantize` does (default: compile the model as it is); "
-        "int8 needs --calibration, the weights-only ones do not",
+        "int8 needs --calibration, the weights-only ones do not; fp16 computes in float16, where the "
+        "target can, as rpi5 does",
     )
     add_quantising(parser)
     add_bounds(parser)
@@ -139,6 +145,7 @@ def _compile(args: argparse.Namespace) -> int:
     identity = Identity(args.name, args.model_version, args.security_counter, args.compatible)
     identity.check()
     check_model(args)
+    check_inputs(args)
     check_records(args.tuning_records)
     key = read_private(args.sign_key) if args.sign_key else None
     check_flags(args)
@@ -147,7 +154,9 @@ def _compile(args: argparse.Namespace) -> int:
     if args.report:
         _check_report(args.report)
     with show_steps(quiet=args.quiet or args.json) as progress:
-        proposal, labels = _check_declarations(args)
+        proposal, labels, notes = _check_declarations(args)
+        for note in notes:
+            progress(note)
         if proposal is not None:
             progress(str(proposal))
         if labels is not None:
@@ -159,21 +168,34 @@ def _compile(args: argparse.Namespace) -> int:
         from builder.target.device_target import resolve
 
         target = resolve(args.target)
+        if args.precision == HALVES:
+            from builder.target.half_arithmetic import require_half_arithmetic
+
+            require_half_arithmetic(target)
         progress(f"importing {args.model}")
-        model = None if is_bounded else load_model(args, progress)
-        quantisation = None
-        if model is not None and args.precision is not None:
+        model, states = None, tuple(args.state or ())
+        if is_bounded and args.state:
+            model, states = load_with_states(args, progress)
+        elif not is_bounded:
+            model = load_model(args, progress)
+        quantisation: QuantisationReport | WeightsReport | HalvesReport | None = None
+        if model is not None and args.precision == HALVES:
+            from builder.quantising.halves import to_halves
+
+            halves = to_halves(
+                model, target, calibration=args.calibration, preprocess=args.preprocess, progress=progress
+            )
+            model, quantisation = halves.model, halves.report
+        elif model is not None and args.precision is not None:
             quantised = quantise(args, model, target, progress)
             model, quantisation = quantised.imported(progress), quantised.report
         declares = args.postprocess or args.state or is_audio(args.preprocess or "")
         if model is not None and proposal is None and not declares:  # the file does not give its shapes
             proposal = recognise(model.inputs, model.outputs)
         if model is None:
-            if args.state or is_audio(args.preprocess or ""):
-                raise ModelError(
-                    "--input-shapes: expected fixed shapes with a state or recordings, got bounds"
-                )
-            package = compile_bounded(args, target, identity, labels, progress)
+            if is_audio(args.preprocess or ""):
+                raise ModelError("--input-shapes: expected fixed shapes with recordings, got bounds")
+            package, quantisation = compile_bounded(args, target, identity, labels, progress)
         else:
             package = compile(
                 model,
@@ -182,7 +204,8 @@ def _compile(args: argparse.Namespace) -> int:
                 preprocess=args.preprocess,
                 postprocess=args.postprocess,
                 labels=args.labels or labels,
-                states=args.state or (),
+                states=states,
+                columns=args.columns,
                 tolerance=args.tolerance,
                 tuning_records=args.tuning_records,
                 progress=progress,
@@ -199,7 +222,9 @@ def _compile(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequence[str] | None]:
+def _check_declarations(
+    args: argparse.Namespace,
+) -> tuple[Proposal | None, Sequence[str] | None, Sequence[str]]:
     """Refuse what cannot work before the compiler is loaded, and show what the model gets of a picture.
 
     Returns
@@ -208,8 +233,11 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
         The presets that fit the outputs, if the user declares no postprocess, or one that surely fits less.
     sequence or None
         The labels in the model file, if the user gives none and the postprocess has a use for them.
+    sequence
+        Lines about states and labels that the user may want to declare.
     """
     from builder.compiling import audio_presets, declarations
+    from builder.compiling.columns import declare_columns, read_names
     from builder.errors import ModelError
 
     if (args.show_input is None) != (args.picture is None):
@@ -220,15 +248,18 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
 
     if args.labels:
         read_labels(args.labels)
+    names = read_names(args.columns) if args.columns else None
     # From here on, the model's file is read.
+    from builder.compiling.name_recognition import label_hint, recognise_states
     from builder.compiling.outline import read_outline
     from builder.compiling.recognition import contradicts, recognise
+    from builder.compiling.states import states as declare_states
     from builder.running.shown_input import show_input
 
     if args.preprocess and audio_presets.is_audio(args.preprocess):
         if args.show_input:
             raise ModelError("--show-input: expected a preprocess for pictures, got one for recordings")
-        return None, None
+        return None, None, ()
     outline = read_outline(args.model)
     proposal = recognise(outline.inputs, outline.outputs) if outline is not None else None
     if args.labels and not args.postprocess:
@@ -242,10 +273,14 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
                 f"--show-input: expected an ONNX model whose shapes are fixed, got {args.model}",
                 hint="compile it, then: edgebundle run BUNDLE --inputs PICTURE --show-input OUT.png",
             )
-        return None, None
+        return None, None, _notes_by_name(args)
     before = declarations.preprocess(args.preprocess, outline.inputs) if args.preprocess else None
+    if names is not None and not args.state and not args.input_values:
+        declare_columns(names, outline.inputs)
     if args.show_input is not None:
         show_input(before, outline.inputs, args.picture, args.show_input)
+    if args.state and not args.input_values:
+        declare_states(args.state, outline.inputs, outline.outputs)
     after = None
     if args.postprocess:
         after = declarations.postprocess(args.postprocess, outline.outputs, outline.inputs)
@@ -255,7 +290,23 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
         is_preset = not args.postprocess.endswith(".toml")
         if not (is_preset and contradicts(proposal, after, outline.inputs, outline.outputs)):
             proposal = None
-    return proposal, labels
+    notes = [label_hint(after, outline.outputs)] if labels is None and not args.labels else []
+    states = None if args.state else recognise_states(outline.inputs, outline.outputs)
+    if states is not None:
+        notes.append(f'some outputs may be inputs of the next run: --state "{states}"')
+    return proposal, labels, [note for note in (*_notes_by_name(args), *notes) if note]
+
+
+def _notes_by_name(args: argparse.Namespace) -> Sequence[str]:
+    """Return a line about the preset for recordings whose inputs the model has."""
+    from builder.compiling.name_recognition import recognise_sound
+    from builder.compiling.outline import tensor_names
+
+    names = None if args.preprocess else tensor_names(args.model)
+    preset = None if names is None else recognise_sound(*names)
+    if preset is None:
+        return ()
+    return (f"the model's inputs and states have the names of {preset}'s: --preprocess {preset}",)
 
 
 def _output(args: argparse.Namespace) -> str:
@@ -281,7 +332,7 @@ def _report(
     package: Package,
     output: str,
     proposal: Proposal | None,
-    quantisation: QuantisationReport | WeightsReport | None,
+    quantisation: QuantisationReport | WeightsReport | HalvesReport | None,
     *,
     as_json: bool,
 ) -> None:
@@ -306,6 +357,9 @@ def _report(
             "no_design_space": [
                 {**asdict(kernel), "nodes": package.nodes_of(kernel.name)} for kernel in package.uncovered
             ],
+            "integers": None
+            if package.integers is None
+            else {"share": package.integers.share, **asdict(package.integers)},
             "proposal": None if proposal is None else asdict(proposal),
             "quantisation": None if quantisation is None else quantisation.document(),
         }
@@ -321,6 +375,8 @@ def _report(
         print(f"  {line}")
     if quantisation is not None:
         print("\n".join(quantisation.lines()))
+    if package.integers is not None:
+        print(f"  {package.integers.summary(_NAMED)}")
     if tuning := manifest.provenance.tuning:
         print(
             f"  tuned on {tuning.board}: {tuning.tuned_ms:.3f} ms instead of {tuning.untuned_ms:.3f} ms, "

@@ -18,7 +18,7 @@ from builder.cli.refused_bundle import naming_file
 from builder.fleet.hints import deployment_hint
 
 if TYPE_CHECKING:
-    from builder.fleet.deploy import DeployProgress
+    from builder.fleet.deploy import DeployProgress, DeployResult
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -85,11 +85,10 @@ def _deploy(args: argparse.Namespace) -> int:
 def _deploy_to(args: argparse.Namespace, files: Sequence[Path], agent: str) -> None:
     import asyncio
 
-    from builder.errors import FleetError
     from builder.fleet.deploy_set import deploy_set_async
 
     name = str(files[0]) if len(files) == 1 else "the bundles"
-    with _show_deployment(quiet=args.json) as steps, naming_file(name):
+    with show_deployment(quiet=args.json) as steps, naming_file(name):
         result = asyncio.run(
             deploy_set_async(
                 files,
@@ -101,7 +100,20 @@ def _deploy_to(args: argparse.Namespace, files: Sequence[Path], agent: str) -> N
                 progress=(lambda _line: None) if args.json else print_line,
             )
         )
-    if args.json:
+    print_result(result, as_json=args.json)
+
+
+def print_result(result: DeployResult, *, as_json: bool) -> None:
+    """Print what became of a deployment.
+
+    Raises
+    ------
+    FleetError
+        If it did not succeed.
+    """
+    from builder.errors import FleetError
+
+    if as_json:
         print_json(
             {
                 "agent": result.agent,
@@ -124,7 +136,7 @@ def _deploy_to(args: argparse.Namespace, files: Sequence[Path], agent: str) -> N
             f"{result.agent}: {result.model} {result.version}: {why}{code}",
             hint=deployment_hint(result.code) or "the version that ran before is still in service",
         )
-    if not args.json:
+    if not as_json:
         note = f", {result.message}" if result.message else ""
         print(
             f"{result.model} {result.version} is in service on {result.agent} "
@@ -133,7 +145,7 @@ def _deploy_to(args: argparse.Namespace, files: Sequence[Path], agent: str) -> N
 
 
 @contextmanager
-def _show_deployment(*, quiet: bool) -> Iterator[Callable[[DeployProgress], None]]:
+def show_deployment(*, quiet: bool) -> Iterator[Callable[[DeployProgress], None]]:
     """Show a deployment's progress on stderr: a bar on a terminal, a line for each step elsewhere."""
     if quiet:
         yield lambda _progress: None

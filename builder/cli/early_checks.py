@@ -10,8 +10,9 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from builder.errors import PackageError, RecordsError
+from builder.errors import PackageError, RecordsError, ShapeError
 from builder.model_path import check_exists, check_format
+from builder.spelling import did_you_mean
 from builder.target.presets import PRESETS, unknown_target
 
 _NONE: Final = "none"  # as --tuning-records: use no records
@@ -47,6 +48,34 @@ def check_model_file(path: str) -> None:
         from builder.importer.frameworks.pt2_archive import describe_pt
 
         raise describe_pt(Path(path))
+
+
+def check_inputs(args: argparse.Namespace) -> None:
+    """Check the names in `--input-shapes` and `--input-values`, if the file says which inputs it has.
+
+    Raises
+    ------
+    ShapeError
+        If a text is malformed, or the model has no input of a name.
+    """
+    if not args.input_shapes and not args.input_values:
+        return
+    from builder.compiling.outline import tensor_names
+    from builder.importer.input_shapes import parse_input_values, split_entries
+
+    given = [
+        *(split_entries(args.input_shapes) if args.input_shapes else ()),
+        *(parse_input_values(args.input_values) if args.input_values else ()),
+    ]
+    found = tensor_names(args.model)
+    names = () if found is None else found[0]
+    for name in given if names else ():
+        if name not in names:
+            known = ", ".join(names)
+            raise ShapeError(
+                f"the model has no input {name[:80]!r}; its inputs are {known[:300]}",
+                hint=did_you_mean(name, names, otherwise=f"use one of {known[:300]}"),
+            )
 
 
 def check_records(folder: str | None) -> None:

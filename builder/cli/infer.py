@@ -28,30 +28,42 @@ def add_parsers(subparsers: SubParsers) -> None:
         help="send a request to a model on an agent",
         description="Send a picture, tensors or a JSON request to a model on an agent, and print the answer.",
         epilog="examples:\n"
-        "  edgebundle infer --agent kitchen --model resnet50 --input cat.jpg --broker mqtt://localhost\n"
-        "  arecord -q -t wav -f S16_LE -r 16000 | edgebundle infer --agent kitchen --model vad --input - "
+        "  edgebundle infer --agent kitchen --model resnet50 --inputs cat.jpg --broker mqtt://localhost\n"
+        "  arecord -q -t wav -f S16_LE -r 16000 | edgebundle infer --agent kitchen --model vad --inputs - "
         "--broker mqtt://localhost\n"
-        "  edgebundle infer --agent kitchen --model bert --input tokens.npz --outputs out.npz "
+        "  edgebundle infer --agent kitchen --model sensors --inputs readings.csv -o answers.csv "
         "--broker mqtt://localhost\n"
-        "  edgebundle infer --agent kitchen --model resnet50 --input cat.jpg --repeat 100 "
+        "  edgebundle infer --agent kitchen --model bert --inputs tokens.npz --outputs out.npz "
+        "--broker mqtt://localhost\n"
+        "  edgebundle infer --agent kitchen --model resnet50 --inputs cat.jpg --repeat 100 "
         "--broker mqtt://localhost",
     )
     add_agent(parser)
     parser.add_argument("--model", required=True, metavar="NAME", help="the model's name on the agent")
     parser.add_argument(
+        "-i",
+        "--inputs",
         "--input",
+        dest="input",
         metavar="FILE",
-        help="a .jpg or .png picture, a .wav recording, an .npz of inputs, or a .json request; - reads a "
-        "picture or a WAV from stdin, the WAV while it arrives",
+        help="a .jpg or .png picture, a .wav recording, an .npz of inputs, a table of rows (.csv, .json, "
+        ".jsonl), or a .json request; - reads a picture or a WAV from stdin, the WAV while it arrives",
     )
     add_broker(parser)
     parser.add_argument(
         "--accuracy",
         metavar="CSV|JSON",
-        help="print how often the device's answers are right, as `edgebundle run --accuracy` does; --input "
-        "may be the folder of the pictures",
+        help="print how often the device's answers are right, as `edgebundle run --accuracy` does; --inputs "
+        "may be the folder of the pictures, or the table of rows",
     )
-    parser.add_argument("--outputs", metavar="FILE", help="write the output tensors to this .npz file")
+    parser.add_argument(
+        "-o",
+        "--outputs",
+        "--output",
+        metavar="NPZ|CSV|JSON",
+        help="write the output tensors to this .npz file; for a table of rows, write the answers to this "
+        ".csv, .json or .jsonl file",
+    )
     parser.add_argument(
         "--print-top",
         type=not_negative,
@@ -81,12 +93,15 @@ def add_parsers(subparsers: SubParsers) -> None:
 def _infer(args: argparse.Namespace) -> int:
     import asyncio
 
+    from builder.cli.rows import infer_rows, is_rows
     from builder.errors import FleetError
     from edgebundle.errors import ClientError, RefusedError
 
     if args.input is None and args.accuracy is None:
-        raise FleetError("expected --input, got none", hint="for example --input cat.jpg")
+        raise FleetError("expected --inputs, got none", hint="for example --inputs cat.jpg")
     try:
+        if args.input is not None and is_rows(args.input):
+            return asyncio.run(infer_rows(args, broker_of(args), args.input))
         if args.accuracy is not None:
             from builder.cli.device_accuracy import infer_accuracy
 
@@ -122,7 +137,7 @@ def _infer(args: argparse.Namespace) -> int:
 
 
 def _given(name: str) -> object:
-    """Read the file of `--input`; `-` is a picture or a recording on standard input."""
+    """Read the file of `--inputs`; `-` is a picture or a recording on standard input."""
     from builder.fleet.listening import WAV_HEAD_BYTES, Piped, is_wav
     from edgebundle.errors import UsageError
     from edgebundle.request import MAX_REQUEST_BYTES, Request, read_arrays

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from builder.compiling.recognition import Proposal
 
 EXAMPLES: Final = """examples:
-  edgebundle new faces --model yunet.onnx --target rpi4 --broker mqtt://localhost --agent kitchen
+  edgebundle new faces yunet.onnx --target rpi4 --broker mqtt://localhost --agent kitchen
   cd faces
   edgebundle compile
   edgebundle run --inputs cat.jpg
   edgebundle deploy
-  edgebundle infer --input cat.jpg
+  edgebundle infer --inputs cat.jpg
 """
 _IGNORED: Final = "keys/*.key\n*.bundle\n"
 
@@ -40,14 +40,22 @@ def add_parsers(subparsers: SubParsers) -> None:
     )
     parser.add_argument("folder", metavar="NAME", help="the folder to make; also the model's name on devices")
     parser.add_argument(
-        "--model", metavar="FILE", help="the model; presets are filled in if its outputs leave no doubt"
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="the model's file; presets are filled in if its outputs leave no doubt",
     )
     parser.add_argument("--target", default="host", help=f"device to compile for: {TARGETS} (default: host)")
     add_declarations(parser)
     parser.add_argument(
         "--sign-key", metavar="KEY", help="private key to sign with (default: a new pair in NAME/keys)"
     )
-    parser.add_argument("--broker", metavar="URL", default="mqtt://localhost", help="(default: %(default)s)")
+    parser.add_argument(
+        "--broker",
+        metavar="URL",
+        default="mqtt://localhost",
+        help="mqtt[s]://[USER@]HOST[:PORT] (default: %(default)s)",
+    )
     parser.add_argument(
         "--agent",
         action="append",

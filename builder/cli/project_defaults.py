@@ -32,6 +32,7 @@ _VERBS: Final = frozenset(
         "profile",
         "quantize",
         "repack",
+        "rollback",
         "run",
         "tune",
     }
@@ -90,7 +91,7 @@ def _source(verb: str, project: Project) -> tuple[str, str | list[str]] | None:
     model = project.model
     if verb in ("compile", "check", "quantize", "tune"):
         return None if model.file is None else ("model", model.file)
-    if verb == "infer" or verb in _ONLY_FLEET:
+    if verb in ("infer", "rollback") or verb in _ONLY_FLEET:
         return None
     bundle = _bundle(project)
     if bundle is None:
@@ -124,7 +125,7 @@ def _model(verb: str, project: Project) -> dict[str, object]:
     model = project.model
     if verb in _ONLY_FLEET:
         return {}
-    if verb == "infer":
+    if verb in ("infer", "rollback"):
         return {"model": model.name}
     bundle = _bundle(project)
     values: dict[str, object] = {
@@ -146,6 +147,7 @@ def _model(verb: str, project: Project) -> dict[str, object]:
         "preprocess": model.preprocess,
         "postprocess": model.postprocess,
         "labels": model.labels,
+        "columns": model.columns,
         "precision": model.precision,
         "calibration": model.calibration if model.precision is not None else None,
     }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import add_json, add_model, load_model
+from builder.cli.early_checks import check_inputs, check_model
 from builder.cli.progress import show_steps
 
 if TYPE_CHECKING:
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
     from builder.quantising.weights_only import WeightsOnlyModel
     from builder.target.device_target import DeviceTarget
 
-# What `compile` and `quantize` take; all but the first are weights-only.
+# What `quantize` takes; all but the first are weights-only. `compile` takes arithmetic in float16 as well.
 PRECISIONS: Final = ("int8", "weights-int8", "weights-int4", "weights-fp16")
+HALVES: Final = "fp16"
 EXAMPLES: Final = """examples:
   edgebundle quantize model.onnx --calibration pictures/ --preprocess imagenet -o model-int8.onnx
   edgebundle quantize model.onnx --calibration samples.npz --max-drop 1 --report model-int8.html
-  edgebundle quantize model.onnx --calibration pictures/ --preprocess imagenet --labels classes.csv
+  edgebundle quantize model.onnx --calibration pictures/ --calibration-labels classes.csv
   edgebundle quantize model.onnx --precision weights-int4
 """
 _WANTED: Final = (
@@ -61,7 +63,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         metavar="PRESET|TOML",
         help="how to turn a picture into the input: a preset (such as imagenet) or a TOML file",
     )
-    add_quantising(parser, labels=("--labels", "--calibration-labels"))
+    add_quantising(parser)
     parser.add_argument(
         "--report", metavar="HTML", help="also write a page with a picture of each block's noise"
     )
@@ -70,7 +72,7 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.set_defaults(handler=_quantize)
 
 
-def add_quantising(parser: Parser, labels: tuple[str, ...] = ("--calibration-labels",)) -> None:
+def add_quantising(parser: Parser) -> None:
     """Add the flags that say how to quantise, which `compile` has too."""
     group = parser.add_argument_group("quantising")
     group.add_argument(
@@ -80,8 +82,7 @@ def add_quantising(parser: Parser, labels: tuple[str, ...] = ("--calibration-lab
         "array for each input (samples along its first axis), or a folder of such files",
     )
     group.add_argument(
-        *labels,
-        dest="calibration_labels",
+        "--calibration-labels",
         metavar="CSV",
         help="classes of the samples: lines such as seven.png,7; --max-drop is then about accuracy",
     )
@@ -156,6 +157,15 @@ def quantise(
     )
 
 
+def _check_calibration(path: str | None) -> None:
+    """Check that calibration data exist, before the compiler is loaded; errors are those of reading them."""
+    from builder.errors import ModelError
+
+    if path is not None and not Path(path).exists():
+        hint = _WANTED.replace("give --calibration", "give")
+        raise ModelError(f"no such file or folder: {path}", hint=hint)
+
+
 def check_flags(args: argparse.Namespace) -> None:
     """Refuse quantising without calibration data, and the flags of `add_quantising` without quantising."""
     from builder.errors import ModelError
@@ -165,6 +175,7 @@ def check_flags(args: argparse.Namespace) -> None:
             _check_weights_only(args)
         elif args.calibration is None:
             raise ModelError("expected calibration data to quantise with, got none", hint=_WANTED)
+        _check_calibration(args.calibration)
         return
     flags = (
         "calibration",
@@ -183,15 +194,17 @@ def check_flags(args: argparse.Namespace) -> None:
 
 
 def _check_weights_only(args: argparse.Namespace) -> None:
-    """Refuse flags that only int8 has a use for, and labels without samples."""
+    """Refuse flags that the precision has no use for, and labels without samples."""
     from builder.errors import ModelError
 
-    flags = ("max_drop", "min_sqnr", "max_float", "metric", "activations")
+    flags = ["max_drop", "min_sqnr", "max_float", "metric", "activations"]
+    if args.precision == HALVES:
+        flags.append("calibration_labels")
     given = [f"--{name.replace('_', '-')}" for name in flags if getattr(args, name) is not None]
     if given:
         raise ModelError(
             f"{given[0]}: expected --precision int8 beside it, got {args.precision}",
-            hint="weights-only quantisation has no limits to set: it says what it cost",
+            hint="other precisions have no limits to set: they say what they cost",
         )
     if args.calibration_labels is not None and args.calibration is None:
         raise ModelError(
@@ -215,6 +228,8 @@ def _quantize(args: argparse.Namespace) -> int:
         raise ModelError(
             f"{output}: expected another file than the model itself", hint="name another with -o"
         )
+    check_model(args)
+    check_inputs(args)
     check_flags(args)
     if args.report is not None and args.precision != "int8":
         raise ModelError(

@@ -13,6 +13,7 @@ from builder.cli.refused_bundle import naming_file
 EXAMPLES: Final = """examples:
   edgebundle repack yolox.bundle --preprocess yolox --postprocess yolox --labels coco
   edgebundle repack yolox.bundle --postprocess yolox,score_threshold=0.5,class_agnostic=true -o strict.bundle
+  edgebundle repack sensors.bundle --columns temperature,humidity,light
   edgebundle repack yolox.bundle --model-version 1.1.0 --sign-key keys/signing.key -o new.bundle
 """
 
@@ -31,7 +32,7 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument("-o", "--output", metavar="OUT", help="the new bundle (default: replace FILE)")
     add_declarations(parser)
     parser.add_argument("--name", help="the model's name on devices")
-    parser.add_argument("--model-version", "--version", metavar="SEMVER", help="the model's version")
+    parser.add_argument("--model-version", metavar="SEMVER", help="the model's version")
     parser.add_argument(
         "--security-counter",
         type=integer,
@@ -62,6 +63,7 @@ def _repack(args: argparse.Namespace) -> int:
             preprocess=args.preprocess,
             postprocess=args.postprocess,
             labels=args.labels,
+            columns=args.columns,
         )
     if key is not None:
         package = package.sign(key)

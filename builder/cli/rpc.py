@@ -39,9 +39,9 @@ def add_parsers(subparsers: SubParsers) -> None:
         "On the workstation, with --ssh: open an SSH tunnel between the loopback addresses of workstation\n"
         "and board, and start the server on the board.",
         epilog="examples:\n"
-        "  edgebundle rpc-server --ssh pi@kitchen --key rpi4           # on the workstation: all in one\n"
-        "  edgebundle rpc-server --tracker 127.0.0.1:9190 --key rpi4   # on the board, behind a tunnel\n"
-        "  edgebundle rpc-server --tracker lab:9190 --key rpi4 --host 0.0.0.0   # on a trusted network",
+        "  edgebundle rpc-server --ssh pi@kitchen --rpc-key rpi4           # on the workstation: all in one\n"
+        "  edgebundle rpc-server --tracker 127.0.0.1:9190 --rpc-key rpi4   # on the board, behind a tunnel\n"
+        "  edgebundle rpc-server --tracker lab:9190 --rpc-key rpi4 --host 0.0.0.0   # on a trusted network",
     )
     parser.add_argument(
         "--tracker",
@@ -50,8 +50,9 @@ def add_parsers(subparsers: SubParsers) -> None:
         help="address of the tracker (default: %(default)s)",
     )
     parser.add_argument(
-        "--key",
+        "--rpc-key",
         required=True,
+        metavar="KEY",
         help="name for boards of this kind, such as rpi4; `tune --rpc-key` asks for it",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
@@ -109,7 +110,9 @@ def _server(args: argparse.Namespace) -> int:
             "edgebundle: warning: the tracker is on another machine, but this server listens only on "
             "loopback: set --host, or use --ssh"
         )
-    options = ServerOptions(args.host, args.port, tracker.host, tracker.port, args.key, args.custom_address)
+    options = ServerOptions(
+        args.host, args.port, tracker.host, tracker.port, args.rpc_key, args.custom_address
+    )
     return serve_board(options, print_line, until_eof=args.until_eof)
 
 
@@ -126,6 +129,6 @@ def _over_ssh(args: argparse.Namespace, tracker_port: int) -> int:
             f"--ssh-options: expected words in shell syntax, got {args.ssh_options!r} ({error})"
         ) from error
     tunnel = ssh_tunnel(args.ssh, tracker_port, args.port, options)
-    command = server_command(args.ssh_command, tracker_port, args.port, args.key)
+    command = server_command(args.ssh_command, tracker_port, args.port, args.rpc_key)
     print_line(shlex.join([*tunnel, command]))
     return serve_over_ssh(tunnel, command, args.ssh, print_line)

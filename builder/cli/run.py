@@ -27,6 +27,7 @@ RUN_EXAMPLES: Final = """examples:
   edgebundle run yolox.bundle --inputs street.jpg --draw drawn.jpg
   edgebundle run yolox.bundle --inputs photos/ --draw drawn/
   edgebundle run vad.bundle --inputs speech.wav
+  edgebundle run sensors.bundle --inputs readings.csv --outputs answers.csv
   edgebundle run resnet50.bundle --accuracy photos/labels.csv
   edgebundle run yolox.bundle --inputs photos/ --accuracy instances.json
   edgebundle run model.bundle --fill-mode ones --print-top 5
@@ -52,7 +53,10 @@ def add_parsers(subparsers: SubParsers) -> None:
     )
     parser.add_argument("bundle", metavar="FILE", nargs="?", help="the bundle")
     parser.add_argument(
-        "--device", default="cpu", choices=["cpu"], help="device to run on (default: %(default)s)"
+        "--device",
+        default="cpu",
+        choices=["cpu"],
+        help=argparse.SUPPRESS,  # scripts for TVMC have it
     )
     parser.add_argument(
         "-i",
@@ -60,8 +64,9 @@ def add_parsers(subparsers: SubParsers) -> None:
         metavar="FILE",
         nargs="+",
         action="append",
-        help="an .npz file with the inputs, a JPEG or PNG picture, or a WAV recording; or several of them, "
-        "folders, or patterns such as 'photos/*.jpg'",
+        help="an .npz file with the inputs, a JPEG or PNG picture, a WAV recording, or a table of rows "
+        "(.csv, .json, .jsonl); or several pictures or recordings, folders, or patterns such as "
+        "'photos/*.jpg'",
     )
     _add_fill_mode(parser)
     parser.add_argument(
@@ -76,11 +81,17 @@ def add_parsers(subparsers: SubParsers) -> None:
         "--accuracy",
         metavar="CSV|JSON",
         help="print how often the answers are right. For a classifier: top-1 and top-5, from a table whose "
-        "rows have file and label; for a detector: mAP, from COCO's annotations (JSON). Files are relative "
-        "to the table or the annotations, unless --inputs names their folder",
+        "rows have file and label, or, with a table as --inputs, label, in its order; for a detector: mAP, "
+        "from COCO's annotations (JSON). Files are relative to the table or the annotations, unless --inputs "
+        "names their folder",
     )
     parser.add_argument(
-        "-o", "--outputs", "--output", metavar="NPZ", help="write output_0, output_1, ... to this .npz file"
+        "-o",
+        "--outputs",
+        "--output",
+        metavar="NPZ|CSV|JSON",
+        help="write output_0, output_1, ... to this .npz file; for a table of rows, write the answers to "
+        "this .csv, .json or .jsonl file",
     )
     parser.add_argument("--print-time", action="store_true", help="measure the time and print a summary")
     parser.add_argument(
@@ -148,7 +159,7 @@ def _add_fill_mode(parser: Parser) -> None:
 def _add_common(parser: Parser) -> None:
     parser.add_argument(
         "--input-shapes",
-        metavar='"NAME:[1,17] ..."',
+        metavar='"NAME:[1,3,224,224] ..."',
         help="shapes of the inputs that --fill-mode fills, if the model's shapes change (default: largest)",
     )
     parser.add_argument(
@@ -220,11 +231,18 @@ def _warn_unverified(bundle: str) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from builder.bundles.package import Package
+    from builder.cli.rows import run_rows
+    from builder.errors import ModelError
+    from builder.running.row_file import is_row_file
 
     bundle, names = _bundle_and_inputs(args)
     package = Package.load(bundle)
     _check_inputs(args, names)
     _warn_unverified(bundle)
+    if any(is_row_file(name) for name in names):
+        if len(names) > 1:
+            raise ModelError(f"--inputs: expected one table, got {len(names)} files")
+        return run_rows(args, package, names[0])
     if args.accuracy or len(names) > 1 or any(_is_many(name) for name in names):
         return _run_many(args, package, names)
     return _run_one(args, package, names[0] if names else None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import add_model, integer, load_model, milliseconds, not_negative, positive
-from builder.cli.early_checks import check_model, check_records
+from builder.cli.early_checks import check_inputs, check_model, check_records
 
 if TYPE_CHECKING:
     from builder.boards.measuring_process import RunnerOptions
@@ -163,6 +163,7 @@ def _add_measuring(parser: Parser) -> None:
 
 def _tune(args: argparse.Namespace) -> int:
     check_model(args)
+    check_inputs(args)
     for folder in args.tuning_records:
         check_records(folder)
     from builder.target.device_target import resolve

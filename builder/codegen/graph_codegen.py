@@ -18,8 +18,9 @@ import numpy.typing as npt
 import tvm
 from tvm import relax
 
-from agent.bundle.graph import NOP, Graph, Node, NodeEntry
+from agent.bundle.graph import Graph
 from agent.bundle.layer import Layer, shorten
+from agent.bundle.node import NOP, Node, NodeEntry
 from agent.bundle.tensor_spec import TensorSpec
 from builder.codegen.memory_plan import Lifetime, plan
 from builder.errors import UnsupportedOperatorError

@@ -15,7 +15,8 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from agent.bundle.graph import Graph, Node
+from agent.bundle.graph import Graph
+from agent.bundle.node import Node
 from agent.bundle.tensor_spec import TensorSpec
 from builder.codegen.graph_codegen import GeneratedGraph
 

@@ -116,7 +116,7 @@ def compare_blocks(
     ModelError
         If ONNX Runtime refuses a part of the model.
     """
-    graph = _Cuts(model)
+    graph = Cuts(model)
     search = Search([np.asarray(array) for array in ours])
     known: dict[str, Array] = dict(inputs)
     for node in model.graph.node:
@@ -135,14 +135,30 @@ def compare_blocks(
         own = search.find(name, source, expected, *graph.parameters(node))
         if own is not None:
             known[name] = own
+    _explain(search, graph, known)
     found, hidden = search.result()
     expected_outputs = graph.compute(graph.outputs, known)
     found += _quantised_outputs(graph, model, outputs, expected_outputs, known)
     return Blocks(tuple(found), tuple(hidden), tuple(expected_outputs))
 
 
+def _explain(search: Search, graph: Cuts, known: Mapping[str, Array]) -> None:
+    """Clear those of our tensors of a suspicion that are float tensors of the model, such as a Relu's.
+
+    What follows a dequantisation is often fused with it, and close to the numbers that it reads.
+    """
+    suspects = search.suspects()
+    names = graph.floats({size for _, size in suspects.values()}, known)
+    if not names:
+        return
+    for value in graph.compute(names, known):
+        for at, (scale, size) in suspects.items():
+            if str(value.dtype) == "float32" and value.size == size:
+                search.compare(at, value, scale)
+
+
 def _quantised_outputs(
-    graph: _Cuts,
+    graph: Cuts,
     model: onnx.ModelProto,
     outputs: Sequence[Array],
     expected: Sequence[Array],
@@ -175,7 +191,7 @@ def _quantised_outputs(
         yield block_of(name, (own.astype(np.float64) - theirs.astype(np.float64)) / step, halfway, dtype)
 
 
-class _Cuts:
+class Cuts:
     """Parts of a model that begin at known tensors."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -194,6 +210,20 @@ class _Cuts:
             absent = np.zeros(1) if not name else np.zeros(0)
             values.append(absent if tensor is None else numpy_helper.to_array(tensor).astype(np.float64))
         return values[0], values[1]
+
+    def floats(self, sizes: set[int], known: Mapping[str, Array]) -> list[str]:
+        """Return the unknown float32 tensors of the model that have one of these numbers of elements."""
+        values = (*self._model.graph.value_info, *self._model.graph.output)
+        found = []
+        for value in values:
+            kind = value.type.tensor_type
+            size = int(np.prod([d.dim_value for d in kind.shape.dim], dtype=np.int64))
+            node = self._producers.get(value.name)
+            if node is None or value.name in known or node.op_type == "DequantizeLinear":
+                continue
+            if kind.elem_type == onnx.TensorProto.FLOAT and size in sizes:
+                found.append(value.name)
+        return list(dict.fromkeys(found))
 
     def makes_steps(self, node: onnx.NodeProto) -> bool:
         """Whether a node is a QuantizeLinear to one byte or two."""

@@ -122,6 +122,7 @@ class Search:
         self._taken: set[int] = set()
         self._agreeing: set[int] = set()
         self._results: list[tuple[str, Block | None, list[_Candidate]]] = []
+        self._suspects: dict[int, tuple[float, int]] = {}
 
     def find(self, name: str, source: Array, expected: Array, scale: Floats, zero: Floats) -> Array | None:
         """Return the bytes of our tensor that agrees with `expected`, None if none does.
@@ -144,6 +145,8 @@ class Search:
         free = [candidate for candidate in agreeing if candidate.at not in self._taken]
         best = min(free, key=lambda candidate: candidate.mean, default=None)
         if best is None:
+            if scale.size == 1:
+                self._suspects |= {candidate.at: (scale.item(), expected.size) for candidate in close}
             self._results.append((name, None, close))
             return None
         self._taken.add(best.at)
@@ -155,6 +158,28 @@ class Search:
         halfway = is_halfway(source, expected, scale)
         close = _candidates("", expected, halfway, self._ours, scale, zero)
         self._agreeing |= {candidate.at for candidate in close if candidate.block.is_rounding}
+
+    def suspects(self) -> dict[int, tuple[float, int]]:
+        """Return our float tensors that are close to a tensor of bytes, but agree with none.
+
+        Returns
+        -------
+        dict
+            Their places -> the scale of the tensor of bytes, and how many elements it has.
+        """
+        return {
+            at: found
+            for at, found in self._suspects.items()
+            if at not in self._agreeing and str(self._ours[at].dtype) == "float32"
+        }
+
+    def compare(self, at: int, expected: Array, scale: float) -> None:
+        """Take note if one of our float tensors agrees with one of the model, in steps of `scale`."""
+        for plain in _unpacked(self._ours[at].astype(np.float64), expected.shape):
+            if block_of(
+                "", (plain - expected.astype(np.float64)) / (scale or 1.0), False, "uint8"
+            ).is_rounding:
+                self._agreeing.add(at)
 
     def result(self) -> tuple[list[Block], list[str]]:
         """Return how those agree that were found or are faults, and the names of the others.

@@ -69,12 +69,6 @@ def plan_buckets(
         for each in bounds
     )
     progress("comparing the model's shapes at different sizes")
-    lengths = models.at(tuple(each.high for each in bounds)).lengths
-    if lengths:
-        raise ModelError(
-            f"output '{lengths[0].output}' has a length of its own in each answer: expected fixed shapes",
-            hint="give one size for each dimension with --input-shapes",
-        )
     buckets = _buckets(models, planned, pads)
     progress("checking with ONNX Runtime that padding does not change the answer")
     differences = {

@@ -31,6 +31,7 @@ from builder.codegen.link.linker import link
 from builder.codegen.merged_graphs import MergedGraphs
 from builder.compiling import block_parity, declarations, parity, tolerances
 from builder.compiling.bucket_plan import check_declared, plan_buckets
+from builder.compiling.columns import Names
 from builder.compiling.compilation import (
     Compared,
     Tuned,
@@ -41,15 +42,17 @@ from builder.compiling.compilation import (
 )
 from builder.compiling.footprint import resources_of_buckets
 from builder.compiling.identity import Identity
-from builder.compiling.labels import Labels, read_named_labels
+from builder.compiling.integer_share import integer_work
+from builder.compiling.labels import Labels, label_lines
 from builder.compiling.layers import Layers
 from builder.compiling.lower import lower
-from builder.compiling.over_time import Declarations
+from builder.compiling.over_time import Declarations, columns_of_model
 from builder.compiling.padding import reference, request_inputs
 from builder.compiling.sized_models import SizedModels, Sizes
 from builder.compiling.uncovered import uncovered_kernels
-from builder.errors import ModelError, ShapeError
+from builder.errors import ModelError
 from builder.importer import load
+from builder.importer.bounded.widening import Capacities, capacities, widened
 from builder.importer.bounded_shapes import BoundedShapes
 from builder.importer.onnx_import import ImportedModel
 from builder.kernels.decisions import Schedules
@@ -71,9 +74,12 @@ def compile_buckets(
     pads: Mapping[str, tuple[str, float]] | None = None,
     identity: Identity | None = None,
     input_values: Mapping[str, ArrayLike] | None = None,
+    python: str | None = None,
+    quantise: Callable[[ImportedModel], ImportedModel] | None = None,
     preprocess: str | None = None,
     postprocess: str | None = None,
     labels: Labels | None = None,
+    columns: Names | None = None,
     tolerance: float | None = None,
     tuning_records: Records | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -92,9 +98,12 @@ def compile_buckets(
     pads
         Input name -> how it is padded, as `builder.compiling.bucket_options.parse_pads` says; the others
         are padded with zeros.
-    input_values
+    input_values, python
         As in `builder.load`.
-    target, identity, preprocess, postprocess, labels, tolerance, tuning_records, progress
+    quantise
+        Called with the model at each size that is imported, the largest first; returns what is compiled
+        instead.
+    target, identity, preprocess, postprocess, labels, columns, tolerance, tuning_records, progress
         As in `builder.compile`.
 
     Returns
@@ -115,22 +124,21 @@ def compile_buckets(
     device = target if isinstance(target, DeviceTarget) else resolve(target)
 
     def imported(at: Mapping[str, tuple[int, ...]]) -> ImportedModel:
-        model = load(Path(path), input_shapes=at, input_values=input_values)
-        if model.lengths:
-            raise ShapeError(
-                "expected outputs whose lengths follow from the inputs' shapes, "
-                f"got '{model.lengths[0].output}', whose length is only known at run time",
-                hint="give the inputs fixed shapes",
-            )
-        return model
+        model = load(Path(path), input_shapes=at, input_values=input_values, python=python)
+        if quantise is not None:
+            model = quantise(model)
+        return model if room is None else widened(model, room)
 
+    room: Capacities | None = None
     models = SizedModels(imported, shapes)
+    room = capacities(models.at(tuple(dimension.high for dimension in shapes.dimensions)))
     buckets = plan_buckets(models, sizes=sizes or {}, pads=pads or {}, tolerance=tolerance, progress=progress)
     smallest = models.at(buckets.lowest)
     before = declarations.preprocess(preprocess, smallest.inputs) if preprocess else None
     after = declarations.postprocess(postprocess, smallest.outputs, smallest.inputs) if postprocess else None
     check_declared(buckets, before, after)
-    label_lines = read_named_labels(labels, smallest.outputs, after)
+    names_of_classes = label_lines(labels, smallest.labels, smallest.outputs, after)
+    table = columns_of_model(smallest, smallest.inputs, columns, has_media=before is not None)
 
     shipped = None if tuning_records == NONE else shipped_for(device)
     tuned = Tuned()
@@ -177,8 +185,8 @@ def compile_buckets(
             ],
         ),
     }
-    if label_lines is not None:
-        members["labels.txt"] = label_lines
+    if names_of_classes is not None:
+        members["labels.txt"] = names_of_classes
     weights = [spec.name for spec, _ in merged.weights]
     manifest = describe_model(
         identity,
@@ -193,12 +201,17 @@ def compile_buckets(
     )
     rtol = max(compared.self_test_rtol for _, compared in samples)
     try:
-        manifest = replace(
-            manifest, buckets=buckets, samples=replace(manifest.samples, count=len(samples), rtol=rtol)
-        )
+        samples_of_all = replace(manifest.samples, count=len(samples), rtol=rtol)
+        manifest = replace(manifest, buckets=buckets, columns=table, samples=samples_of_all)
     except ValueError as error:
         raise ModelError(f"the bundle cannot be described: {error}") from error
-    return Package(manifest, members, uncovered=uncovered_kernels(lowered, device), nodes=layers.fates)
+    return Package(
+        manifest,
+        members,
+        uncovered=uncovered_kernels(lowered, device),
+        nodes=layers.fates,
+        integers=integer_work(largest, lowered, layers.fates),
+    )
 
 
 def describe_sizes(buckets: Buckets, sizes: Sizes) -> str:

@@ -36,12 +36,15 @@ from builder.compiling import (
     audio_presets,
     block_parity,
     framework_parity,
+    half_parity,
     parity,
     tolerances,
 )
+from builder.compiling.columns import Names
 from builder.compiling.footprint import resources_of
 from builder.compiling.identity import Identity, bundle_name
-from builder.compiling.labels import Labels, read_named_labels, usable_labels
+from builder.compiling.integer_share import integer_work
+from builder.compiling.labels import Labels, label_lines
 from builder.compiling.layers import Layers
 from builder.compiling.lower import lower
 from builder.compiling.over_time import Declarations, over_time_of
@@ -51,11 +54,13 @@ from builder.compiling.uncovered import uncovered_kernels
 from builder.errors import ModelError
 from builder.importer import ImportedModel, load
 from builder.kernels.decisions import Schedules
+from builder.kernels.passes.halves import floats_of
 from builder.records.best_records import BestRecords
 from builder.records.folder import Records
 from builder.records.shipped import NONE, ShippedChoices, shipped_for
 from builder.running.in_memory import load_kernels
 from builder.target.device_target import DeviceTarget, resolve
+from builder.target.half_arithmetic import require_half_arithmetic
 
 Progress = Callable[[str], None]
 
@@ -70,6 +75,7 @@ def compile(
     postprocess: str | None = None,
     labels: Labels | None = None,
     states: Sequence[str] = (),
+    columns: Names | None = None,
     tolerance: float | None = None,
     tuning_records: Records | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -95,6 +101,9 @@ def compile(
     states
         Outputs that are inputs of the next run, as `builder.compiling.states` takes them; added to those of
         an audio preset.
+    columns
+        Names of the columns of a table that the inputs take: the names, a text with commas between them, or
+        the path of a CSV file whose first line has them. With None, the names that the model's file has.
     tolerance
         Largest relative error that is allowed against the reference. With None, it is
         `builder.compiling.tolerances.PARITY`, or more if the model amplifies rounding.
@@ -124,16 +133,13 @@ def compile(
     if not isinstance(model, ImportedModel):
         progress("importing the model")
         model = load(model, **audio_presets.import_options(preprocess, input_shapes), progress=progress)
-    over_time = over_time_of(model, preprocess, postprocess, states)
+    if floats_of(model.mod) is not None:
+        require_half_arithmetic(device)
+    over_time = over_time_of(model, preprocess, postprocess, states, columns)
     before = over_time.preprocess
     after = over_time.postprocess
     labels = labels or over_time.labels
-    label_lines: bytes | None
-    if labels is None and model.labels and after is None:
-        label_lines = "".join(f"{label}\n" for label in model.labels).encode()  # for a postprocess to come
-    else:
-        own = usable_labels(model.labels, model.outputs, after) if labels is None and model.labels else None
-        label_lines = read_named_labels(labels or own, model.outputs, after)
+    names_of_classes = label_lines(labels, model.labels, model.outputs, after)
 
     progress(f"lowering for {device.name} ({device.cpu})")
     shipped = None if tuning_records == NONE else shipped_for(device)
@@ -167,8 +173,8 @@ def compile(
         "samples/inputs.params": _dump_samples(model.inputs, [inputs[s.name] for s in model.inputs]),
         "samples/outputs.params": _dump_samples(model.outputs, compared.samples),
     }
-    if label_lines is not None:
-        members["labels.txt"] = label_lines
+    if names_of_classes is not None:
+        members["labels.txt"] = names_of_classes
     manifest = describe_model(
         identity,
         device,
@@ -180,7 +186,13 @@ def compile(
         tuned=tuned,
         shipped=shipped,
     )
-    return Package(manifest, members, uncovered=uncovered_kernels(lowered, device), nodes=layers.fates)
+    return Package(
+        manifest,
+        members,
+        uncovered=uncovered_kernels(lowered, device),
+        nodes=layers.fates,
+        integers=integer_work(model, lowered, layers.fates),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +232,8 @@ def compare_model(
     for name, value in inputs.items():
         module.set_input(name, value)
     quantised = block_parity.is_quantised(model.onnx)
-    steps = module.debug_get_outputs() if quantised else []
+    halves = floats_of(model.mod) is not None
+    steps = module.debug_get_outputs() if quantised or halves else []
     module.run()
     outputs = [np.array(module.get_output(i)) for i in range(len(names))]
     half = any(spec.datatype == "FP16" for spec in model.outputs)
@@ -230,6 +243,10 @@ def compare_model(
     rtol = tolerances.self_test_rtol(agreement.error, half=half)
     if tolerance is not None:
         parity.check(agreement, tolerance)
+    elif halves:
+        compared = half_parity.compare_halves(model.onnx, inputs, steps, outputs, reference)
+        compared.check()
+        progress(compared.summary())
     elif quantised:
         blocks = block_parity.compare_blocks(model.onnx, inputs, steps, outputs)
         blocks.check()
@@ -368,6 +385,7 @@ def describe_model(
             postprocess=over_time.postprocess,
             states=over_time.states,
             audio=over_time.audio,
+            columns=over_time.columns,
             lengths=model.lengths or None,
             samples=Samples(1, compared.self_test_rtol, tolerances.SELF_TEST_ATOL),
             resources=resources,

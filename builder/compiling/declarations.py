@@ -293,12 +293,13 @@ def _step(word: str, options: Mapping[str, Any], signature: Signature) -> Step:
     if word in (*OUTPUT_PRESETS, *SOUND_PRESETS):
         step = step_of(word, signature)
     else:
-        if len(signature.outputs) != 1:
+        scores = scored_outputs(signature.outputs)
+        if len(scores) != 1:
             raise ModelError(
                 f"postprocess {word}: expected one output, got {signature.described()}",
                 hint="use a TOML file, which names the output of each step",
             )
-        name, top = signature.outputs[0].name, _TOP.fullmatch(word)
+        name, top = scores[0].name, _TOP.fullmatch(word)
         step = TopK(name, int(top[1])) if top is not None else Softmax(name)
     if not options:
         return step
@@ -310,6 +311,16 @@ def _step(word: str, options: Mapping[str, Any], signature: Signature) -> Step:
             )
     changed: Step = replace(step, **_plain(options))
     return changed
+
+
+def scored_outputs(outputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Return the outputs that may have the scores of classes.
+
+    Of two outputs of which one is a single whole number, as a classifier of scikit-learn, XGBoost or LightGBM
+    has it for the best class, that is the other one.
+    """
+    others = tuple(spec for spec in outputs if spec.datatype.startswith("FP") or spec.nbytes != spec.itemsize)
+    return others if len(outputs) == 2 and len(others) == 1 else tuple(outputs)
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from builder.errors import ModelError
 MAX_LABELS_BYTES: Final = MAX_MEMBER_BYTES["labels.txt"]
 Labels: TypeAlias = str | os.PathLike[str] | Sequence[str]
 BACKGROUND: Final = "background"
-_NAMED: Final = frozenset(step.kind for step in (TopK, Detect, Objects, ClassMap, Ctc, Keywords))
+# Steps whose answers have labels.
+NAMED: Final = frozenset(step.kind for step in (TopK, Detect, Objects, ClassMap, Ctc, Keywords))
 COCO: Final = "coco"
 # The 80 classes of COCO's detection task, in the order of its annotations (cocodataset.org).
 COCO_LABELS: Final = (
@@ -104,6 +105,30 @@ def read_named_labels(
     return ("\n".join(lines) + "\n").encode()
 
 
+def label_lines(
+    source: Labels | None, own: Sequence[str], outputs: Sequence[TensorSpec], declared: Postprocess | None
+) -> bytes | None:
+    """Return the labels of a bundle: those that the user gives, or the model's own.
+
+    Parameters
+    ----------
+    source, outputs, declared
+        As in `read_named_labels`.
+    own
+        The class names in the model's file. They are kept for a postprocess to come, but left out if there
+        is one that has no use for them.
+
+    Raises
+    ------
+    ModelError
+        If the user's labels cannot be read or used, as in `read_named_labels`.
+    """
+    if source is None and own and declared is None:
+        return "".join(f"{label}\n" for label in own).encode()
+    usable = usable_labels(own, outputs, declared) if source is None and own else None
+    return read_named_labels(source or usable, outputs, declared)
+
+
 def usable_labels(
     names: Sequence[str], outputs: Sequence[TensorSpec], declared: Postprocess | None
 ) -> Sequence[str] | None:
@@ -136,7 +161,7 @@ def check_labels(
     """
     found = list(lines)
     specs = {spec.name: spec for spec in outputs}
-    named = [step for step in (declared.steps if declared else ()) if step.kind in _NAMED]
+    named = [step for step in (declared.steps if declared else ()) if step.kind in NAMED]
     if not named and found:
         got = "none" if declared is None else "one without classes"
         raise ModelError(

@@ -20,6 +20,7 @@ from builder.kernels.passes.canonical import canonicalise
 from builder.kernels.passes.classic import write_classic
 from builder.kernels.passes.convolutions import to_conv2d
 from builder.kernels.passes.fusion import fuse_operators
+from builder.kernels.passes.halves import use_halves
 from builder.kernels.passes.integers import use_integers
 from builder.kernels.passes.layouts import choose_layouts
 from builder.kernels.passes.legalise import legalise
@@ -73,7 +74,7 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     """The first half of `lower`: a module whose `main` calls fused, unscheduled functions."""
     t = relax.transform
     with target.tvm_target:
-        mod = recognise(canonicalise(_convolutions(mod, target)))
+        mod = use_halves(recognise(canonicalise(_convolutions(mod, target))))
         mod = write_blocks(choose_layouts(mod, target), target)
         mod = write_classic(write_recurrent(mod, target), target)
         mod = carry(mod, legalise(mod))

@@ -60,6 +60,20 @@ def read_outline(path: str | Path) -> Outline | None:
     return Outline(tuple(known[: len(inputs)]), tuple(known[len(inputs) :]), exported_labels(model))
 
 
+def tensor_names(path: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Read the names of a model's inputs and outputs from an ONNX file; None if it is none, or damaged."""
+    path = Path(path)
+    try:
+        if path.suffix.lower() != ".onnx" or path.stat().st_size > MAX_OUTLINED_BYTES:
+            return None
+        graph = onnx.load(str(path), load_external_data=False).graph
+    except (OSError, DecodeError, ValueError):
+        return None
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = tuple(value.name for value in graph.input if value.name not in weights)
+    return inputs, tuple(value.name for value in graph.output)
+
+
 def exported_labels(model: onnx.ModelProto) -> tuple[str, ...]:
     """Return the class names that Ultralytics' exports carry in their metadata; none if there are none.
 

@@ -1,4 +1,4 @@
-"""The declarations around a model: preprocess and postprocess, audio, and states between its runs.
+"""The declarations around a model: preprocess and postprocess, audio, columns, and states between its runs.
 
 Promises declarations that fit the model and each other. A quantised input or output gets its scale here, so
 that a preset for floats serves both.
@@ -14,10 +14,15 @@ import onnx
 from onnx import numpy_helper
 
 from agent.bundle.audio import Audio, Keywords
+from agent.bundle.columns import InputColumns
 from agent.bundle.processing import Postprocess, Preprocess
 from agent.bundle.state import State, requested
+from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling import audio_presets, declarations
+from builder.compiling.columns import Names, declare_columns, own_columns, read_names
+from builder.compiling.missing_values import takes_nan
 from builder.compiling.states import states as declare_states
+from builder.errors import ModelError
 from builder.importer import ImportedModel
 
 # Operators that only move values.
@@ -34,6 +39,8 @@ class Declarations:
         The manifest's fields of these names.
     labels
         The labels of an audio preset, if the model has as many classes.
+    columns
+        The manifest's field of this name.
     """
 
     preprocess: Preprocess | None
@@ -41,10 +48,15 @@ class Declarations:
     states: tuple[State, ...] | None
     audio: Audio | None
     labels: tuple[str, ...] | None = None
+    columns: tuple[InputColumns, ...] | None = None
 
 
 def over_time_of(
-    model: ImportedModel, preprocess: str | None, postprocess: str | None, states: Sequence[str]
+    model: ImportedModel,
+    preprocess: str | None,
+    postprocess: str | None,
+    states: Sequence[str],
+    columns: Names | None = None,
 ) -> Declarations:
     """Declare what surrounds a model.
 
@@ -56,6 +68,8 @@ def over_time_of(
         Presets or TOML files; None for what the model's file says, and for a preset's own postprocess.
     states
         As `builder.compiling.states` takes them.
+    columns
+        As `builder.compiling.columns.read_names` takes them; None for the model's own.
 
     Raises
     ------
@@ -82,7 +96,41 @@ def over_time_of(
     labels = None
     if preset is not None and preset.labels and any(len(preset.labels) in spec.shape for spec in outputs):
         labels = preset.labels
-    return Declarations(before, after, kept, audio, labels)
+    table = columns_of_model(model, inputs, columns, has_media=before is not None or audio is not None)
+    return Declarations(before, after, kept, audio, labels, table)
+
+
+def columns_of_model(
+    model: ImportedModel, inputs: Sequence[TensorSpec], names: Names | None, *, has_media: bool
+) -> tuple[InputColumns, ...] | None:
+    """Declare the columns of a model: those that the user names, or its own; None if there are none.
+
+    Parameters
+    ----------
+    model
+        The model.
+    inputs
+        Its inputs in the shapes of the smallest request, without states.
+    names
+        The user's names, or None.
+    has_media
+        Whether an input takes a picture or a recording.
+
+    Raises
+    ------
+    ModelError
+        If the names do not fit the inputs, or an input takes a picture or a recording.
+    """
+    if has_media:
+        if names is not None:
+            raise ModelError("--columns: expected a model without a preprocess, got one with it")
+        return None
+    chosen = own_columns(model.columns, inputs) if names is None else read_names(names)
+    if not chosen:
+        return None
+    nan = {spec.name for spec in inputs if spec.datatype.startswith("FP")}
+    nan = {name for name in nan if name in model.nan_inputs or takes_nan(model.onnx, name)}
+    return declare_columns(chosen, inputs, nan, model.texts)
 
 
 def _quantised(model: ImportedModel, audio: Audio) -> Audio:

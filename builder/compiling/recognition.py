@@ -43,7 +43,7 @@ class Proposal:
     sure
         Whether hardly anything else has these shapes.
     postprocess, preprocess
-        Names of the presets.
+        Names of the presets; the second is empty for a model that takes no picture.
     """
 
     family: str
@@ -54,10 +54,8 @@ class Proposal:
 
     def __str__(self) -> str:
         look = "look like" if self.sure else "may be those of"
-        return (
-            f"the outputs {look} {self.family} ({self.evidence}): "
-            f"--postprocess {self.postprocess} --preprocess {self.preprocess}"
-        )
+        before = f" --preprocess {self.preprocess}" if self.preprocess else ""
+        return f"the outputs {look} {self.family} ({self.evidence}): --postprocess {self.postprocess}{before}"
 
 
 def recognise(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Proposal | None:
@@ -70,7 +68,7 @@ def recognise(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Pr
     """
     signature = Signature.of(inputs, outputs)
     if signature.size is None:
-        return None
+        return _of_rows(inputs, outputs)
     for proposal in _proposals(signature):
         if proposal.postprocess.startswith("softmax"):
             return proposal
@@ -80,6 +78,18 @@ def recognise(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Pr
             continue
         return proposal
     return None
+
+
+def _of_rows(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Proposal | None:
+    """Recognise a classifier of a table's rows, which gives the best class and a score for each class."""
+    if len(outputs) != 2 or any(spec.datatype == "BOOL" or len(spec.shape) > 2 for spec in inputs):
+        return None
+    label, scores = sorted(outputs, key=lambda spec: spec.datatype.startswith("FP"))
+    is_label = label.datatype in ("INT64", "INT32") and math.prod(label.shape) == 1
+    if not is_label or scores.datatype != "FP32" or len(scores.shape) != 2 or scores.shape[0] != 1:
+        return None
+    evidence = f"a label and {scores.shape[1]} probabilities"
+    return Proposal("a classifier of rows", evidence, False, "top1", "") if scores.shape[1] > 1 else None
 
 
 def contradicts(

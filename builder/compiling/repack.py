@@ -11,15 +11,18 @@ from dataclasses import replace
 from typing import Any, Final
 
 from agent.bundle.audio import Keywords
+from agent.bundle.columns import InputColumns
 from agent.bundle.processing import Postprocess
 from agent.bundle.state import requested
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import MixAndMatchError
 from builder.bundles.package import Package, digests
 from builder.compiling import audio_presets, declarations
+from builder.compiling.columns import Names, declare_columns, read_names
 from builder.compiling.identity import Identity
 from builder.compiling.labels import Labels, check_labels, read_named_labels
 from builder.errors import ModelError
+from builder.importer.classic.string_inputs import Texts
 
 # In place of a declaration or of labels: the bundle then has none.
 NONE: Final = "none"
@@ -33,6 +36,7 @@ def repack(
     preprocess: str | None = None,
     postprocess: str | None = None,
     labels: Labels | None = None,
+    columns: Names | None = None,
 ) -> Package:
     """Change what a bundle declares.
 
@@ -47,6 +51,9 @@ def repack(
         As in `builder.compile`; None keeps what the bundle declares, `"none"` removes it.
     labels
         As in `builder.compile`; None keeps those of the bundle, `"none"` removes them.
+    columns
+        As in `builder.compile`; None keeps those of the bundle, `"none"` removes them. Only an input that
+        could have missing values before can have them.
 
     Returns
     -------
@@ -86,6 +93,14 @@ def repack(
         from builder.compiling.bucket_plan import check_declared  # loads the compiler, which takes seconds
 
         check_declared(manifest.buckets, before, after)
+    table = manifest.columns
+    if columns is not None:
+        nan = {each.input for each in table or () if each.missing}
+        table = None if columns == NONE else declare_columns(read_names(columns), inputs, nan, _texts(table))
+    if table is not None and (before is not None or audio is not None):
+        raise ModelError(
+            "expected columns or a preprocess, got both", hint="remove one: --columns none, --preprocess none"
+        )
     members = _with_labels(package, labels, after)
     changes: Mapping[str, Any] = {
         "name": identity.name or manifest.name,
@@ -95,12 +110,22 @@ def repack(
         "preprocess": before,
         "audio": audio,
         "postprocess": after,
+        "columns": table,
         "files": digests(members),
     }
     try:
         return Package(replace(manifest, **changes), members, uncovered=package.uncovered)
     except ValueError as error:
         raise ModelError(f"the bundle cannot be described: {error}") from error
+
+
+def _texts(declared: Sequence[InputColumns] | None) -> dict[str, list[Texts]]:
+    """Return the texts of a bundle's columns, which new names keep."""
+    return {
+        each.input: [Texts(column.categories or (), column.unknown) for column in each.columns]
+        for each in declared or ()
+        if all(column.categories is not None for column in each.columns)
+    }
 
 
 def _like(

@@ -18,6 +18,7 @@ import onnx
 
 from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
+from builder.importer.cache_length import capacity_of
 from builder.importer.classic import ensemble
 from builder.importer.classic.kept import is_kept
 
@@ -71,6 +72,9 @@ def make_inputs(
         elif spec.name in quantised:
             info = np.iinfo(spec.dtype)
             arrays[spec.name] = rng.integers(int(info.min), int(info.max) + 1, spec.shape).astype(dtype)
+        elif (capacity := capacity_of(spec.name)) is not None:
+            # Caches that are neither empty nor full.
+            arrays[spec.name] = np.full(spec.shape, 2 * capacity // 3, dtype)
         elif spec.name in bounds:
             arrays[spec.name] = rng.integers(0, max(1, bounds[spec.name]), spec.shape).astype(dtype)
         else:

@@ -11,6 +11,8 @@ from typing import Final
 from agent.bundle.state import State, check_states
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError
+from builder.importer.cache_length import capacity_of
+from builder.importer.state_patterns import expand_states
 
 _HINT: Final = 'for example --state "h:hn c:cn", an input and the output that it becomes'
 
@@ -23,7 +25,8 @@ def states(
     Parameters
     ----------
     texts
-        Each `INPUT:OUTPUT` or `INPUT:OUTPUT=INITIAL`; several may be in one text, separated by spaces.
+        Each `INPUT:OUTPUT` or `INPUT:OUTPUT=INITIAL`, or a pattern such as `past.*:present.*`; several may be
+        in one text, separated by spaces.
     inputs, outputs
         The model's tensors.
 
@@ -37,7 +40,8 @@ def states(
     ModelError
         If one has another form or does not fit the model.
     """
-    items = [item for text in texts for item in text.split()]
+    names = [[spec.name for spec in specs] for specs in (inputs, outputs)]
+    items = expand_states(texts, *names)
     if not items:
         return None
     found = tuple(_state(item, inputs, outputs) for item in items)
@@ -48,12 +52,18 @@ def states(
     return found
 
 
+def split_state(item: str) -> tuple[str, str]:
+    """Return the input and the output of a text such as `h:hn`, whose names have no colon."""
+    before, _, after = item.partition(":")
+    return before, after
+
+
 def _state(item: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> State:
     # Names may contain ':' and '=', so that the model's decide where one ends.
     pairs = [(before.name, after.name) for before in inputs for after in outputs]
     for before, after in pairs:
         if item == f"{before}:{after}":
-            return State(before, after)
+            return State(before, after, most=capacity_of(before))
     for before, after in pairs:
         begin = f"{before}:{after}="
         if item.startswith(begin):

@@ -139,7 +139,7 @@ class Actions:
         PackageError
             If there are too many already.
         """
-        self._forget_old()
+        self.forget_old()
         if len(list(self._folder.iterdir())) >= MAX_UPLOADS:
             raise PackageError(
                 f"expected at most {MAX_UPLOADS} bundles at a time",
@@ -180,6 +180,14 @@ class Actions:
         upload = self._uploads.pop(upload_id, None)
         if upload is not None:
             upload.path.unlink(missing_ok=True)
+
+    def forget_old(self) -> None:
+        """Delete uploads that nobody confirmed within an hour."""
+        now_s = time.monotonic()
+        for upload in list(self._uploads.values()):
+            if now_s - upload.at_s > _UPLOAD_LIFE_S:
+                with contextlib.suppress(OSError):
+                    self.discard(upload.id)
 
     def deploy(self, upload_id: str, agent: str) -> Action:
         """Begin to deploy an upload.
@@ -281,10 +289,3 @@ class Actions:
             raise FleetError(
                 f"expected at most {MAX_RUNNING} deployments at a time", hint="wait until one has ended"
             )
-
-    def _forget_old(self) -> None:
-        now_s = time.monotonic()
-        for upload in list(self._uploads.values()):
-            if now_s - upload.at_s > _UPLOAD_LIFE_S:
-                with contextlib.suppress(OSError):
-                    self.discard(upload.id)

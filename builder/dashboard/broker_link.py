@@ -11,16 +11,22 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
 
 from agent.errors import EdgeError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.reason_codes import Reason
 from agent.wire import topics
+from agent.wire.document import MAX_AGENT_DOCUMENT_BYTES
 from builder.dashboard.fleet_state import FleetState
 from builder.errors import FleetError
 from edgebundle.broker import Broker
 from edgebundle.errors import UsageError
+
+# The broker keeps larger ones to itself; topic and properties take the rest.
+_MAX_PACKET_BYTES: Final = MAX_AGENT_DOCUMENT_BYTES + (64 << 10)
 
 
 class BrokerLink:
@@ -38,7 +44,7 @@ class BrokerLink:
 
     def __init__(self, broker: Broker, fleet: FleetState, on_change: Callable[[], None]) -> None:
         try:
-            self._settings = broker.settings()
+            self._settings = replace(broker.settings(), max_packet_bytes=_MAX_PACKET_BYTES)
         except UsageError as error:
             raise FleetError(error.message, hint=error.hint) from error
         self._fleet = fleet

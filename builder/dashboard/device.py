@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from agent.bundle.tensor_spec import TensorSpec
-from agent.wire.info import Info
+from agent.wire import topics
+from agent.wire.info import Capabilities, Info
 from agent.wire.job import JobState, Status
 from agent.wire.model_state import ModelPhase, ModelState
 from agent.wire.presence import UNKNOWN, AgentState, Presence
@@ -26,6 +27,8 @@ from builder.fleet.hints import deployment_hint
 
 # One worker each: an agent accepts no more (`agent.wire.desired`).
 MAX_SHOWN_MODELS: Final = 64
+# Of the documents of one agent that are kept: one with 64 models and 64 jobs has 200 kB.
+MAX_DOCUMENT_BYTES: Final = 512 << 10
 # An agent remembers its last 64 jobs.
 MAX_JOBS: Final = 64
 # What happened to one agent lately.
@@ -33,6 +36,7 @@ _MAX_EVENTS: Final = 40
 # A Raspberry Pi slows down at 80 degrees, or at 85, by model and configuration.
 HOT_C: Final = 80.0
 _LISTED_MODELS: Final = 6
+_SHOWN_TENSORS: Final = 16
 _SHOWN_JOBS: Final = 20
 _BAD: Final = (ServiceState.DEGRADED, ServiceState.ROLLED_BACK, ServiceState.FAILED)
 FAILED_JOBS: Final = (Status.FAILED, Status.TIMED_OUT, Status.REJECTED)
@@ -93,6 +97,17 @@ class Device:
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=_MAX_EVENTS))
     # Whether the broker has repeated the state since the last connect; what it said before may be old.
     is_confirmed: bool = True
+    # Of the documents that are kept, in bytes, and whether one had no room.
+    sizes: dict[topics.Topic, int] = field(default_factory=dict)
+    is_cut: bool = False
+
+    def has_room(self, topic: topics.Topic, nbytes: int) -> bool:
+        """Return whether a document can be kept instead of the one before; `is_cut` remembers if not."""
+        others = sum(size for other, size in self.sizes.items() if other != topic)
+        if others + nbytes <= MAX_DOCUMENT_BYTES:
+            return True
+        self.is_cut = True
+        return False
 
     @property
     def state(self) -> str:
@@ -153,6 +168,8 @@ class Device:
                 yield f"{shown(name, 64)}: {report.state.replace('_', ' ')}"
             elif state is not None and not state.ready and state.state == ModelPhase.FAILED:
                 yield f"{shown(name, 64)}: failed"
+        if self.is_cut:
+            yield "it publishes more than this page keeps"
         if self.rejection is not None:
             yield f"refused a request: {shown(self.rejection.code, 40)}"
         if self.sample is not None and self.is_online:
@@ -183,7 +200,7 @@ class Device:
             "kernel": "" if info is None else shown(info.software.kernel, 100),
             "sandboxMissing": None
             if info is None or info.sandbox is None
-            else [shown(part, 40) for part in info.sandbox.missing[:8]],
+            else [shown(part, 40) for part in info.sandbox.missing],
             "storage": "" if presence is None else shown(presence.storage, 60),
             "rejection": None
             if rejection is None
@@ -245,9 +262,12 @@ class Device:
             "previous": "" if report is None else shown(report.previous, 80),
             "since": None if job is None or job.status is not Status.SUCCEEDED else _time(job.time_s),
             "image": None if state is None or state.image_input is None else shown(state.image_input, 100),
-            "inputs": [] if state is None else [_spec(spec) for spec in state.inputs[:16]],
-            "outputs": [] if state is None else [_spec(spec) for spec in state.outputs[:16]],
-            "steps": [] if state is None else [shown(step, 40) for step in state.postprocess[:16]],
+            "audio": None if state is None or state.audio_input is None else shown(state.audio_input, 100),
+            "audioRate": None if state is None else number(state.audio_rate),
+            "hasState": state is not None and state.has_state,
+            "inputs": [] if state is None else [_spec(spec) for spec in state.inputs],
+            "outputs": [] if state is None else [_spec(spec) for spec in state.outputs],
+            "steps": [] if state is None else [shown(step, 40) for step in state.postprocess],
             "rate": None if numbers is None else number(numbers.throughput),
         }
 
@@ -266,6 +286,25 @@ class Device:
 
     def _latest_jobs(self) -> list[JobState]:
         return sorted(self.jobs.values(), key=lambda job: job.time_s, reverse=True)[:_SHOWN_JOBS]
+
+
+def shown_state(state: ModelState) -> ModelState:
+    """Return what is shown of a model's state: a stranger's may have thousands of tensors."""
+    return replace(
+        state,
+        inputs=state.inputs[:_SHOWN_TENSORS],
+        outputs=state.outputs[:_SHOWN_TENSORS],
+        smallest_inputs=state.smallest_inputs[:_SHOWN_TENSORS],
+        smallest_outputs=state.smallest_outputs[:_SHOWN_TENSORS],
+        postprocess=state.postprocess[:_SHOWN_TENSORS],
+    )
+
+
+def shown_info(info: Info) -> Info:
+    """Return what is shown of an agent's info, without its long lists."""
+    hardware = replace(info.hardware, features=())
+    sandbox = None if info.sandbox is None else replace(info.sandbox, missing=info.sandbox.missing[:8])
+    return replace(info, hardware=hardware, compatible=(), capabilities=Capabilities(), sandbox=sandbox)
 
 
 def _job(job: JobState) -> dict[str, Any]:

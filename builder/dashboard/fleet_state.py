@@ -1,8 +1,9 @@
 """The fleet as one broker's retained messages tell it, and what changed since a page looked last.
 
-Promises: no I/O. Messages are only noted when they arrive; `settle` reads the latest of each kind, so many of
-them in a short time cost little, and metrics get no more than a share of the processor. At most `MAX_AGENTS`
-agents are kept. Every change has a number, so each page gets what changed since its own last one.
+Promises: no I/O. Metrics are only noted when they arrive; `settle` reads the latest of each agent, so many of
+them in a short time cost little, and they get no more than a share of the processor. At most `MAX_AGENTS`
+agents are kept, and of each at most `MAX_DOCUMENT_BYTES` of documents. Every change has a number, so each
+page gets what changed since its own last one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from agent.wire.metrics import parse_metrics
 from agent.wire.model_state import ModelState
 from agent.wire.presence import AgentState, Presence
 from agent.wire.reported import Reported
-from builder.dashboard.device import FAILED_JOBS, MAX_JOBS, MAX_SHOWN_MODELS, Device, Event
+from builder.dashboard.device import (
+    FAILED_JOBS,
+    MAX_JOBS,
+    MAX_SHOWN_MODELS,
+    Device,
+    Event,
+    shown_info,
+    shown_state,
+)
 from builder.dashboard.sample import read_sample
 from builder.dashboard.series import Series
 from builder.dashboard.shown import shown
@@ -32,6 +41,10 @@ MAX_AGENTS: Final = 5000
 # Removed agents that a page may not have heard of yet; a page that slept longer gets the whole list.
 _MAX_GONE: Final = 2000
 _MAX_EVENTS: Final = 300
+# Of metrics that wait to be read; the oldest are dropped. A thousand agents with three models have 10 MB.
+MAX_WAITING_BYTES: Final = 64 << 20
+# No document: it counts as one that cannot be read.
+_UNREADABLE: Final = b"?"
 # How much of each `settle` may go into reading metrics: 16 ms twenty times a second are a third of one core,
 # and nothing else has to wait for longer.
 METRICS_BUDGET_S: Final = 0.016
@@ -72,6 +85,7 @@ class FleetState:
         self._gone: deque[tuple[int, str]] = deque(maxlen=_MAX_GONE)
         self._changed: set[str] = set()
         self._metrics: dict[str, bytes] = {}
+        self._waiting_bytes = 0
         self._events: deque[Event] = deque(maxlen=_MAX_EVENTS)
         self._event_number = 0
         self._unconfirmed: set[str] = set()
@@ -88,26 +102,43 @@ class FleetState:
         """Take a message."""
         match topic:
             case topics.Metrics(name):
-                if name in self._devices:
-                    self._metrics[name] = payload
+                self._on_metrics(name, payload)
                 return
-            case topics.State(name):
-                self._on_state(name, payload, is_retained=is_retained)
-            case topics.Info(name):
-                if device := self._device(name):
-                    device.info = _read(Info.from_bytes, payload)
-            case topics.ModelState(name, model):
-                if device := self._device(name):
-                    self._on_model(device, model, payload)
-            case topics.Reported(name):
-                if device := self._device(name):
-                    self._on_reported(device, payload, is_retained=is_retained)
-            case topics.Job(name, job):
-                if device := self._device(name):
-                    self._on_job(device, job, payload, is_retained=is_retained)
+            case topics.State(name) if not payload:  # removed from the broker
+                self._remove(name)
+                return
+            case topics.State(name) | topics.Info(name) | topics.Reported(name):
+                pass
+            case topics.ModelState(name) | topics.Job(name):
+                pass
             case _:
                 return
-        self._changed.add(name)
+        if device := self._device(name):
+            self._on_document(device, topic, payload, is_retained=is_retained)
+            self._changed.add(name)
+
+    def _on_document(self, device: Device, topic: topics.Topic, payload: bytes, *, is_retained: bool) -> None:
+        if not device.has_room(topic, len(payload)):
+            payload = _UNREADABLE
+        is_kept = True
+        match topic:
+            case topics.State():
+                self._on_state(device, payload, is_retained=is_retained)
+            case topics.Info():
+                info = _read(Info.from_bytes, payload)
+                device.info = None if info is None else shown_info(info)
+            case topics.ModelState(_, model):
+                self._on_model(device, model, payload)
+                is_kept = model in device.models
+            case topics.Reported():
+                self._on_reported(device, payload, is_retained=is_retained)
+            case topics.Job(_, job):
+                self._on_job(device, job, payload, is_retained=is_retained)
+                is_kept = job in device.jobs
+        if is_kept:
+            device.sizes[topic] = len(payload)
+        else:
+            device.sizes.pop(topic, None)
 
     def on_up(self) -> None:
         """Record a new connection: the agents' states must be confirmed by new messages."""
@@ -158,16 +189,19 @@ class FleetState:
             device = self._devices[name] = Device(name)
         return device
 
-    def _on_state(self, name: str, payload: bytes, *, is_retained: bool) -> None:
-        if not payload:  # removed from the broker
-            self._remove(name)
+    def _on_metrics(self, name: str, payload: bytes) -> None:
+        if name not in self._devices:
             return
-        device = self._device(name)
-        if device is None:
-            return
+        self._waiting_bytes += len(payload) - len(self._metrics.get(name, b""))
+        self._metrics[name] = payload  # it keeps its place
+        while self._waiting_bytes > MAX_WAITING_BYTES:
+            oldest = next(iter(self._metrics))
+            self._waiting_bytes -= len(self._metrics.pop(oldest))
+
+    def _on_state(self, device: Device, payload: bytes, *, is_retained: bool) -> None:
         presence = _read(Presence.from_bytes, payload)
         before, device.presence, device.is_confirmed = device.presence, presence, True
-        self._unconfirmed.discard(name)
+        self._unconfirmed.discard(device.name)
         if presence is None or is_retained or (before is not None and before.state == presence.state):
             return
         kind = "good" if presence.state == AgentState.ONLINE else "note"
@@ -180,7 +214,7 @@ class FleetState:
             device.models.pop(model, None)
             device.series.pop(model, None)
         elif model in device.models or len(device.models) < MAX_SHOWN_MODELS:
-            device.models[model] = state
+            device.models[model] = shown_state(state)
 
     def _on_reported(self, device: Device, payload: bytes, *, is_retained: bool) -> None:
         report = _read(Reported.from_bytes, payload)
@@ -209,7 +243,9 @@ class FleetState:
         before = device.jobs.pop(name, None)
         device.jobs[name] = job
         while len(device.jobs) > MAX_JOBS:
-            del device.jobs[min(device.jobs, key=lambda each: device.jobs[each].time_s)]
+            oldest = min(device.jobs, key=lambda each: device.jobs[each].time_s)
+            del device.jobs[oldest]
+            device.sizes.pop(topics.Job(device.name, oldest), None)
         if not job.status.final or (before is not None and before.status is job.status):
             return
         what = f"{shown(job.model, 64)}: {job.status.lower().replace('_', ' ')}"
@@ -236,19 +272,23 @@ class FleetState:
         time_s = job.time_s if job is not None and is_old and 0 < job.time_s <= now_s else now_s
         event = Event(self._event_number, time_s, device.name, kind, text, hint)
         device.events.append(event)
+        # An agent that comes and goes all the time must not hide what happens to the others.
+        for same in [each for each in self._events if (each.agent, each.text) == (device.name, text)]:
+            self._events.remove(same)
         self._events.append(event)
 
     def _remove(self, name: str) -> None:
         if self._devices.pop(name, None) is not None:
             self.revision += 1
             self._rows.pop(name, None)
-            self._metrics.pop(name, None)
+            self._waiting_bytes -= len(self._metrics.pop(name, b""))
             self._gone.append((self.revision, name))
 
     def _read_metrics(self, first: set[str]) -> None:
         end_s = self._spent() + METRICS_BUDGET_S
         for name in self._in_order(first):
             payload = self._metrics.pop(name)
+            self._waiting_bytes -= len(payload)
             device = self._devices.get(name)
             if device is None:
                 continue

@@ -1,15 +1,18 @@
-"""An answer of a model as a page draws it: labels, boxes, masks, key points, a class map, a text, tensors.
+"""An answer of a model as a page draws it: labels, boxes, masks, segments of sound, a map of classes, a text.
 
-Promises: what a device sends is bounded: objects, points, runs and shown numbers. Numbers that are not finite
-become null. A result that does not have the form of its name is shown as a tensor.
+Promises: whatever a device sends, `read` returns JSON, and both reading and drawing it take a bounded time:
+objects, points, pixels of masks and shown numbers have limits. Numbers that are not finite become null. A
+result that does not have the form of its name is shown as a tensor.
 """
 
 from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
+
+import numpy as np
 
 from builder.dashboard.shown import number, shown
 from edgebundle.answer import Answer
@@ -23,13 +26,18 @@ _MAX_POINTS: Final = 200
 _MAX_MASK_CHARACTERS: Final = 200_000
 # A map of 1024 x 1024 classes.
 _MAX_MAP: Final = 1 << 20
+# Of all masks of an answer together: a page draws them pixel by pixel.
+_MAX_MASK_PIXELS: Final = 1 << 24
 _MAX_VALUES: Final = 8
+# A larger tensor is shown by its first values only: as numbers of Python it would take eight times its bytes.
+_MAX_READ: Final = _MAX_MAP
 
 
 def read(answer: Answer) -> dict[str, Any]:
     """Return an answer as JSON that a page can draw."""
-    outputs = {output.name: output for output in answer.outputs}
     timing = answer.timing
+    short = replace(answer, outputs=tuple(each for each in answer.outputs if _count(each) <= _MAX_READ))
+    outputs = {output.name: output for output in short.outputs}
     parts = {
         "network": timing.network_s,
         "queue": timing.queue_s,
@@ -41,9 +49,10 @@ def read(answer: Answer) -> dict[str, Any]:
         "version": shown(answer.version, 60),
         "latency": answer.latency_s,
         "parts": {name: part for name, part in parts.items() if part is not None},
-        "labels": _labels(answer),
-        "boxes": _boxes(answer),
+        "labels": _labels(short),
+        "boxes": _boxes(short),
         "map": _map(outputs),
+        "segments": _segments(outputs),
         "text": _text(outputs),
         "tensors": [_tensor(output) for output in answer.outputs[:16]],
     }
@@ -85,7 +94,7 @@ def _boxes(answer: Answer) -> list[dict[str, Any]]:
 
 def _keypoints(answer: Answer, prefix: str) -> list[list[list[float | None]]]:
     output = _find(answer, f"{prefix}keypoints")
-    if output is None or len(output.shape) != 3 or output.shape[2] not in (2, 3):
+    if output is None or len(output.shape) != 3 or output.shape[2] not in (2, 3) or _is_text(output):
         return []
     count, points, size = output.shape
     flat = output.flat()
@@ -99,60 +108,75 @@ def _keypoints(answer: Answer, prefix: str) -> list[list[list[float | None]]]:
 
 
 def _masks(answer: Answer, prefix: str) -> list[dict[str, Any] | None]:
-    masks, size, area = (_find(answer, prefix + name) for name in ("masks", "mask_size", "mask_area"))
-    if masks is None or size is None or area is None or masks.datatype != "BYTES":
+    """Return a mask for each object; None for one that is too large, or beyond what can be drawn."""
+    masks = _find(answer, f"{prefix}masks")
+    extent = _numbers(_find(answer, f"{prefix}mask_size"), 2)
+    place = _numbers(_find(answer, f"{prefix}mask_area"), 4)
+    if masks is None or not _is_text(masks) or len(extent) != 2 or len(place) != 4:
         return []
-    place = _area(area)
-    extent = [int(value) for value in size.flat()[:2]]
-    if place is None or len(extent) != 2 or not 0 < extent[0] * extent[1] <= 1 << 24 or min(extent) < 1:
+    height, width = map(int, extent)
+    if min(height, width) < 1 or height * width > _MAX_MASK_PIXELS:
         return []
+    drawn = min(_MAX_OBJECTS, _MAX_MASK_PIXELS // (height * width))
     return [
-        {"size": extent, "area": place, "runs": str(mask)} if len(str(mask)) <= _MAX_MASK_CHARACTERS else None
-        for mask in masks.flat()[:_MAX_OBJECTS]
+        {"size": [height, width], "area": place, "runs": str(mask)}
+        if len(str(mask)) <= _MAX_MASK_CHARACTERS
+        else None
+        for mask in masks.first(drawn)
+    ]
+
+
+def _segments(outputs: dict[str, Output]) -> list[dict[str, Any]] | None:
+    """Return what was heard in a recording: the first list of segments, in seconds; None if there is none."""
+    name = next((name for name in outputs if name == "segments" or name.endswith("_segments")), "segments")
+    output, prefix = outputs.get(name), name.removesuffix("segments")
+    if output is None or _is_text(output) or output.shape[1:] != (2,):
+        return None
+    edges = _values(output, 2 * _MAX_OBJECTS)
+    labels = _texts(outputs.get(f"{prefix}labels"), 80, _MAX_OBJECTS)
+    scores = _values(outputs.get(f"{prefix}scores"), _MAX_OBJECTS)
+    classes = _values(outputs.get(f"{prefix}classes"), _MAX_OBJECTS)
+    return [
+        {
+            "start": start,
+            "end": end,
+            "label": labels[i] if i < len(labels) else "",
+            "score": scores[i] if i < len(scores) else None,
+            "index": int((classes[i] if i < len(classes) else None) or 0),
+        }
+        for i, (start, end) in enumerate(zip(edges[::2], edges[1::2], strict=False))
+        if start is not None and end is not None
     ]
 
 
 def _map(outputs: dict[str, Output]) -> dict[str, Any] | None:
-    output, area = outputs.get("class_map"), outputs.get("area")
-    if (
-        output is None
-        or area is None
-        or len(output.shape) != 2
-        or not 0 < math.prod(output.shape) <= _MAX_MAP
-    ):
+    output = outputs.get("class_map")
+    place = _numbers(outputs.get("area"), 4)
+    if output is None or _is_text(output) or len(place) != 4 or len(output.shape) != 2:
         return None
-    place = _area(area)
-    if place is None:
+    classes = output.values
+    if not 0 < classes.size <= _MAX_MAP or not np.isfinite(classes).all():
         return None
-    values = bytes(min(255, max(0, int(value))) for value in output.flat())
-    labels = outputs.get("labels")
     return {
         "size": list(output.shape),
         "area": place,
-        "values": base64.b64encode(values).decode(),
-        "labels": [] if labels is None else [shown(str(each), 80) for each in labels.flat()[:_MAX_LABELS]],
-        "classes": [int(each) for each in _values(outputs.get("classes"), _MAX_LABELS)],
-        "shares": [number(float(each)) for each in _values(outputs.get("shares"), _MAX_LABELS)],
+        "values": base64.b64encode(np.clip(classes, 0, 255).astype(np.uint8).tobytes()).decode(),
+        "labels": _texts(outputs.get("labels"), 80),
+        "classes": [int(each) for each in _numbers(outputs.get("classes"), _MAX_LABELS)],
+        "shares": [number(each) for each in _values(outputs.get("shares"), _MAX_LABELS)],
     }
 
 
 def _text(outputs: dict[str, Output]) -> str:
-    output = outputs.get("text")
-    if output is None or output.datatype != "BYTES":
-        return ""
-    return "\n".join(shown(str(each), 2000) for each in output.flat()[:_MAX_LABELS])
+    return "\n".join(_texts(outputs.get("text"), 2000))
 
 
 def _tensor(output: Output) -> dict[str, Any]:
-    values = [
-        shown(str(value), 40) if isinstance(value, str) else number(float(value))
-        for value in _values(output, _MAX_VALUES)
-    ]
     return {
         "name": shown(output.name, 80),
         "datatype": output.datatype,
         "shape": list(output.shape[:8]),
-        "values": values,
+        "values": _texts(output, 40, _MAX_VALUES) if _is_text(output) else _values(output, _MAX_VALUES),
     }
 
 
@@ -160,11 +184,29 @@ def _find(answer: Answer, name: str) -> Output | None:
     return next((output for output in answer.outputs if output.name == name), None)
 
 
-def _values(output: Output | None, count: int) -> Sequence[Any]:
-    return () if output is None else output.flat()[:count]
+def _count(output: Output) -> int:
+    return math.prod(output.shape)
 
 
-def _area(output: Output) -> list[float] | None:
-    corners = [number(float(value)) for value in output.flat()[:4]]
-    known = [corner for corner in corners if corner is not None]
-    return known if len(known) == 4 else None
+def _is_text(output: Output) -> bool:
+    return output.datatype == "BYTES"
+
+
+def _texts(output: Output | None, limit: int, count: int = _MAX_LABELS) -> list[str]:
+    """Return the first texts of an output; nothing for one of numbers."""
+    if output is None or not _is_text(output):
+        return []
+    return [shown(str(each), limit) for each in output.first(count)]
+
+
+def _values(output: Output | None, count: int) -> list[float | None]:
+    """Return the first numbers of an output, None for one that is not finite; nothing for texts."""
+    if output is None or _is_text(output):
+        return []
+    return [number(float(value)) for value in output.first(count)]
+
+
+def _numbers(output: Output | None, count: int) -> list[float]:
+    """Return the first numbers of an output; nothing if it has texts, or if one of them is not finite."""
+    known = [value for value in _values(output, count) if value is not None]
+    return known if output is not None and len(known) == min(count, _count(output)) else []

@@ -1,67 +1,41 @@
-"""The dashboard's web server: the page's files, one WebSocket for each page, and what a page may ask for.
+"""The dashboard's web server, from start to close: what it holds, and when pages are told what changed.
 
-Promises: every request passes `Guard` before anything else happens. No answer contains the broker's
-credentials or a text of a device outside of JSON. The page may load nothing from elsewhere and run no script
-but its own (Content-Security-Policy).
+Promises: a connection that is silent or slow is given up, and so is one page too many. Leaves to others: what
+each request is answered (`handlers`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from tornado import httpserver, netutil, web, websocket
-from tornado.httputil import HTTPServerRequest
+from tornado import httpserver, netutil, websocket
 
-from agent import __version__
-from agent.bundle.archive import MAX_BUNDLE_BYTES
-from agent.errors import EdgeError
-from agent.wire.content_types import JSON
-from builder.dashboard import reading
 from builder.dashboard.actions import Action, Actions
 from builder.dashboard.broker_link import BrokerLink
 from builder.dashboard.fleet_state import FleetState
 from builder.dashboard.guard import Guard, is_loopback, new_token
-from builder.dashboard.page_files import INDEX, read_page_files
-from builder.dashboard.page_session import MAX_MESSAGE_BYTES, PageSession
-from builder.errors import BuildError, FleetError
+from builder.dashboard.handlers import application
+from builder.dashboard.page_session import PageSession
+from builder.errors import FleetError
 from edgebundle.async_client import AsyncClient
 from edgebundle.broker import Broker
-from edgebundle.errors import ClientError, RefusedError
-from edgebundle.request import MAX_REQUEST_BYTES, Request
 
 # Changes are gathered for this long: faster than anybody reads, slow enough for a thousand agents.
 TICK_S: Final = 0.25
 _SETTLE_S: Final = 0.05
 _MAX_PAGES: Final = 32
 _MAX_ASKING: Final = 16
-_ASK_DEADLINE_S: Final = 15.0
-_MAX_JSON_BYTES: Final = 4096
 # Of bodies that are read before the guard; the handlers of longer ones raise it for those that passed.
 _MAX_BODY_BYTES: Final = 64 << 10
-# A page whose computer fell asleep is gone after this long.
-_PING_S: Final = 20.0
-_TOKEN_HEADER: Final = "X-Edgebundle-Token"  # noqa: S105 - its name, not a token
-_PROTOCOL: Final = "edgebundle"
-_HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' blob:; media-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
-    "Cache-Control": "no-store",
-    "Server": "edgebundle",
-}
+# From a request's first byte to its last, and between two requests of one connection.
+_BODY_LIMIT_S: Final = 10.0
+_IDLE_LIMIT_S: Final = 60.0
 
 
 class Dashboard:
@@ -147,7 +121,12 @@ class Dashboard:
             self._folder.cleanup()
             raise
         self.port = sockets[0].getsockname()[1]
-        self._server = httpserver.HTTPServer(self._application(), max_body_size=_MAX_BODY_BYTES)
+        self._server = httpserver.HTTPServer(
+            application(self),
+            max_body_size=_MAX_BODY_BYTES,
+            body_timeout=_BODY_LIMIT_S,
+            idle_connection_timeout=_IDLE_LIMIT_S,
+        )
         self._server.add_sockets(sockets)
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
@@ -200,6 +179,7 @@ class Dashboard:
                 await asyncio.wait_for(self._awake.wait(), max(0.001, begun_s + _SETTLE_S - loop.time()))
 
     def _tell(self, now_s: float) -> None:
+        self.actions.forget_old()
         broker = self._link.state()
         for session in self._sessions:
             task = asyncio.get_running_loop().create_task(session.tick(broker, now_s))
@@ -212,254 +192,3 @@ class Dashboard:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, websocket.WebSocketClosedError):
             raise error
-
-    def _application(self) -> web.Application:
-        shared = {"dashboard": self}
-        files = {"dashboard": self, "files": read_page_files()}
-        return web.Application(
-            [
-                (r"/live", _Live, shared),
-                (r"/api/session", _Session, shared),
-                (r"/api/ask", _Ask, shared),
-                (r"/api/bundles", _Bundles, shared),
-                (r"/api/bundles/([0-9a-f]{16})", _Bundle, shared),
-                (r"/api/deploy", _Deploy, shared),
-                (r"/api/roll-back", _RollBack, shared),
-                (r"/([a-z_]*(?:\.[a-z]+)?)", _Page, files),
-            ],
-            default_handler_class=_Nothing,
-            default_handler_args=shared,
-            log_function=lambda _handler: None,
-            websocket_max_message_size=MAX_MESSAGE_BYTES,
-            websocket_ping_interval=_PING_S,
-        )
-
-
-class _Handler(web.RequestHandler):
-    """What all handlers share: headers, the check of `Host`, errors as JSON."""
-
-    def initialize(self, dashboard: Dashboard, **_more: object) -> None:
-        self.dashboard = dashboard
-
-    def set_default_headers(self) -> None:
-        for name, value in _HEADERS.items():
-            self.set_header(name, value)
-
-    def prepare(self) -> None:
-        if not self.dashboard.guard.is_host(self.request.headers.get("Host")):
-            raise _Refusal(403, "expected a Host that names this machine", "open the printed address")
-
-    def write_error(self, status_code: int, **kwargs: Any) -> None:  # noqa: ANN401 - tornado's own signature
-        error = (kwargs.get("exc_info") or (None, None, None))[1]
-        text, hint = "the request cannot be answered", ""
-        if isinstance(error, _Refusal):
-            text, hint = error.text, error.hint
-        elif status_code in (400, 404, 405, 413):
-            text = {404: "there is nothing here", 405: "expected another method"}.get(
-                status_code, "expected another request"
-            )
-        self.set_header("Content-Type", JSON)
-        self.finish(json.dumps({"error": text, "hint": hint}))
-
-    def log_exception(self, typ: Any, value: Any, tb: Any) -> None:  # noqa: ANN401 - tornado's own signature
-        if not isinstance(value, web.HTTPError):
-            super().log_exception(typ, value, tb)
-
-
-class _Refusal(web.HTTPError):
-    """An error that the page shows."""
-
-    def __init__(self, status: int, text: str, hint: str = "") -> None:
-        super().__init__(status)
-        self.text, self.hint = text, hint
-
-
-class _Guarded(_Handler):
-    """A handler for pages that know the token."""
-
-    def prepare(self) -> None:
-        super().prepare()
-        _require(self.dashboard.guard, self.request, self.request.headers.get(_TOKEN_HEADER))
-
-    def refuse(self, error: Exception, status: int = 422) -> _Refusal:
-        """Return a mistake or a failure as the page shows it."""
-        text = getattr(error, "message", None) or str(error)
-        return _Refusal(status, " ".join(str(text).split())[:1000], getattr(error, "hint", None) or "")
-
-    def fields(self, *names: str) -> list[str]:
-        """Return texts from a JSON object in the body."""
-        try:
-            body = json.loads(self.request.body) if len(self.request.body) <= _MAX_JSON_BYTES else None
-            found = [body[name] for name in names] if isinstance(body, dict) else []
-        except (ValueError, KeyError, RecursionError):
-            found = []
-        if len(found) != len(names) or not all(isinstance(value, str) for value in found):
-            raise _Refusal(400, f"expected a JSON object with {' and '.join(names)}")
-        return found
-
-
-def _require(guard: Guard, request: HTTPServerRequest, token: str | None) -> None:
-    """Check token and origin; a GET from the page itself has no `Origin`."""
-    origin = request.headers.get("Origin")
-    needs_origin = request.method != "GET" or origin is not None or "Upgrade" in request.headers
-    if needs_origin and not guard.is_origin(origin, request.headers.get("Host")):
-        raise _Refusal(403, "expected a request from the page itself, got one from another site")
-    if not guard.is_token(token):
-        raise _Refusal(403, "expected the current token", "open the address that the command printed")
-
-
-class _Nothing(_Handler):
-    def prepare(self) -> None:
-        super().prepare()
-        raise web.HTTPError(404)
-
-
-class _Page(_Handler):
-    def initialize(self, dashboard: Dashboard, **more: Any) -> None:  # noqa: ANN401 - tornado's arguments
-        super().initialize(dashboard)
-        self._files = more["files"]
-
-    def get(self, name: str) -> None:
-        file = self._files.get(name or INDEX)
-        if file is None:
-            raise web.HTTPError(404)
-        self.set_header("Content-Type", file.media_type)
-        self.finish(file.content)
-
-
-class _Session(_Guarded):
-    def get(self) -> None:
-        self.finish({"version": __version__})
-
-
-@web.stream_request_body
-class _Ask(_Guarded):
-    """A picture or a JSON request for a model, answered with what the page draws."""
-
-    def prepare(self) -> None:
-        self._body: bytearray | None = None
-        super().prepare()
-        self.request.connection.set_max_body_size(MAX_REQUEST_BYTES)  # type: ignore[union-attr]
-        self._body = bytearray()
-
-    def data_received(self, chunk: bytes) -> None:
-        if self._body is not None:
-            self._body += chunk
-
-    async def post(self) -> None:
-        agent, model = self.get_query_argument("agent"), self.get_query_argument("model")
-        body = bytes(self._body or b"")
-        try:
-            is_json = self.request.headers.get("Content-Type") == JSON
-            request = Request(JSON, body) if is_json else Request.image(body)
-            async with self.dashboard.asking:
-                target = self.dashboard.client.model(agent, model)
-                answer = await target(request, deadline_s=_ASK_DEADLINE_S)
-        except RefusedError as error:
-            raise self.refuse(error, 502) from error
-        except ClientError as error:
-            raise self.refuse(error) from error
-        self.finish(json.dumps(await asyncio.to_thread(reading.read, answer), allow_nan=False))
-
-
-@web.stream_request_body
-class _Bundles(_Guarded):
-    """The upload of a bundle, straight to a file."""
-
-    def prepare(self) -> None:
-        self._path: Path | None = None
-        super().prepare()
-        connection = self.request.connection
-        connection.set_max_body_size(MAX_BUNDLE_BYTES)  # type: ignore[union-attr]
-        try:
-            self._path = self.dashboard.actions.new_file()
-        except BuildError as error:
-            raise self.refuse(error, 429) from error
-        self._file = self._path.open("wb")
-
-    def data_received(self, chunk: bytes) -> None:
-        if self._path is not None:
-            self._file.write(chunk)
-
-    async def post(self) -> None:
-        assert self._path is not None
-        self._file.close()
-        path, self._path = self._path, None
-        try:
-            upload = await self.dashboard.actions.keep(path, self.get_query_argument("name", ""))
-        except (BuildError, EdgeError) as error:
-            raise self.refuse(error) from error
-        self.finish(json.dumps(upload.to_json()))
-
-    def on_connection_close(self) -> None:
-        self._drop()
-
-    def on_finish(self) -> None:
-        self._drop()
-
-    def _drop(self) -> None:
-        """Delete an upload that did not arrive completely."""
-        if self._path is not None:
-            self._file.close()
-            self._path.unlink(missing_ok=True)
-            self._path = None
-
-
-class _Bundle(_Guarded):
-    def delete(self, upload_id: str) -> None:
-        self.dashboard.actions.discard(upload_id)
-        self.set_status(204)
-
-
-class _Deploy(_Guarded):
-    def post(self) -> None:
-        bundle, agent = self.fields("bundle", "agent")
-        try:
-            self.finish(json.dumps(self.dashboard.actions.deploy(bundle, agent).to_json()))
-        except BuildError as error:
-            raise self.refuse(error) from error
-
-
-class _RollBack(_Guarded):
-    def post(self) -> None:
-        agent, model = self.fields("agent", "model")
-        try:
-            self.finish(json.dumps(self.dashboard.actions.roll_back(agent, model).to_json()))
-        except BuildError as error:
-            raise self.refuse(error) from error
-
-
-class _Live(websocket.WebSocketHandler, _Handler):
-    """One page's connection; its second subprotocol is the token, because browsers send no other header."""
-
-    def prepare(self) -> None:
-        self._session: PageSession | None = None
-        _Handler.prepare(self)
-        offered = [each.strip() for each in self.request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
-        _require(self.dashboard.guard, self.request, offered[1] if len(offered) == 2 else None)
-
-    def check_origin(self, origin: str) -> bool:
-        return self.dashboard.guard.is_origin(origin, self.request.headers.get("Host"))
-
-    def select_subprotocol(self, subprotocols: list[str]) -> str | None:
-        return _PROTOCOL if _PROTOCOL in subprotocols else None
-
-    def open(self, *_args: str, **_kwargs: str) -> None:
-        self._session = self.dashboard.open_session(self._write)
-        if self._session is None:
-            self.close(1013, "too many pages are open")
-
-    def on_message(self, message: str | bytes) -> None:
-        if self._session is None:
-            return
-        try:
-            self._session.on_message(message if isinstance(message, str) else "")
-        except FleetError as error:
-            self.close(1008, str(error)[:100])
-
-    def on_close(self) -> None:
-        if self._session is not None:
-            self.dashboard.close_session(self._session)
-
-    async def _write(self, text: str) -> None:
-        await self.write_message(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from agent.bundle.names import MODEL_NAME, hex_digest
@@ -79,7 +80,10 @@ async def rollback_async(
         result = await task.run(client, wait_s, broker)
     if result is None:
         raise await unknown_agent(agent, broker)
-    return result
+    if not result.ok:
+        return result
+    active = await _reported(agent, model, broker)
+    return replace(result, version=active.version) if active.digest == digest else result
 
 
 async def _reported(agent: str, model: str, broker: Broker) -> ReportedModel:

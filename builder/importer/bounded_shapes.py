@@ -35,7 +35,7 @@ class Bounds:
     name
         Its name; empty if the text gives none.
     low, high
-        1 <= `low` <= `high`.
+        0 <= `low` <= `high`, and 1 <= `high`; only a cache that grows begins with 0.
     """
 
     name: str
@@ -108,7 +108,9 @@ def _dim(name: str, part: str) -> int | str | Bounds:
     if match["symbol"] is not None:
         return match["symbol"]
     sizes = [int(match[key]) for key in ("size", "low", "high") if match[key] is not None]
-    if not all(0 < size <= MAX_DIM for size in sizes) or sizes[0] > sizes[-1]:
+    # A cache that grows begins with nothing (`growing`); no other dimension may be empty.
+    least = 0 if match["low"] is not None and sizes[-1] else 1
+    if not all(least <= size <= MAX_DIM for size in sizes) or sizes[0] > sizes[-1]:
         raise ShapeError(
             f"expected positive sizes in increasing order in the shape of input '{name}', got {part[:60]!r}",
             hint=BOUNDS_HINT,
@@ -140,6 +142,7 @@ def resolve_bounds(parsed: Parsed, declared: Mapping[str, Sequence[str | int | N
             if not isinstance(dim, Bounds):
                 shape.append(dim)
                 continue
+            refuse_empty(name, dim)
             symbol = dim.name or _symbol(name, axis, declared.get(name, ()))
             named = Bounds(symbol, dim.low, dim.high)
             if bounds.setdefault(symbol, named) != named:
@@ -158,6 +161,21 @@ def resolve_bounds(parsed: Parsed, declared: Mapping[str, Sequence[str | int | N
     if len(bounds) > MAX_DIMENSIONS:
         raise ShapeError(f"expected at most {MAX_DIMENSIONS} dimensions with bounds, got {len(bounds)}")
     return BoundedShapes(tuple(bounds.values()), shapes)
+
+
+def refuse_empty(name: str, bounds: Bounds) -> None:
+    """Refuse bounds from 0, which only a state may have.
+
+    Raises
+    ------
+    ShapeError
+        If they begin with 0.
+    """
+    if not bounds.low:
+        raise ShapeError(
+            f"input '{name}': expected bounds from 1, got {bounds.low}..{bounds.high}",
+            hint="only a state may begin with nothing: name it with --state INPUT:OUTPUT",
+        )
 
 
 def _symbol(name: str, axis: int, declared: Sequence[str | int | None]) -> str:

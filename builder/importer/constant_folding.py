@@ -23,7 +23,7 @@ from builder.importer.weights import is_large
 # A constant is folded only if it is at most this much larger than what it was computed from: Expand, Tile and
 # ConstantOfShape make large tensors from small ones.
 MAX_GROWTH_BYTES: Final = 1 << 20
-_NEVER: Final = frozenset({"QuantizeLinear", "DequantizeLinear", "If", "Loop", "Scan"})
+_NEVER: Final = frozenset({"DequantizeLinear", "If", "Loop", "Scan"})
 _RANDOM: Final = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )

@@ -14,7 +14,7 @@ from typing import Final
 from numpy.typing import ArrayLike
 
 from builder.errors import ModelError
-from builder.importer.classic.boosted import to_onnx
+from builder.importer.classic.boosted import FEATURES, to_onnx
 from builder.importer.classic.lightgbm_file import read_lightgbm
 from builder.importer.classic.xgboost_file import read_xgboost
 from builder.importer.frameworks.conversion import Settings
@@ -139,4 +139,11 @@ def _load_boosted(
     model = import_onnx(
         to_onnx(boosted, path.stem), input_shapes=input_shapes, input_values=input_values, progress=progress
     )
-    return replace(model, source_sha256=digest, name=path.stem, notes=(*notes, *model.notes))
+    return replace(
+        model,
+        source_sha256=digest,
+        name=path.stem,
+        notes=(*notes, *model.notes),
+        columns=tuple(boosted.names),
+        nan_inputs=(FEATURES,),
+    )

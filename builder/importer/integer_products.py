@@ -16,6 +16,8 @@ from tvm import relax
 from tvm.ir import GenericConst
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from builder.importer.byte_weights import ByteWeights
+
 NAME: Final = "MatMulInteger"
 _BYTES: Final = ("uint8", "int8")
 
@@ -42,7 +44,7 @@ class IntegerProduct:
 
 
 def _product(bb: relax.BlockBuilder, inputs: Sequence[relax.Expr | None]) -> relax.Expr | None:
-    """Return the product, None unless the right operand is a constant matrix whose difference fits a byte."""
+    """Return the product, None unless the right operand is a constant matrix."""
     a, b, a_zero, b_zero = inputs[:4]
     if a is None or str(a.ty.dtype) not in _BYTES or not isinstance(b, GenericConst):
         return None
@@ -51,9 +53,15 @@ def _product(bb: relax.BlockBuilder, inputs: Sequence[relax.Expr | None]) -> rel
         return None
     if b_zero is not None:
         weights = weights - b_zero.value.numpy().astype(np.int64)
-    if weights.size and not (weights.min() >= -128 and weights.max() <= 127):
+    parts = ByteWeights.of(weights, 1)
+    if parts is None:
         return None
-    sums = bb.emit(relax.op.matmul(a, relax.const(weights.astype("int8")), out_dtype="int32"))
+    sums = bb.emit(relax.op.matmul(a, relax.const(parts.numbers), out_dtype="int32"))
+    if parts.moved.any():
+        wide = bb.emit(relax.op.astype(a, "int32"))
+        rows = bb.emit(relax.op.sum(wide, axis=[-1], keepdims=len(a.ty.shape) > 1))
+        moved = relax.const(parts.moved.astype("int32"))
+        sums = bb.emit(relax.op.add(sums, bb.emit(relax.op.multiply(rows, moved))))
     if a_zero is None:
         return sums
     points = tuple(int(d) for d in a_zero.ty.shape)
@@ -62,5 +70,5 @@ def _product(bb: relax.BlockBuilder, inputs: Sequence[relax.Expr | None]) -> rel
     zero = bb.emit(relax.op.astype(a_zero, "int32"))
     if points not in ((), (1,)):  # one for each row
         zero = bb.emit(relax.op.reshape(zero, (*points, 1)))
-    added = bb.emit(relax.op.multiply(zero, relax.const(weights.sum(0).astype("int32"))))
+    added = bb.emit(relax.op.multiply(zero, relax.const(parts.total.astype("int32"))))
     return bb.emit(relax.op.subtract(sums, added))

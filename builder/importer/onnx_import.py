@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -17,6 +17,7 @@ from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import FrontEndError, ModelError
 from builder.importer import advice
 from builder.importer.bounded.padding import bounded_outputs
+from builder.importer.classic.string_inputs import Texts, replace_string_inputs
 from builder.importer.classic.strings import replace_strings
 from builder.importer.frameworks.sample import FrameworkSample
 from builder.importer.function_bodies import Operator, expand, has_body
@@ -59,6 +60,12 @@ class ImportedModel:
         lengths are the last of `outputs`.
     reference
         What the model's own framework makes of one set of inputs; None if no framework was asked.
+    columns
+        Names of the features of its only input, if the file has them.
+    texts
+        Inputs that are strings in the file, and the texts of each of their columns; values are places there.
+    nan_inputs
+        Inputs in which NaN is a missing value, as the file's format says; others may be found in `onnx`.
     """
 
     mod: IRModule
@@ -73,6 +80,9 @@ class ImportedModel:
     labels: tuple[str, ...] = ()
     lengths: tuple[OutputLength, ...] = ()
     reference: FrameworkSample | None = None
+    columns: tuple[str, ...] = ()
+    nan_inputs: tuple[str, ...] = ()
+    texts: Mapping[str, tuple[Texts, ...]] = field(default_factory=dict)
 
 
 def import_onnx(
@@ -118,6 +128,7 @@ def import_onnx(
     try:
         model = prepare(file.model)
         source_nodes = SourceNodes.of(model)
+        texts = replace_string_inputs(model)
         labels = _one_table(replace_strings(model))
         model = normalise(model, input_shapes or {}, input_values or {}, note)
         refuse_unsupported(model)
@@ -135,6 +146,7 @@ def import_onnx(
         name,
         source_nodes.normalised_as(model),
         labels=labels,
+        texts=texts,
         lengths=bounded_outputs(model),
     )
 

@@ -16,7 +16,7 @@ from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import FrontEndError, ModelError
-from builder.importer import integer_products
+from builder.importer import integer_convolutions, integer_products
 from builder.importer.bit_cast import OPERATOR as BIT_CAST
 from builder.importer.bit_cast import BitCast
 from builder.importer.blocked_weights import BlockedDequantisation
@@ -66,7 +66,8 @@ class RelaxModel:
 def supported_operators() -> frozenset[str]:
     """Operators of ONNX's own domain that TVM's front end has a converter for."""
     # TVM has no public name for this list.
-    return (frozenset(onnx_frontend._get_convert_map()) | frozenset(GATES) | {BIT_CAST}) - _NOT_TENSORS
+    own = {*GATES, BIT_CAST, integer_convolutions.NAME}
+    return (frozenset(onnx_frontend._get_convert_map()) | own) - _NOT_TENSORS
 
 
 @contextmanager
@@ -79,6 +80,7 @@ def _own_converters() -> Iterator[None]:
             **original(),
             **recurrent_converters(),
             integer_products.NAME: integer_products.IntegerProduct(),
+            integer_convolutions.NAME: integer_convolutions.IntegerConvolution(),
             BIT_CAST: BitCast(),
             "DequantizeLinear": BlockedDequantisation(),
         }

@@ -16,6 +16,7 @@ import onnx
 from onnx import TensorProto, defs, helper, inliner
 
 from builder.errors import ModelError, Obstacle, UnsupportedOperatorError
+from builder.importer.bounded import suppression
 from builder.importer.model_file import tensors
 from builder.importer.onnx_graph import (
     DEFAULT_DOMAINS,
@@ -124,6 +125,13 @@ def _inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     if not model.functions:
         return model
     _check_functions(model)
+    if suppression.is_defined(model):
+        # A normalised model: these nodes are compiled as they are.
+        kept = [function for function in model.functions if function.domain != suppression.DOMAIN]
+        del model.functions[:]
+        model.functions.extend(kept)
+        if not kept:
+            return model
     try:
         return inliner.inline_local_functions(model, convert_version=True)
     except FOREIGN_FAILURES as error:

@@ -22,6 +22,7 @@ from agent.durable import replacing
 from builder.compiling import declarations
 from builder.errors import AccuracyError, ModelError
 from builder.importer import ImportedModel, import_onnx, load
+from builder.importer.multiply_adds import multiply_adds
 from builder.importer.onnx_graph import DEFAULT_DOMAINS
 from builder.importer.shapes import infer_shapes
 from builder.quantising.agreement import Agreement, Comparison, class_scores, read_truths
@@ -41,7 +42,7 @@ from builder.quantising.qdq import OLDEST, Activations, Corrections, QdqModel, S
 from builder.quantising.ranges import Range, choose
 from builder.quantising.report import Block, QuantisationReport, count_methods
 from builder.quantising.sensitivity import fewest, rank
-from builder.quantising.units import Unit, find_units, multiply_adds
+from builder.quantising.units import Unit, find_units
 from builder.target.device_target import DeviceTarget, resolve
 
 Metric = Literal["auto", "top1", "sqnr"]

@@ -7,7 +7,7 @@ layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from builder.importer.multiply_adds import multiply_adds_of
 from builder.importer.onnx_graph import OnnxGraph, attributes, reads
 
 # One number in, one number out: with scalar constants, a chain of these is a table of 256 entries.
@@ -129,12 +130,6 @@ def find_units(model: onnx.ModelProto) -> list[Unit]:
     return sorted([*finder.units, *finder.tables()], key=lambda unit: order[unit.nodes[0]])
 
 
-def multiply_adds(model: onnx.ModelProto) -> int:
-    """The multiply-adds of a model: convolutions, matrix products and recurrent layers."""
-    graph = OnnxGraph(model)
-    return sum(_macs(node, graph) for node in model.graph.node)
-
-
 class _Finder:
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = OnnxGraph(model)
@@ -200,7 +195,7 @@ class _Finder:
             weights = Weights(weights.weight, bias, weights.axis)
             nodes.append(add)
         clamp = self._clamp(nodes[-1].output[0])
-        self._add(_ending(node, nodes, (node.input[0],), clamp, weights, _macs(node, self.graph)))
+        self._add(_ending(node, nodes, (node.input[0],), clamp, weights, multiply_adds_of(node, self.graph)))
 
     def _weights(self, node: onnx.NodeProto) -> Weights | None:
         weight = self.graph.constant(node.input[1])
@@ -297,44 +292,3 @@ def _keeps_levels(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
         value = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         return value is None or not value.any()
     return not (node.op_type == "MaxPool" and len(node.output) > 1)
-
-
-def _macs(node: onnx.NodeProto, graph: OnnxGraph) -> int:
-    if node.domain:
-        return 0
-    shapes = [graph.shape_of(name) or () for name in node.input]
-    out = graph.shape_of(node.output[0]) if node.output else None
-    count: Callable[..., int] = _MACS.get(node.op_type, lambda *_: 0)
-    try:
-        return count(node, shapes, out or ())
-    except IndexError:  # shapes that are not known
-        return 0
-
-
-def _conv_macs(_: onnx.NodeProto, shapes: list[tuple[int, ...]], out: tuple[int, ...]) -> int:
-    return int(np.prod(out, dtype=np.int64) * np.prod(shapes[1][1:], dtype=np.int64))
-
-
-def _transposed_macs(_: onnx.NodeProto, shapes: list[tuple[int, ...]], __: tuple[int, ...]) -> int:
-    return int(np.prod(shapes[0], dtype=np.int64) * np.prod(shapes[1][1:], dtype=np.int64))
-
-
-def _matmul_macs(node: onnx.NodeProto, shapes: list[tuple[int, ...]], out: tuple[int, ...]) -> int:
-    depth = shapes[0][0] if attributes(node).get("transA", 0) else shapes[0][-1]
-    return int(np.prod(out, dtype=np.int64) * depth)
-
-
-def _recurrent_macs(_: onnx.NodeProto, shapes: list[tuple[int, ...]], __: tuple[int, ...]) -> int:
-    steps, batch = shapes[0][:2]
-    return int(steps * batch * (np.prod(shapes[1], dtype=np.int64) + np.prod(shapes[2], dtype=np.int64)))
-
-
-_MACS: Final[Mapping[str, Callable[[onnx.NodeProto, list[tuple[int, ...]], tuple[int, ...]], int]]] = {
-    "Conv": _conv_macs,
-    "ConvTranspose": _transposed_macs,
-    "Gemm": _matmul_macs,
-    "MatMul": _matmul_macs,
-    "LSTM": _recurrent_macs,
-    "GRU": _recurrent_macs,
-    "RNN": _recurrent_macs,
-}

@@ -13,6 +13,7 @@ measured here and reported.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -52,6 +53,8 @@ _LARGEST_HALF: Final = 65504.0
 
 Array = NDArray[Any]
 Progress = Callable[[str], None]
+# What identifies a weight and the way in which it is quantised -> its codes and their scales.
+Levels = dict[tuple[object, ...], tuple[Array, Array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,7 @@ def quantize_weights(
     calibration: Source | None = None,
     preprocess: str | None = None,
     labels: str | os.PathLike[str] | None = None,
+    levels: Levels | None = None,
     progress: Progress | None = None,
 ) -> WeightsOnlyModel:
     """Quantise the weights of a float model.
@@ -154,6 +158,8 @@ def quantize_weights(
         What the weights become.
     calibration, preprocess, labels
         As in `builder.quantize`; only to measure what it costs. Without them, random inputs are used.
+    levels
+        What was made of weights before, to which new ones are added; None for nothing.
     progress
         Called with each step as it begins.
 
@@ -169,20 +175,9 @@ def quantize_weights(
     if not isinstance(model, ImportedModel):
         progress("importing the model")
         model = load(model, progress=progress)
-    source = onnx.ModelProto()
-    source.CopyFrom(model.onnx)
-    if fold_into_weights(source):
-        infer_shapes(source)
     progress(f"quantising weights to {precision.removeprefix('weights-')}")
-    work = _Weights(source, precision)
-    quantised = work.run()
-    if not work.quantised:
-        raise ModelError(
-            f"expected float32 weights of matrix products, convolutions or tables with at least "
-            f"{FEWEST_WEIGHTS} elements, got none",
-            hint="compile the model as it is",
-        )
-    quantised.producer_name, quantised.producer_version = "edgebundle", __version__
+    work = _Weights(_folded(model.onnx), precision, {} if levels is None else levels)
+    source, quantised = work.source, work.run()
     progress("comparing the quantised model with the float model")
     agreement = _agreement(model, source, quantised, calibration, preprocess, labels, progress)
     report = WeightsReport(
@@ -196,6 +191,34 @@ def quantize_weights(
         agreement,
     )
     return WeightsOnlyModel(quantised, model.name, report)
+
+
+def quantise_like(model: ImportedModel, precision: WeightsPrecision, levels: Levels) -> ImportedModel:
+    """Quantise the weights of a model whose agreement was measured at another size.
+
+    Parameters
+    ----------
+    model
+        The model.
+    precision, levels
+        As in `quantize_weights`.
+
+    Raises
+    ------
+    ModelError
+        If it has no weights to quantise, or weights that the precision cannot hold.
+    """
+    quantised = _Weights(_folded(model.onnx), precision, levels).run()
+    return replace(import_onnx(quantised), name=model.name)
+
+
+def _folded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a normalised model, with constants folded into weights."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    if fold_into_weights(copy):
+        infer_shapes(copy)
+    return copy
 
 
 def _agreement(
@@ -235,12 +258,16 @@ class _Weights:
 
     Attributes
     ----------
+    source
+        The float model.
     total, quantised
         How many float32 weights the model has, and how many were quantised.
     """
 
-    def __init__(self, model: onnx.ModelProto, precision: WeightsPrecision) -> None:
+    def __init__(self, model: onnx.ModelProto, precision: WeightsPrecision, levels: Levels) -> None:
+        self.source = model
         self._precision = precision
+        self._levels = levels
         self._model = onnx.ModelProto()
         self._model.CopyFrom(model)
         if precision == "weights-int4":
@@ -256,7 +283,13 @@ class _Weights:
         self.total = self.quantised = 0
 
     def run(self) -> onnx.ModelProto:
-        """Return the model with other weights."""
+        """Return the model with other weights.
+
+        Raises
+        ------
+        ModelError
+            If it has none to quantise, or one that the precision cannot hold.
+        """
         floats = [t for t in self._model.graph.initializer if t.data_type == TensorProto.FLOAT]
         self.total = sum(int(np.prod(t.dims)) for t in floats)
         known: dict[tuple[str, str], tuple[str, Sequence[onnx.NodeProto]]] = {}
@@ -283,8 +316,15 @@ class _Weights:
 
         names = {t.name for t in floats}
         self._graph.rewrite(replace_node)
+        if not self.quantised:
+            raise ModelError(
+                f"expected float32 weights of matrix products, convolutions or tables with at least "
+                f"{FEWEST_WEIGHTS} elements, got none",
+                hint="compile the model as it is",
+            )
         remove_dead_nodes(self._model.graph)
         infer_shapes(self._model)
+        self._model.producer_name, self._model.producer_version = "edgebundle", __version__
         return self._model
 
     def _check(self, node: onnx.NodeProto, weight: Array) -> None:
@@ -319,7 +359,9 @@ class _Weights:
         # Blocks are along the axis that is summed; of a table, along a row.
         channels = {"Conv": 0, "Gather": 0}.get(node.op_type, 1)
         if self._precision == "weights-int4" and node.op_type != "Conv" and weight.ndim == 2:
-            codes, scales = quantise_blocks(weight, 1 - channels, BLOCK)
+            codes, scales = self._once(
+                weight, ("blocks", channels), lambda: quantise_blocks(weight, 1 - channels, BLOCK)
+            )
             name = self._graph.fresh(f"{node.name}_codes")
             packed = helper.make_tensor(
                 name, TensorProto.INT4, codes.shape, _two_in_a_byte(codes).tobytes(), raw=True
@@ -327,18 +369,31 @@ class _Weights:
             self._graph.set_initializer(packed)
             options = {"axis": 1 - channels, "block_size": BLOCK}
         else:
-            wide = best_scales(weight, channels).astype(np.float32)
-            shape = [1] * weight.ndim
-            shape[channels] = -1
-            steps = np.rint(weight / wide.reshape(shape).astype(np.float64))
-            codes = np.clip(steps, -LARGEST_WEIGHT, LARGEST_WEIGHT).astype(np.int8)
-            name, scales = self._graph.add_constant(codes, f"{node.name}_codes"), wide
+            codes, scales = self._once(weight, ("rows", channels), lambda: _in_bytes(weight, channels))
+            name = self._graph.add_constant(codes, f"{node.name}_codes")
             options = {"axis": channels}
         scale = self._graph.add_constant(scales, f"{node.name}_scales")
         made = helper.make_node(
             "DequantizeLinear", [name, scale], [output], name=f"{node.name}/DequantizeLinear", **options
         )
         return output, [made]
+
+    def _once(
+        self, weight: Array, how: tuple[object, ...], make: Callable[[], tuple[Array, Array]]
+    ) -> tuple[Array, Array]:
+        key = (*how, weight.shape, hashlib.sha256(np.ascontiguousarray(weight).data).digest())
+        if key not in self._levels:
+            self._levels[key] = make()
+        return self._levels[key]
+
+
+def _in_bytes(weight: Array, channels: int) -> tuple[Array, Array]:
+    """Return codes from -127 to 127, and the scale of each channel."""
+    scales = best_scales(weight, channels).astype(np.float32)
+    shape = [1] * weight.ndim
+    shape[channels] = -1
+    steps = np.rint(weight / scales.reshape(shape).astype(np.float64))
+    return np.clip(steps, -LARGEST_WEIGHT, LARGEST_WEIGHT).astype(np.int8), scales
 
 
 def _two_in_a_byte(codes: NDArray[np.int8]) -> NDArray[np.uint8]:

@@ -161,6 +161,8 @@ class ModelResult:
         not been compared.
     use
         Whether the model is compiled with its records; False if it became slower as a whole.
+    nodes
+        Workload key -> the ONNX nodes of its first call, as `Operator name`; None in older folders.
     """
 
     name: str
@@ -168,6 +170,7 @@ class ModelResult:
     board: str | None = None
     ratio: Ratio | None = None
     use: bool = True
+    nodes: Mapping[str, tuple[str, ...]] | None = field(default=None, metadata=canonical_json.LATER)
 
 
 @dataclass(frozen=True, slots=True)

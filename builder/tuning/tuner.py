@@ -150,12 +150,12 @@ class _Run:
         """Record the model's operators, and measure the board's peak rate and the heuristic's points."""
         self._show("measuring the heuristic's schedules")
         calls = {run.task.key: run.task.calls for run in self._tasks}
+        nodes = {run.task.key: run.task.nodes for run in self._tasks}
         meta, model = self._records.meta, self._context.model
         digest = model.source_sha256
         known = meta.models.get(digest, ModelResult(model.name, {}))
-        self._records.update(
-            replace(meta, models={**meta.models, digest: replace(known, calls={**known.calls, **calls})})
-        )
+        known = replace(known, calls={**known.calls, **calls}, nodes={**(known.nodes or {}), **nodes})
+        self._records.update(replace(meta, models={**meta.models, digest: known}))
         self._measure_peak()
         jobs = []
         for run in self._tasks:

@@ -58,6 +58,7 @@ TABLE_OF_CONTENTS: Final = {
         "docs/clients",
         "docs/camera",
         "docs/audio",
+        "docs/rows",
     ),
     "Models": ("docs/importing", "docs/quantisation", "docs/tuning", "docs/profiling", "docs/from-tvmc"),
     "Devices": (

@@ -1,6 +1,6 @@
 """Train a random forest on twenty sensor readings, and export it to ONNX with skl2onnx.
 
-    python examples/sensors/train.py               # writes sensors.onnx and reading.json to this folder
+    python examples/sensors/train.py               # writes sensors.onnx, columns.csv, readings.csv
 
 The sensors are simulated: a grid of light sensors looks at scikit-learn's handwritten digits, 8 sensors at
 the rows, 8 at the columns and 4 at the quadrants. Each reads the mean brightness of what it sees, 0 to 1. The
@@ -10,7 +10,7 @@ forest says which digit lies on the grid. Training is seeded.
 from __future__ import annotations
 
 import argparse
-import json
+import csv
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,11 @@ Array = NDArray[np.float32]
 NAMES: Final = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
 TREES: Final = 60
 LEAVES: Final = 64
+SENSORS: Final = (
+    *(f"row_{place}" for place in range(8)),
+    *(f"column_{place}" for place in range(8)),
+    *("upper_left", "upper_right", "lower_left", "lower_right"),
+)
 # The last quarter is held out, as in the digits example.
 HELD_OUT: Final = 450
 
@@ -42,7 +47,7 @@ def load() -> tuple[Array, NDArray[np.str_], Array, NDArray[np.str_]]:
 
 
 def main() -> None:
-    """Train, export, and write a held-out reading as a request."""
+    """Train, export, and write the held-out readings as a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path(__file__).resolve().parent)
     folder = parser.parse_args().output
@@ -54,10 +59,13 @@ def main() -> None:
     print(f"held out: {(forest.predict(others) == expected).mean():.1%} of {HELD_OUT} are right")
     model = to_onnx(forest, readings[:1], target_opset={"": 18, "ai.onnx.ml": 3}, options={"zipmap": False})
     (folder / "sensors.onnx").write_bytes(model.SerializeToString())
-    # A request as the Open Inference Protocol has it; a device sends the same over MQTT.
-    tensor = {"name": "X", "datatype": "FP32", "shape": [1, 20], "data": others[0].tolist()}
-    (folder / "reading.json").write_text(json.dumps({"inputs": [tensor]}) + "\n")
-    print(f"reading.json is a {expected[0]}")
+    with (folder / "columns.csv").open("w", newline="") as file:
+        csv.writer(file).writerow(SENSORS)
+    with (folder / "readings.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([*SENSORS, "label"])
+        table.writerows([*map(str, reading), name] for reading, name in zip(others, expected, strict=True))
+    print(f"the first reading is a {expected[0]}")
 
 
 if __name__ == "__main__":

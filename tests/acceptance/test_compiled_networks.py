@@ -13,7 +13,8 @@ import pytest
 import tvm
 from tvm import relax
 
-from agent.bundle.graph import NOP, Graph
+from agent.bundle.graph import Graph
+from agent.bundle.node import NOP
 from agent.runtime.graph_executor import create
 from builder import Package, load
 from builder.codegen.graph_codegen import generate

@@ -62,7 +62,7 @@ class Lab:
 
     def start_board(self, port: int) -> str:
         name = f"127.0.0.1:{port}"
-        self._start(name, "rpc-server", "--tracker", str(self.tracker), "--key", KEY, "--port", str(port))
+        self._start(name, "rpc-server", "--tracker", str(self.tracker), "--rpc-key", KEY, "--port", str(port))
         self.wait(lambda: any(str(port) in server for server in self.tracker.servers(KEY)))
         return name
 

@@ -21,7 +21,8 @@ MISTAKES = [
     (("compile", MODEL, "--target", "rpi6"), "did you mean rpi5?"),
     (("compile", MODEL, "--sing-key", "x"), "did you mean --sign-key?"),
     (("compile", MODEL, "--sign-key", "no.key"), "no.key"),
-    (("compile", MODEL, "--key", "no.key"), "no.key"),
+    (("compile", MODEL, "--key", "no.key"), "did you mean --sign-key?"),
+    (("compile", MODEL, "--columns", "no.csv"), "no.csv"),
     (("compile", MODEL, "--preprocess", "imagenett"), "did you mean imagenet?"),
     (("compile", MODEL, "--preprocess", "no.toml"), "no.toml"),
     (("compile", MODEL, "--postprocess", "no.toml"), "no.toml"),
@@ -31,13 +32,17 @@ MISTAKES = [
     (("compile", MODEL, "--name", "No Spaces"), "name: expected"),
     (("compile", MODEL, "--report", "nodes.pdf"), ".json or .html"),
     (("compile", "model.pte"), "torch.export.save"),
+    (("quantize", "no.onnx", "--calibration", "."), "no such file: no.onnx"),
+    (("quantize", MODEL, "--calibration", "no-folder"), "no such file or folder: no-folder"),
+    (("compile", MODEL, "--precision", "int8", "--calibration", "no"), "no such file or folder: no"),
+    (("rollback", "--agent", "k", "--model", "m", "--borker", "mqtt://127.0.0.1:1"), "--broker"),
     (("tune", "no.onnx", "-o", "records"), "no such file: no.onnx"),
     (("tune", MODEL, "-o", "records", "--target", "hots"), "did you mean host?"),
     (("run", "no.bundle"), "no.bundle"),
     (("profile", "no.bundle"), "no.bundle"),
     (("verify", "no.bundle", "--trust", "no.pub"), "no.pub"),
     (("inspect", "no.bundle"), "no.bundle"),
-    (("sign", "no.bundle", "--key", "no.key"), "no.key"),
+    (("sign", "no.bundle", "--key", "no.key"), "--sign-key"),
     (("deploy", "no.bundle", "--agent", "k", "--broker", "mqtt://127.0.0.1:1"), "no.bundle"),
     (("sign", "no.bundle", "--sign-key", "no.key"), "no.key"),
 ]
@@ -84,3 +89,76 @@ for arguments in {[[str(word) for word in arguments] for arguments, _ in MISTAKE
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr[-800:]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("compile", MODEL, "--input-shapes", "imgae:[1,1,8,8]"), "did you mean image?"),
+        (("compile", MODEL, "--input-shapes", "imgae:[1,1,1..8,8]"), "did you mean image?"),
+        (("compile", MODEL, "--input-values", "sr=16000"), "its inputs are image"),
+        (("tune", MODEL, "--input-values", "sr=16000"), "its inputs are image"),
+        (("quantize", MODEL, "--calibration", ".", "--input-shapes", "x:[1]"), "its inputs are image"),
+        (("check", MODEL, "--input-shapes", "x:[1]"), "its inputs are image"),
+        (("compile", MODEL, "--state", "h:hn"), "inputs are image, outputs logits"),
+        (("compile", MODEL, "--columns", "a,b"), "expected 64 names for image"),
+    ],
+)
+def test_names_that_the_model_does_not_have_are_told_before_the_compiler_is_loaded(
+    edgebundle: Edgebundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str | Path, ...],
+    words: str,
+) -> None:
+    for name in ("builder.compiling.compilation", "builder.importer.formats"):
+        monkeypatch.setitem(sys.modules, name, None)  # importing it fails
+    result = edgebundle(*arguments, cwd=tmp_path)
+    assert result.returncode == 4
+    assert words in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "flags", "words"),
+    [
+        (
+            {"input": [1, "n"], "state": [2, "b", 128], "sr": []},
+            {"output": [1, 1], "stateN": [2, 1, 128]},
+            (),
+            "the model's inputs and states have the names of silero's: --preprocess silero",
+        ),
+        (
+            {"x": [1, 4], "h": [1, 8]},
+            {"y": [1, 2], "hn": [1, 8]},
+            (),
+            'some outputs may be inputs of the next run: --state "h:hn"',
+        ),
+        (
+            {"images": [1, 3, 640, 640]},
+            {"output0": [1, 84, 8400]},
+            ("--postprocess", "yolov8"),
+            "80 classes without names: if they are those of COCO, add --labels coco",
+        ),
+    ],
+)
+def test_what_a_model_looks_like_is_proposed_before_the_compiler_is_loaded(
+    edgebundle: Edgebundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    inputs: dict[str, list[int | str]],
+    outputs: dict[str, list[int | str]],
+    flags: tuple[str, ...],
+    words: str,
+) -> None:
+    from onnx import TensorProto, helper, save
+
+    values = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in each.items()]
+        for each in (inputs, outputs)
+    ]
+    save(helper.make_model(helper.make_graph([], "g", *values)), tmp_path / "m.onnx")
+
+    monkeypatch.setitem(sys.modules, "builder.compiling.compilation", None)  # importing it fails
+    result = edgebundle("compile", tmp_path / "m.onnx", *flags)
+    assert words in result.stderr.splitlines(), result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
 import shutil
@@ -22,6 +23,7 @@ from agent.bundle.manifest import Target
 from builder import cli
 from builder.bundles import key_files
 from builder.bundles.package import Package
+from edgebundle import Broker, Client, InputError, Request
 from tests.cli.terminal import Edgebundle
 from tests.conftest import BrokerProcess
 from tests.ports import free_port
@@ -166,6 +168,47 @@ def test_infer_with_arrays_gives_the_same_labels_as_run(
     assert [row["label"] for row in json.loads(done.stdout)["top"]] == here["answers"]["labels"]
 
 
+def test_rows_are_asked_by_the_names_of_their_columns(
+    edgebundle: Edgebundle, site: Site, tmp_path: Path
+) -> None:
+    """The digits' bundle with columns instead of a picture, asked by us and by any client."""
+    names = tuple(f"p{place}" for place in range(64))
+    path, where = tmp_path / "rows.bundle", ("--agent", "kitchen", "--broker", site.broker)
+    declared = ("--preprocess", "none", "--columns", ",".join(names), "--name", "rows")
+    key = ("--sign-key", site.pair.private)
+    assert edgebundle("repack", site.first, *declared, *key, "-o", path).returncode == 0
+    done = edgebundle("deploy", path, *where)
+    assert done.returncode == 0, done.stderr
+    table, answers = tmp_path / "t.csv", tmp_path / "answers.csv"
+    rows = np.random.default_rng(0).random((20, 64)).astype(np.float32)
+    lines = [",".join(reversed(names)) + ",label", *(",".join([*map(str, row[::-1]), "x"]) for row in rows)]
+    table.write_text("\n".join([*lines, lines[1].replace(lines[1].split(",")[0], "warm")]) + "\n")
+    done = edgebundle("infer", "--model", "rows", *where, "--inputs", table, "-o", answers)
+    assert done.returncode == 4
+    assert done.stderr.splitlines()[:2] == [
+        "columns that the model does not take: label",
+        f"edgebundle: error: {table}:22: column 'p63': expected a number, got 'warm'",
+    ]
+    local = tmp_path / "local.csv"
+    assert edgebundle("run", path, "--inputs", table, "-o", local).returncode == 4
+    assert answers.read_text() == local.read_text()
+    assert len(answers.read_text().splitlines()) == 21
+
+    with Client(site.broker) as client:
+        model = client.model("kitchen", "rows")
+        row = {name: float(value) for name, value in zip(names, rows[0], strict=True)}
+        label = local.read_text().splitlines()[1].split(",")[1]
+        assert model(row=row).labels[0].label == label
+        assert model(row=rows[0]).labels[0].label == label
+        assert [column.name for column in model.info().columns] == list(names)
+        plain = Request("application/json", json.dumps({**row, "linkquality": 120}).encode())
+        assert model(plain).labels[0].label == label
+        with pytest.raises(InputError, match="expected 64 columns, missing 'p1'"):
+            model(row={"p0": 1})
+    with Client(Broker(site.broker, protocol="3.1.1")) as client:
+        assert client.model("kitchen", "rows")(row={**row, "id": "x"}).labels[0].label == label
+
+
 def test_metrics_are_prometheus_text(edgebundle: Edgebundle, site: Site) -> None:
     done = edgebundle("metrics", "--agent", "kitchen", "--broker", site.broker, "--match", "resident|ready")
     assert done.returncode == 0, done.stderr
@@ -188,6 +231,42 @@ def test_newer_version_is_deployed_and_reported(edgebundle: Edgebundle, site: Si
     assert "verifying" in done.stderr.splitlines()
     again = edgebundle("deploy", site.first, "--agent", "kitchen", "--broker", site.broker)
     assert again.returncode == 0, again.stderr  # an equal counter allows the older version
+
+
+def test_rollback_returns_to_the_version_before_after_a_confirmation(
+    edgebundle: Edgebundle, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = ("--agent", "kitchen", "--broker", site.broker)
+    assert edgebundle("deploy", site.variant("next", version="1.2.0"), *where).returncode == 0
+    verb = ("rollback", *where, "--model", "digits")
+    fails(edgebundle(*verb), "expected a confirmation, got none")
+    monkeypatch.setattr("sys.stdin", Answers("\n", "yes\n"))
+    done = edgebundle(*verb)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "? [y/N] edgebundle: error: nothing was changed" in done.stderr
+    done = edgebundle(*verb)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("digits 1.0.0 is in service on kitchen (")
+    assert done.stderr.startswith("return digits on kitchen to the version that ran before? [y/N] ")
+    again = edgebundle(*verb, "--yes", "--json")
+    assert again.returncode == 0
+    document = json.loads(again.stdout)
+    assert (document["version"], document["status"], document["sent_bytes"]) == ("1.2.0", "SUCCEEDED", 0)
+    assert edgebundle(*verb, "-y").returncode == 0
+    fails(edgebundle("rollback", *where, "--model", "faces", "-y"), "kitchen reports no model faces")
+    fails(edgebundle("rollback", *where, "--model", "../x", "-y"), "expected the names")
+    nobody = ("--agent", "nobody", "--broker", site.broker)
+    fails(edgebundle("rollback", *nobody, "--model", "digits", "-y"), "nobody has not reported")
+
+
+class Answers(io.StringIO):
+    """A terminal on which somebody types these lines."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("".join(lines))
+
+    def isatty(self) -> bool:
+        return True
 
 
 # Refused by the agent: the code is reported, and the old version stays in service

@@ -199,7 +199,7 @@ def test_signing_in_place_gives_the_same_bytes_as_compiling_with_the_key(
 ) -> None:
     path = tmp_path / "u.bundle"
     unsigned.save(path)
-    done = edgebundle("sign", path, "--key", pair.private)
+    done = edgebundle("sign", path, "--sign-key", pair.private)
     assert (done.returncode, done.stderr) == (0, "")
     assert "signed tiny 1.2.3" in done.stdout
     assert pair.key_id in done.stdout
@@ -211,7 +211,7 @@ def test_signing_with_another_key_replaces_the_signature(
 ) -> None:
     other, before = generate(tmp_path / "other"), bundle.read_bytes()
     output = tmp_path / "again.bundle"
-    assert edgebundle("sign", bundle, "--key", other.private, "-o", output).returncode == 0
+    assert edgebundle("sign", bundle, "--sign-key", other.private, "-o", output).returncode == 0
     assert bundle.read_bytes() == before
     assert edgebundle("verify", output, "--trust", other.public).returncode == 0
     fails(edgebundle("verify", output, "--trust", pair.public), "(ERR_ARBITRARY_SOFTWARE)")
@@ -222,36 +222,42 @@ def test_sign_refuses_members_that_do_not_match_the_manifest(
 ) -> None:
     write_archive(bundle, members(bundle) | {"mod.so": b"something else"})
     before = bundle.read_bytes()
-    fails(edgebundle("sign", bundle, "--key", pair.private), "mod.so", "(ERR_MIX_AND_MATCH)", hint="compile")
+    fails(
+        edgebundle("sign", bundle, "--sign-key", pair.private),
+        "mod.so",
+        "(ERR_MIX_AND_MATCH)",
+        hint="compile",
+    )
     assert bundle.read_bytes() == before
 
 
 def test_sign_with_the_public_key(edgebundle: Edgebundle, bundle: Path, pair: KeyPair) -> None:
     pair.public.chmod(0o600)
-    fails(edgebundle("sign", bundle, "--key", pair.public), "got a public key", hint="signing.key")
+    fails(edgebundle("sign", bundle, "--sign-key", pair.public), "got a public key", hint="signing.key")
 
 
 def test_sign_with_a_key_that_others_can_read(edgebundle: Edgebundle, bundle: Path, pair: KeyPair) -> None:
     pair.private.chmod(0o644)
     before = bundle.read_bytes()
-    fails(edgebundle("sign", bundle, "--key", pair.private), "0644", hint="chmod 600")
+    fails(edgebundle("sign", bundle, "--sign-key", pair.private), "0644", hint="chmod 600")
     assert bundle.read_bytes() == before
 
 
 def test_sign_with_a_missing_key(edgebundle: Edgebundle, bundle: Path, tmp_path: Path) -> None:
-    fails(edgebundle("sign", bundle, "--key", tmp_path / "absent"), "absent", hint="keygen")
+    fails(edgebundle("sign", bundle, "--sign-key", tmp_path / "absent"), "absent", hint="keygen")
 
 
 def test_sign_a_file_that_is_not_a_bundle(edgebundle: Edgebundle, pair: KeyPair, tmp_path: Path) -> None:
     (tmp_path / "no.bundle").write_text("hello")
-    fails(edgebundle("sign", tmp_path / "no.bundle", "--key", pair.private), "no.bundle")
+    fails(edgebundle("sign", tmp_path / "no.bundle", "--sign-key", pair.private), "no.bundle")
 
 
 def test_sign_into_a_missing_folder(
     edgebundle: Edgebundle, bundle: Path, pair: KeyPair, tmp_path: Path
 ) -> None:
     fails(
-        edgebundle("sign", bundle, "--key", pair.private, "-o", tmp_path / "no" / "o.bundle"), "No such file"
+        edgebundle("sign", bundle, "--sign-key", pair.private, "-o", tmp_path / "no" / "o.bundle"),
+        "No such file",
     )
 
 
@@ -268,7 +274,7 @@ def test_sign_on_a_full_disk_keeps_the_bundle_and_leaves_no_incomplete_file(
         "sys.exit(main(sys.argv[1:]))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, "sign", str(bundle), "--key", str(pair.private)],
+        [sys.executable, "-c", script, "sign", str(bundle), "--sign-key", str(pair.private)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -49,7 +49,7 @@ def edit(folder: Path, pattern: str, line: str) -> None:
 def test_compile_and_run_need_no_arguments_and_flags_win(
     edgebundle: Edgebundle, model: Path, tmp_path: Path
 ) -> None:
-    made = edgebundle("new", "My Scores", "--model", model, cwd=tmp_path)
+    made = edgebundle("new", "My Scores", model, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     assert "edgebundle compile" in made.stdout
     folder = tmp_path / "My Scores"
@@ -118,7 +118,7 @@ async def test_deploy_and_infer_ask_the_fleet(
 def test_mistake_in_the_file_is_told_by_the_verbs_that_read_it(
     edgebundle: Edgebundle, model: Path, tmp_path: Path, line: str, verb: str, words: str
 ) -> None:
-    assert edgebundle("new", "faces", "--model", model, cwd=tmp_path).returncode == 0
+    assert edgebundle("new", "faces", model, cwd=tmp_path).returncode == 0
     edit(tmp_path / "faces", "target", line)
     done = edgebundle(verb, cwd=tmp_path / "faces")
     assert done.returncode == 4
@@ -130,8 +130,8 @@ def test_mistake_in_the_file_is_told_by_the_verbs_that_read_it(
 
 def test_mistake_of_new_leaves_nothing(edgebundle: Edgebundle, model: Path, tmp_path: Path) -> None:
     for arguments, words in (
-        (("a", "--model", "b.onnx"), "b.onnx"),
-        (("a", "--model", model, "--target", "rpi6"), "rpi6"),
+        (("a", "b.onnx"), "b.onnx"),
+        (("a", model, "--target", "rpi6"), "rpi6"),
         (("a/b",), "the folder a does not exist"),
         ((model.name,), "expected a new folder"),
     ):
@@ -148,7 +148,7 @@ def test_what_the_outputs_surely_are_is_filled_in(edgebundle: Edgebundle, tmp_pa
         [helper.make_tensor_value_info("output", TensorProto.FLOAT, [1, 3549, 85])],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "yolox.onnx")
-    done = edgebundle("new", "people", "--model", "yolox.onnx", cwd=tmp_path)
+    done = edgebundle("new", "people", "yolox.onnx", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "people" / "edgebundle.toml").read_text()
     assert 'preprocess = "yolox"\npostprocess = "yolox"\n' in text

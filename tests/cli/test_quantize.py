@@ -20,6 +20,7 @@ from builder.quantising.weights_only import WEIGHTS_PRECISIONS
 from tests.cli.terminal import Terminal
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
+DATA = ("--calibration", "DATA")
 MODEL = DIGITS / "digits.onnx"
 sys.path.insert(0, str(DIGITS))
 import pictures  # noqa: E402
@@ -46,7 +47,7 @@ def test_digits_in_int8_are_as_accurate_as_in_float(terminal: Terminal, folder: 
     """On the held-out pictures, by ONNX Runtime without and with its optimisations."""
     out, report = tmp_path / "int8.onnx", tmp_path / "int8.html"
     done = terminal(
-        "quantize", MODEL, "--calibration", folder, "--labels", folder / "classes.csv", "-o", out,
+        "quantize", MODEL, "--calibration", folder, "--calibration-labels", folder / "classes.csv", "-o", out,
         "--preprocess", DIGITS / "preprocess.toml", "--report", report,
     )  # fmt: skip
     assert done.code == 0, done
@@ -109,15 +110,15 @@ def test_compile_quantises_first(terminal: Terminal, arrays: Path, tmp_path: Pat
     ("arguments", "message", "hint"),
     [
         ([], "expected calibration data to quantise with, got none", "give --calibration a folder"),
-        (["--calibration", "none.npz"], "no such file or folder: none.npz", "give a folder of pictures"),
+        (["--calibration", "none.npz"], "no such file or folder: none.npz", "give a folder of about 100"),
         (["--calibration", "."], "expected JPEG, PNG or .npz files, got only others", "give a folder"),
         (["--calibration", "DATA", "-o", "a/b.onnx"], "a/b.onnx: the folder a does not exist", "mkdir -p a"),
         (["--calibration", "DATA", "-o", "."], "expected a file, got a folder", "name the file"),
         (["--calibration", "DATA", "--report", "a/b.html"], "a/b.html: the folder a does", "mkdir -p a"),
         (["--calibration", "DATA", "-o", "model.onnx"], "another file than the model itself", "name another"),
-        (["--calibration", "DATA", "--labels", "model.onnx"], "model.onnx: expected CSV in UTF-8", ""),
-        (["--calibration", "DATA", "--labels", "good.csv"], "line 2: expected a class from 0 to 9", ""),
-        (["--calibration", "DATA", "--labels", "none.csv"], "none.csv: cannot be read", ""),
+        ([*DATA, "--calibration-labels", "model.onnx"], "model.onnx: expected CSV in UTF-8", ""),
+        ([*DATA, "--calibration-labels", "good.csv"], "line 2: expected a class from 0 to 9", ""),
+        ([*DATA, "--calibration-labels", "none.csv"], "none.csv: cannot be read", ""),
         (["--calibration", "DATA", "--max-float", "0", "--metric", "sqnr", "--min-sqnr", "99"],
          "expected at least 99 dB, got", "raise --min-sqnr, or --max-float"),
     ],
@@ -193,7 +194,7 @@ def test_digits_with_few_bits_are_as_accurate(terminal: Terminal, folder: Path, 
     for precision in ("weights-fp16", "weights-int8", "weights-int4"):
         done = terminal(
             "quantize", MODEL, "--precision", precision, "--calibration", folder, "--json",
-            "--labels", folder / "classes.csv", "--preprocess", DIGITS / "preprocess.toml",
+            "--calibration-labels", folder / "classes.csv", "--preprocess", DIGITS / "preprocess.toml",
             "-o", tmp_path / "small.onnx",
         )  # fmt: skip
         assert done.code == 0, done
@@ -209,7 +210,7 @@ def test_digits_with_few_bits_are_as_accurate(terminal: Terminal, folder: Path, 
     [
         (["--max-drop", "1"], "--max-drop: expected --precision int8 beside it, got weights-int8"),
         (["--report", "r.html"], "--report: expected --precision int8 beside it, got weights-int8"),
-        (["--labels", "classes.csv"], "expected calibration data beside the labels, got none"),
+        (["--calibration-labels", "classes.csv"], "expected calibration data beside the labels, got none"),
     ],
 )
 def test_flags_without_a_use_for_weights_only(
@@ -224,3 +225,38 @@ def test_flags_without_a_use_for_weights_only(
 def test_precisions_are_those_of_the_quantiser() -> None:
     assert PRECISIONS == ("int8", "weights-int8", "weights-int4", "weights-fp16")
     assert set(PRECISIONS[1:]) == set(WEIGHTS_PRECISIONS)
+
+
+def test_fp16_is_arithmetic_where_the_target_has_it(terminal: Terminal, tmp_path: Path) -> None:
+    bundle = tmp_path / "digits.bundle"
+    done = terminal("compile", MODEL, "--precision", "fp16", "--target", "rpi5", "-o", bundle, "--json")
+    assert done.code == 0
+    report = json.loads(done.out)["quantisation"]
+    assert report["precision"] == "fp16"
+    assert report["floats"] == []
+    assert report["half_macs"] == report["total_macs"]
+
+
+def test_fp16_elsewhere_is_refused_in_one_line(terminal: Terminal, tmp_path: Path) -> None:
+    done = terminal(
+        "compile", MODEL, "--precision", "fp16", "--target", "rpi4", "-o", tmp_path / "x.bundle", "-q"
+    )
+    assert done.code != 0
+    assert done.err[0].endswith("got rpi4 (cortex-a72), where it would be slower than float32")
+    assert "weights-fp16" in done.err[1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fp16_has_no_use_for_labels(terminal: Terminal, tmp_path: Path) -> None:
+    done = terminal(
+        "compile",
+        MODEL,
+        "--precision",
+        "fp16",
+        "--calibration-labels",
+        "classes.csv",
+        "-o",
+        tmp_path / "x.bundle",
+    )
+    assert done.code != 0
+    assert done.err[0].endswith("--calibration-labels: expected --precision int8 beside it, got fp16")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -70,6 +71,8 @@ def odd(message: Message) -> Reply:
     match message.payload[3]:
         case 2:
             return ("y;FP32;4294967295",), b""
+        case 5:
+            return ("indices;FP32;2", "scores;FP32;2"), struct.pack("<4f", math.nan, 1, 0.5, 0.25)
         case 4:
             return 413, {"error": "too much", "hint": "send less"}
         case _:
@@ -134,6 +137,14 @@ def run_site(folder: Path, digits_bundle: Path) -> Iterator[Site]:
             agent.wait(15)
         agent.kill()
         broker.stop()
+
+
+def deploy(site: Site, package: Package, name: str) -> Path:
+    """Sign a package, deploy it to `kitchen`, and return its file."""
+    path = site.folder / f"{name}-{package.manifest.version}.bundle"
+    package.sign(key_files.read_private(site.key)).save(path)
+    assert cli.main(["deploy", str(path), "--agent", "kitchen", "--broker", site.url]) == 0
+    return path
 
 
 @pytest.fixture(scope="session")

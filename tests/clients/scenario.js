@@ -21,6 +21,7 @@ export async function run(library, url, options, seven) {
 
   result.boxes = (await odd({ image: png() })).boxes;
   const traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+  result.unlisted = (await odd({ image: jpeg(5) })).labels;
   const echoed = await odd(numbers(5), { traceparent });
   result.echo = Array.from(echoed.outputs.get("image").data);
   result.trace = echoed.trace;

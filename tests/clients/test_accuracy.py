@@ -54,7 +54,7 @@ def test_boxes_on_a_device(site: Site, pictures: Path, capfd: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "expected --input, got none"),
+        ((), "expected --inputs, got none"),
         (("--accuracy", "absent.csv"), "absent.csv: expected a CSV table"),
         (("--accuracy", "absent.json"), "absent.json: expected annotations of COCO"),
         (("--accuracy", "labels.csv", "--input", "three.png"), "does not have the pictures of three.png"),

@@ -87,6 +87,7 @@ def check(result: dict[str, Any], *, has_timing: bool = True) -> None:
     assert result["input"]["datatype"] == "FP32"
     assert len(result["indices"]) == 3
     assert result["agents"] == ["kitchen", "odd"]
+    assert result["unlisted"] == []
     cat = {"label": "cat", "score": 0.75, "index": 3, "x0": 1, "y0": 2, "x1": 3, "y1": 4}
     dog = {"label": "dog", "score": 0.5, "index": 4, "x0": 5, "y0": 6, "x1": 7, "y1": 8}
     assert result["boxes"] == [cat, dog]

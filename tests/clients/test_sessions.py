@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import pytest
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
@@ -22,16 +23,28 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from builder import cli
-from builder.bundles.key_files import read_private
 from builder.bundles.package import Package
 from builder.compiling.compilation import compile
 from builder.compiling.identity import Identity
 from builder.compiling.repack import repack
 from builder.importer import import_onnx
+from builder.importer.bounded_shapes import parse_bounded_shapes
+from builder.importer.growing import load_growing
 from edgebundle import AsyncClient, Client, SessionGoneError, SessionStepError, UsageError
-from tests.clients.conftest import Site, needed, run_site
+from tests.clients.conftest import Site, deploy, needed, run_site
 from tests.clients.test_javascript import LIBRARY, MQTT
-from tests.streaming_models import HOP, RATE, STATES, WINDOW, Loop, probabilities, recurrent, wav
+from tests.streaming_models import (
+    HOP,
+    RATE,
+    STATES,
+    WINDOW,
+    Loop,
+    decoded,
+    decoder,
+    probabilities,
+    recurrent,
+    wav,
+)
 
 pytestmark = pytest.mark.slow
 LISTEN = f"samples,rate={RATE},window={WINDOW},hop={HOP}"
@@ -43,13 +56,6 @@ SESSIONS = 16
 def site(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Iterator[Site]:
     """One of its own, whose models other tests do not see."""
     yield from run_site(tmp_path_factory.mktemp("sessions"), digits_bundle)
-
-
-def deploy(site: Site, package: Package, name: str) -> Path:
-    path = site.folder / f"{name}-{package.manifest.version}.bundle"
-    package.sign(read_private(site.key)).save(path)
-    assert cli.main(["deploy", str(path), "--agent", "kitchen", "--broker", site.url]) == 0
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +137,49 @@ class Foreign:
         for _ in range(2 if repeat else 1):
             self.send(raw, pairs, correlation)
         return self.answer(correlation)
+
+
+CAPACITY = 12
+
+
+@pytest.fixture(scope="module")
+def writer(site: Site) -> Package:
+    """The model `writer`, a decoder with room for 12 tokens."""
+    path = site.folder / "writer.onnx"
+    onnx.save(decoder(), str(path))
+    shapes = parse_bounded_shapes(f"past.key:[1,0..{CAPACITY},8]")
+    model, states = load_growing(path, shapes, ["past.*:present.*"], {"mask": 1}, progress=lambda _: None)
+    package = compile(model, identity=Identity("writer"), states=states)
+    deploy(site, package, "writer")
+    return package
+
+
+async def test_a_decoder_writes_the_tokens_of_onnx_runtimes_loop(site: Site, writer: Package) -> None:
+    """Two sessions at a time, each with its own caches, until they are full."""
+    async with AsyncClient(site.url) as client:
+        model = client.model("kitchen", "writer")
+        info = await model.info()
+        assert [spec.name for spec in info.inputs] == ["ids"]
+        assert [spec.name for spec in info.outputs] == ["logits"]
+
+        async def write(token: int) -> list[int]:
+            ids = [token]
+            async with model.session() as session:
+                while len(ids) <= CAPACITY:
+                    answer = await session(np.array([[ids[-1]]]))
+                    wanted = decoded(decoder(), ids)[-1]
+                    np.testing.assert_allclose(answer["logits"], wanted, rtol=1e-4, atol=1e-5)
+                    ids.append(int(np.argmax(answer["logits"])))
+                for _ in range(2):
+                    with pytest.raises(SessionGoneError, match="the session is full: its state holds 12"):
+                        await session(np.array([[ids[-1]]]))
+                session.reset()
+                again = await session(np.array([[token]]))
+                assert int(np.argmax(again["logits"])) == ids[1]
+            return ids
+
+        first, second = await asyncio.gather(write(1), write(2))
+        assert first != second
 
 
 async def test_interleaved_sessions_equal_onnx_runtimes_loop(site: Site, counter: Package) -> None:
@@ -236,20 +285,42 @@ def test_json_without_mqtt_5_has_its_session_in_the_document(site: Site, counter
     client.subscribe("edge/v1/replies/old/#", 1)
     loop = Loop(recurrent())
     x = np.ones((1, 4), np.float32)
-    for step in (0, 1):
+    names = itertools.count()
+
+    def ask(inputs: list[dict[str, object]], **more: object) -> dict[str, object]:
         document = {
-            "reply_to": "edge/v1/replies/old/r", "id": f"n{step}", "session": "s", "session_step": step,
-            "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}],
-        }  # fmt: skip
+            "reply_to": "edge/v1/replies/old/r", "id": f"n{next(names)}", "session": "s", "inputs": inputs,
+        } | more  # fmt: skip
         client.publish("edge/v1/kitchen/models/counter/infer", json.dumps(document), 1)
         for _ in range(400):
             if seen:
                 break
             client.loop(0.05)
-        answer = seen.pop(0)
+        return seen.pop(0)
+
+    ones: dict[str, object] = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}
+    for step in (0, 1):
+        answer = ask([ones], session_step=step)
         assert (answer["status"], answer["session_step"]) == (200, step)
         np.testing.assert_allclose(answer["outputs"][0]["data"], loop(x).ravel(), rtol=1e-4)  # type: ignore[index]
+    # Without tensors: only the end, if it is that of this session and not of an earlier one.
+    assert ask([], session_step=7, session_end=True)["status"] == 409
+    assert ask([], session_step=2)["status"] == 400
+    assert ask([], session_step=2, session_end=True)["status"] == 200
+    assert ask([ones])["session_step"] == 0
+    assert ask([], session_end=True)["status"] == 200
     client.disconnect()
+
+
+def test_leaving_a_session_ends_it_without_mqtt_5(site: Site, counter: Package) -> None:
+    with Client(site.url.replace("mqtt://", "mqtt://ender@"), mqtt_version="3.1.1") as client:
+        model = client.model("kitchen", "counter")
+        with model.session("s") as session:
+            session(np.ones((1, 4), np.float32))
+        again = model.session("s")
+        again._session._step = 1
+        with pytest.raises(SessionGoneError):
+            again(np.ones((1, 4), np.float32))
 
 
 def test_a_recording_in_parts_equals_the_whole(site: Site, hearer: Package) -> None:

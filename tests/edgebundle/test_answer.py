@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,17 @@ def test_several_lists_have_prefixes() -> None:
 def test_outputs_of_a_model_that_only_sound_like_lists_are_arrays() -> None:
     answer = read(raw({"scores": np.zeros((2, 2)), "classes": np.zeros(2), "my_indices": np.zeros(2)}))
     assert (answer.labels, answer.boxes) == ((), ())
+
+
+@pytest.mark.parametrize("wrong", [np.array([1, math.nan], np.float32), np.array([math.inf, 1], np.float16)])
+def test_classes_that_are_not_finite_are_no_list(wrong: np.ndarray) -> None:
+    scores, boxes = np.ones(2, np.float32), np.ones((2, 4), np.float32)
+    answer = read(raw({"indices": wrong, "classes": wrong, "scores": scores, "boxes": boxes}))
+    assert (answer.labels, answer.boxes) == ((), ())
+    fine = np.array([1, 2], np.float32)
+    answer = read(raw({"indices": fine, "classes": fine, "scores": scores, "boxes": boxes}))
+    assert [label.index for label in answer.labels] == [box.index for box in answer.boxes] == [1, 2]
+    assert answer.output("boxes").first(3) == (1, 1, 1)
 
 
 @settings(max_examples=150, deadline=None)

@@ -152,3 +152,43 @@ def test_json_for_mqtt_3_1_1_has_finite_numbers_and_one_image() -> None:
         Request.arrays({"x": np.array([np.nan], np.float32)}).to_json([])
     with pytest.raises(UsageError, match="expected a model with one input"):
         Request.image(PNG).to_json([X, X])
+
+
+class Series:
+    """A row of pandas, as far as it matters: no mapping, but it becomes one."""
+
+    def to_dict(self) -> dict[object, object]:
+        return {"a": np.float32(1.5), 2: np.int64(3), "c": np.nan, "d": np.bool_(True)}
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"a": 1, "b": None, "c": "red", "d": True}, {"a": 1, "b": None, "c": "red", "d": True}),
+        (Series(), {"a": 1.5, "2": 3, "c": None, "d": True}),
+        ([1, 2.5, float("nan")], [1, 2.5, None]),
+        ((1,), [1]),
+        (np.array([1.5, np.nan], np.float32), [1.5, None]),
+        ({"id": 7, "reply_to": 1}, {"id": 7, "reply_to": 1}),
+    ],
+)
+def test_a_row_is_json_that_the_envelope_does_not_touch(row: object, expected: object) -> None:
+    request = Request.row(row)
+    assert request.content_type == "application/json"
+    assert json.loads(request.body) == {"row": expected}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("a", "a row: expected a mapping or a sequence"),
+        (7, "a row: expected a mapping or a sequence"),
+        ({"a": float("inf")}, "a row: a: expected a finite number"),
+        ({"a": [1]}, "a row: a: expected a number, a truth value or a text, got list"),
+        ([1, b"x"], "a row: 1: expected a number"),
+        (np.zeros((2, 2)), "a row: 0: expected a number"),
+    ],
+)
+def test_values_that_no_row_has(row: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Request.row(row)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGETS = {"help", "demo", "test", "test-fast", "test-models", "test-arm", "lint", "deb", "install", "clean"}
 TARGETS |= {
     "test-frameworks",
+    "test-home",
     "bench",
     "bench-arm",
     "bench-odd",

@@ -1,7 +1,8 @@
-"""The sensor example, as its README says: trained, compiled, and asked with the request that it writes."""
+"""The sensor example, as its README says: trained, compiled, and asked with the table that it writes."""
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import json
 import sys
@@ -10,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.runtime.postprocess import Postprocessor
-from builder.compiling.compilation import compile as compile_model
-from builder.importer import load
-from builder.running.in_memory import executor
+from builder import cli
+from builder.bundles.package import Package
 
 pytestmark = pytest.mark.slow
 
 SENSORS = Path(__file__).resolve().parents[2] / "examples" / "sensors"
 
 
-def test_the_example_names_what_lies_on_the_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_names_what_lies_on_the_grid(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("skl2onnx")
     found = importlib.util.spec_from_file_location("sensors_train", SENSORS / "train.py")
     assert found is not None
@@ -30,21 +31,28 @@ def test_the_example_names_what_lies_on_the_grid(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sys, "argv", ["train.py", "--output", str(tmp_path)])
     train.main()
 
-    package = compile_model(load(tmp_path / "sensors.onnx"), postprocess=str(SENSORS / "postprocess.toml"))
-    members, manifest = package.members, package.manifest
-    after = Postprocessor(manifest.postprocess, manifest.outputs, members["labels.txt"].splitlines())
-    module = executor(members["mod.so"], members["mod.json"], members["mod.params"])
+    sensors, readings = tmp_path / "sensors.onnx", tmp_path / "readings.csv"
+    bundle = tmp_path / "sensors.bundle"
+    declared = ("--columns", tmp_path / "columns.csv", "--postprocess", "top3")
 
-    def name_of(readings: np.ndarray) -> str:
-        module.run(X=readings.reshape(1, 20).astype("f4"))
-        outputs = {spec.name: module.get_output(place) for place, spec in enumerate(manifest.outputs)}
-        answer = after(outputs)
-        names = members["labels.txt"].decode().split()
-        assert names[int(np.asarray(answer["label"])[0])] == answer["labels"][0].decode()
-        return str(answer["labels"][0].decode())
+    def edgebundle(*arguments: object) -> tuple[str, str]:
+        capfd.readouterr()
+        code = cli.main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        assert code == 0, err
+        return out, err
 
-    _, _, readings, names = train.load()
-    right = [name_of(row) == name for row, name in zip(readings, names, strict=True)]
-    assert np.mean(right) > 0.88
-    (tensor,) = json.loads((tmp_path / "reading.json").read_text())["inputs"]
-    assert name_of(np.array(tensor["data"])) == names[0]
+    edgebundle("compile", sensors, *declared, "-o", bundle)
+    assert "labels.txt" in Package.load(bundle).members
+
+    out, _ = edgebundle("run", bundle, "--inputs", readings, "--accuracy", readings, "--json")
+    document = json.loads(out)
+    assert (document["rows"], document["failed"]) == (450, 0)
+    assert document["accuracy"]["top1"] > 0.88 * 450
+    _, err = edgebundle("run", bundle, "--inputs", readings, "--outputs", tmp_path / "answers.csv")
+    assert err.splitlines()[0] == "columns that the model does not take: label"
+    with (tmp_path / "answers.csv").open() as file:
+        answers = list(csv.DictReader(file))
+    _, _, _, names = train.load()
+    assert np.mean([row["label"] == name for row, name in zip(answers, names, strict=True)]) > 0.88
+    assert [row["line"] for row in answers[:2]] == ["2", "3"]

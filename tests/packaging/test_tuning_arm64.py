@@ -87,7 +87,7 @@ class Boards:
     def start(self, port: int) -> None:
         command = self._root.command(
             *("PYTHONPATH=/opt/rpc", "python3", "-m", "builder", "rpc-server"),
-            *("--tracker", str(self.tracker), "--key", KEY, "--port", str(port)),
+            *("--tracker", str(self.tracker), "--rpc-key", KEY, "--port", str(port)),
         )
         self._processes[port] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

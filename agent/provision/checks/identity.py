@@ -73,7 +73,7 @@ def check_keyring(config: Config) -> Iterator[Finding]:
     trusted = sorted(key.key_id for key in keyring.keys.values() if not keyring.revokes(key))
     if trusted:
         revoked = f", {len(keyring.revoked)} revoked" if keyring.revoked else ""
-        names = ", ".join(key_id[:16] for key_id in trusted)
+        names = ", ".join(trusted)
         yield ok("keyring", f"{folder}: {len(trusted)} trusted ({names}){revoked}")
     else:
         yield fail("keyring", f"every key in {folder} is revoked", "edge-agent enroll --trust NEW.pub")

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from agent.bundle.columns import row_datatypes
 from agent.bundle.manifest import Manifest
-from agent.bundle.output_length import answered
+from agent.bundle.output_length import answered, shortest
 from agent.bundle.state import requested
 from agent.bundle.verify import VerifiedBundle
 from agent.config.settings import QueueLimits, WorkerSettings
@@ -31,7 +32,7 @@ from agent.service.requests.fair_queue import FairQueue
 from agent.service.requests.pending import Pending
 from agent.service.requests.quarantine import MAX_DEATHS, Verdict
 from agent.wire.info import Sandbox
-from agent.wire.model_state import ModelPhase, ModelState
+from agent.wire.model_state import ModelPhase, ModelState, RowColumn
 from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.frames import Share
 
@@ -88,16 +89,16 @@ class ModelStatus:
         """Return what is retained about the model."""
         manifest = self.manifest
         steps = () if manifest.postprocess is None else manifest.postprocess.steps
+        lengths = manifest.lengths or ()
+        kept = [state.output for state in manifest.states or ()]
+        smallest = answered(requested(manifest.smallest_outputs, kept), lengths)
         return ModelState(
             name=self.name,
             version=manifest.version,
             inputs=requested(manifest.inputs, [state.input for state in manifest.states or ()]),
-            outputs=answered(
-                requested(manifest.outputs, [state.output for state in manifest.states or ()]),
-                manifest.lengths or (),
-            ),
+            outputs=answered(requested(manifest.outputs, kept), lengths),
             smallest_inputs=manifest.smallest_shapes(manifest.smallest_inputs),
-            smallest_outputs=manifest.smallest_shapes(manifest.smallest_outputs),
+            smallest_outputs=shortest(smallest, lengths) if lengths else manifest.smallest_shapes(smallest),
             ready=self.ready,
             state=self.phase,
             message=self.message,
@@ -109,6 +110,10 @@ class ModelStatus:
             audio_input=None if manifest.audio is None else manifest.audio.input,
             audio_rate=None if manifest.audio is None else manifest.audio.rate,
             has_state=manifest.states is not None,
+            columns=tuple(
+                RowColumn(name, datatype)
+                for name, datatype in row_datatypes(manifest.columns, manifest.inputs)
+            ),
             postprocess=tuple(type(step).__name__.lower() for step in steps),
         )
 

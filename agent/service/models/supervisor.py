@@ -41,6 +41,7 @@ from agent.errors import (
 )
 from agent.service.models import worker_limits
 from agent.service.models.answer_check import fault_of
+from agent.service.models.compute_limit import ComputeLimit
 from agent.service.models.confinement import sandbox_of
 from agent.service.models.life_cycle import (
     COMPUTING,
@@ -72,8 +73,6 @@ START_LIMIT_S: Final = 120.0
 _SHOWN_CHARACTERS: Final = 200
 # For a worker that has nothing left to answer.
 _END_LIMIT_S: Final = 1.0
-
-
 # Of a batch: requests that were sent have lost their place in the fair queue.
 _MOST_SENT_AHEAD: Final = 32
 
@@ -152,9 +151,7 @@ class Supervisor:
         self._process: WorkerProcess | None = None
         self._loading: asyncio.Future[Ready] | None = None
         self._sent: deque[Pending] = deque()
-        self._limit: asyncio.TimerHandle | None = None
-        self._computing_since_s = 0.0
-        self._over_limit = False
+        self._limit = ComputeLimit(settings.compute_limit_s, lambda: bool(self._sent), self._over_limit)
         # What the process did wrong; its later frames are ignored.
         self._fault = ""
         self.deaths = CrashWindow(settings.crash_limit, settings.crash_window_s)
@@ -226,7 +223,7 @@ class Supervisor:
         self._sent.append(pending)
         self._drained.clear()
         if len(self._sent) == 1:
-            self._watch()
+            self._limit.begin()
 
     def share(self, share: Share) -> None:
         """Move it to other processors from the next request on."""
@@ -347,7 +344,7 @@ class Supervisor:
             self._end_faulty(f"sent an invalid answer: {fault}")
             return
         pending = self._sent.popleft()
-        self._watch()
+        self._limit.begin()
         if pending.suspect is not None:
             self.quarantine.acquit(pending.suspect)
             self._on_suspect(pending, Verdict.ACQUITTED)
@@ -360,30 +357,8 @@ class Supervisor:
         if not self._sent:
             self._drained.set()
 
-    def _watch(self) -> None:
-        """Note that the process now computes the first of the requests that it has.
-
-        One timer serves all requests: a new request only moves the time from which the limit is measured.
-        """
-        self._computing_since_s = _now_s()
-        if self._limit is None:
-            self._wait(self._settings.compute_limit_s)
-
-    def _wait(self, left_s: float) -> None:
-        self._limit = asyncio.get_running_loop().call_later(left_s, self._check_limit)
-
-    def _check_limit(self) -> None:
-        """End the process if it has computed for longer than the limit; check again later if not."""
-        self._limit = None
-        if not self._sent:
-            return
-        limit_s = self._settings.compute_limit_s
-        left_s = self._computing_since_s + limit_s - _now_s()
-        if left_s > 0:
-            self._wait(left_s)
-            return
-        self._over_limit = True
-        name = self.verified.manifest.name
+    def _over_limit(self) -> None:
+        name, limit_s = self.verified.manifest.name, self._settings.compute_limit_s
         _log.error("%s: its worker computed for more than %g s and is ended", name, limit_s)
         self._kill()
 
@@ -399,10 +374,7 @@ class Supervisor:
     def _on_end(self, how: str) -> None:
         """Take note that the process is gone, and how it ended."""
         self.sessions.process_ended()
-        if self._limit is not None:
-            self._limit.cancel()
-            self._limit = None
-        over_limit, self._over_limit = self._over_limit, False
+        over_limit = self._limit.end()
         if self._fault:
             how, self._fault = self._fault, ""
         name = self.verified.manifest.name

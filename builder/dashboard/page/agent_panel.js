@@ -155,7 +155,7 @@ export class AgentPanel {
   }
 
   tryOut(model) {
-    const key = model?.ready ? `${model.name} ${model.image !== null}` : null;
+    const key = model?.ready ? `${model.name} ${model.image !== null} ${model.audio !== null && model.audioRate}` : null;
     if (key === this.trialKey) return;
     this.closeTrial();
     this.trialKey = key;
@@ -163,7 +163,7 @@ export class AgentPanel {
       this.parts.trial.replaceChildren();
       return;
     }
-    this.trial = new Trial(this.link, this.name, model.name, model.image !== null);
+    this.trial = new Trial(this.link, this.name, model);
     this.parts.trial.replaceChildren(element("h3", { text: "Try it" }), this.trial.node);
   }
 }

@@ -3,7 +3,7 @@
 import { AgentPanel, eventList } from "./agent_panel.js";
 import { Deploying } from "./deploying.js";
 import { element, forget, show } from "./elements.js";
-import { Link, takeToken } from "./link.js";
+import { link } from "./link.js";
 import { Roster } from "./roster.js";
 import { moment } from "./words.js";
 
@@ -12,7 +12,6 @@ const $ = (id) => document.getElementById(id);
 const state = { agent: null, model: null, visible: [], broker: null, link: "connecting", now: Date.now() / 1000, events: [], hasList: false, full: false };
 const title = document.title;
 
-const link = new Link(takeToken(), onMessage, (now) => { state.link = now; notice(); });
 const deploying = new Deploying(link, $("dialog"), $("actions"), complain);
 const panel = new AgentPanel($("panel"), link, deploying, { onModel: (model) => { state.model = model; look(); }, onBack: () => go(null) });
 const roster = new Roster($("list"), $("rows"), { onOpen: (name) => go(name), onLook: (visible) => { state.visible = visible; look(); } });
@@ -28,7 +27,10 @@ function onMessage(message) {
   }
   if (message.live) roster.numbers(message.live);
   if (message.actions) deploying.change(message.actions);
-  if (message.events) state.events = [...message.events.reverse(), ...state.events].slice(0, MAX_EVENTS);
+  if (message.events) {
+    const again = new Set(message.events.map(({ agent, text }) => `${agent} ${text}`));
+    state.events = [...message.events.reverse(), ...state.events.filter(({ agent, text }) => !again.has(`${agent} ${text}`))].slice(0, MAX_EVENTS);
+  }
   if (message.detail) panel.change(message.detail, message.now);
   if (state.agent === null) overview();
 }
@@ -128,3 +130,9 @@ addEventListener("hashchange", route);
 for (const kind of ["dragover", "drop"]) addEventListener(kind, (event) => event.preventDefault()); // a file that misses opens nothing
 route();
 $("list").focus({ preventScroll: true });
+link.listen(onMessage, (now) => {
+  state.link = now;
+  // A connection begins with all that the server knows; it may be another server than before.
+  if (now === "up") { state.events = []; deploying.forget(); }
+  notice();
+});

@@ -68,6 +68,12 @@ export class Deploying {
     }
   }
 
+  /** Forget what a server said that may be gone. */
+  forget() {
+    this.actions.clear();
+    this.draw();
+  }
+
   /** Take what changed. */
   change(actions) {
     for (const action of actions) {

@@ -12,6 +12,10 @@ export function colour(index) {
   return COLOURS[((Number(index) % COLOURS.length) + COLOURS.length) % COLOURS.length];
 }
 
+function channels(ink) {
+  return [1, 3, 5].map((at) => Number.parseInt(ink.slice(at, at + 2), 16));
+}
+
 /** Draw a picture (anything that `drawImage` takes) and an answer, or null, on a canvas. */
 export function draw(canvas, picture, width, height, answer) {
   canvas.width = width;
@@ -77,7 +81,7 @@ function drawMask(pen, { size: [height, width], area, runs: code }, ink) {
   const runs = runLengths(code, width * height);
   if (!runs) return;
   const image = new ImageData(width, height);
-  const rgb = [1, 3, 5].map((at) => Number.parseInt(ink.slice(at, at + 2), 16));
+  const rgb = channels(ink);
   let at = 0;
   runs.forEach((run, i) => {
     if (i % 2) {
@@ -96,10 +100,10 @@ function drawMap(pen, { size: [height, width], area, values }) {
   const classes = Uint8Array.from(atob(values), (character) => character.charCodeAt(0));
   if (classes.length !== width * height) return;
   const image = new ImageData(width, height);
+  const inks = COLOURS.map(channels);
   for (let pixel = 0; pixel < classes.length; pixel++) {
     if (classes[pixel] === 0) continue; // usually the background
-    const ink = colour(classes[pixel] - 1);
-    for (let channel = 0; channel < 3; channel++) image.data[4 * pixel + channel] = Number.parseInt(ink.slice(1 + 2 * channel, 3 + 2 * channel), 16);
+    image.data.set(inks[(classes[pixel] - 1) % inks.length], 4 * pixel);
     image.data[4 * pixel + 3] = 255 * OPACITY;
   }
   stretch(pen, image, area, false);

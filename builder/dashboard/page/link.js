@@ -2,14 +2,16 @@
 //
 // Promises: it connects again by itself, whatever went away, and says what is wrong. The token stays in this
 // tab's memory: it leaves the address bar at once, and no other site can read it.
+// The page loads this file first, and it connects at once: the first message, which has all agents, is on its way
+// while the rest of the page is loaded. What arrives before `listen` waits for it.
 
-const QUIET_MS = 7000; // the server says something every 2 s
+const QUIET_MS = 7000; // the server says something every 2 s; a connection is made in less, too
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 5000;
 const KEPT = "edgebundle-token";
 
 /** Take the token from the address, or the one that this tab has kept. */
-export function takeToken() {
+function takeToken() {
   const given = location.hash.slice(1);
   if (/^[\w-]{20,}$/.test(given)) {
     sessionStorage.setItem(KEPT, given);
@@ -26,12 +28,12 @@ export class ServerError extends Error {
   }
 }
 
-export class Link {
-  /** `onMessage` gets each message; `onState` gets "up", "lost" or "refused". */
-  constructor(token, onMessage, onState) {
+class Link {
+  constructor(token) {
     this.token = token;
-    this.onMessage = onMessage;
-    this.onState = onState;
+    this.early = [];
+    this.onMessage = (message) => this.early.push(() => this.onMessage(message));
+    this.onState = (state) => this.early.push(() => this.onState(state));
     this.looking = null;
     this.pause = FIRST_PAUSE_MS;
     addEventListener("online", () => this.hurry());
@@ -39,11 +41,19 @@ export class Link {
     this.connect();
   }
 
+  /** From now on `onMessage` gets each message, and `onState` gets "up", "lost" or "refused". */
+  listen(onMessage, onState) {
+    this.onMessage = onMessage;
+    this.onState = onState;
+    for (const waiting of this.early.splice(0)) waiting();
+  }
+
   connect() {
     clearTimeout(this.timer);
     const scheme = location.protocol === "https:" ? "wss" : "ws";
     const socket = new WebSocket(`${scheme}://${location.host}/live`, ["edgebundle", this.token || "none"]);
     this.socket = socket;
+    this.wait(socket);
     socket.onopen = () => {
       this.pause = FIRST_PAUSE_MS;
       this.onState("up");
@@ -68,7 +78,7 @@ export class Link {
     this.socket = null;
     clearTimeout(this.silence);
     // Why a WebSocket was refused is kept from scripts: ask.
-    const refused = await fetch("/api/session", { headers: this.headers() }).then((answer) => answer.status === 403, () => false);
+    const refused = await fetch("/api/session", { headers: this.headers(), signal: AbortSignal.timeout(QUIET_MS) }).then((answer) => answer.status === 403, () => false);
     this.onState(refused ? "refused" : "lost");
     if (refused) return;
     this.timer = setTimeout(() => this.connect(), this.pause);
@@ -104,3 +114,6 @@ export class Link {
     return json;
   }
 }
+
+/** The page's connection. */
+export const link = new Link(takeToken());

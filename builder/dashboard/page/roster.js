@@ -7,7 +7,8 @@ import { digits } from "./words.js";
 
 const ROW = 58; // pixels, as in dashboard.css
 const SPARE = 4; // rows above and below the window
-const SYMBOLS = { online: "\u25cf", stopped: "\u25a0", offline: "\u25b2", unknown: "?" };
+// Names and states come from devices, and one may be called `constructor`: maps have no such members.
+const SYMBOLS = new Map([["online", "\u25cf"], ["stopped", "\u25a0"], ["offline", "\u25b2"], ["unknown", "?"]]);
 const order = new Intl.Collator("en", { numeric: true });
 
 export class Roster {
@@ -18,7 +19,7 @@ export class Roster {
     this.onOpen = onOpen;
     this.onLook = onLook;
     this.agents = new Map();
-    this.live = {};
+    this.live = new Map();
     this.names = [];
     this.cursor = null;
     this.chosen = null;
@@ -51,7 +52,7 @@ export class Roster {
 
   /** Take temperatures and rates of the agents in view. */
   numbers(live) {
-    this.live = live;
+    this.live = new Map(Object.entries(live));
     this.later();
   }
 
@@ -117,12 +118,12 @@ export class Roster {
       return;
     }
     const agent = this.agents.get(this.names[at]);
-    const [temperature, rate] = this.live[agent.name] ?? [null, null];
+    const [temperature, rate] = this.live.get(agent.name) ?? [null, null];
     const figures = [temperature === null ? null : `${temperature} \u00b0C`, rate === null ? null : `${digits(rate)}/s`];
     const models = agent.models.map(([name, version, state]) => `${name} ${version}${state === "ready" ? "" : ` (${state})`}`);
     if (agent.more) models.push(`${agent.more} more`);
     const text = {
-      dot: SYMBOLS[agent.state] ?? "?",
+      dot: SYMBOLS.get(agent.state) ?? "?",
       figure: figures.filter(Boolean).join(", "),
       second: agent.busy ? `deploying: ${agent.busy}` : agent.alerts.length ? agent.alerts.join("; ") : models.join(", ") || "no models",
     };
@@ -134,7 +135,7 @@ export class Roster {
     row.shown = shown;
     const [dot, name, figure, second] = row.parts;
     dot.textContent = text.dot;
-    dot.className = `dot ${agent.state in SYMBOLS ? agent.state : "unknown"}`;
+    dot.className = `dot ${SYMBOLS.has(agent.state) ? agent.state : "unknown"}`;
     name.textContent = agent.name;
     figure.textContent = text.figure;
     second.textContent = text.second;

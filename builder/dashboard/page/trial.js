@@ -1,30 +1,38 @@
-// A picture or a camera's frames on a model: drop, choose or paste one, and see what the model says.
+// A picture, a recording or a camera's frames on a model: drop, choose or paste one, and see what the model says.
 
 import { element } from "./elements.js";
 import { colour, draw } from "./drawing.js";
+import { drawSound, recording } from "./sound.js";
 import { digits, latency } from "./words.js";
 
 const CAMERA_WIDTH = 640;
 const MAX_BYTES = 60 << 20;
+const KINDS = {
+  image: { accept: "image/*,.json", noun: "a picture", text: "Drop or paste a picture here, or a .json request.", label: "the picture with what the model found" },
+  audio: { accept: "audio/*,.wav,.json", noun: "a recording", text: "Drop a recording here (WAV, or what this browser plays), or a .json request.", label: "the recording with what the model heard" },
+  tensors: { accept: ".json", noun: "a request", text: "This model takes tensors: drop a .json request here (docs/mqtt.md), or use `edgebundle infer`.", label: "" },
+};
 const SMALL = 128; // pixels: a smaller picture is shown enlarged, with its pixels
 
 export class Trial {
-  /** Makes the section for one model; one that takes no pictures is given requests in JSON. */
-  constructor(link, agent, model, takesPictures) {
+  /** Makes the section for one model; one that takes neither pictures nor sound is given requests in JSON. */
+  constructor(link, agent, model) {
     this.link = link;
     this.agent = agent;
-    this.model = model;
+    this.model = model.name;
+    this.rate = model.audio === null ? null : model.audioRate;
     this.stream = null;
-    this.canvas = element("canvas", { hidden: true, role: "img", "aria-label": "the picture with what the model found" });
+    const takesPictures = model.image !== null;
+    const kind = KINDS[takesPictures ? "image" : this.rate !== null ? "audio" : "tensors"];
+    this.canvas = element("canvas", { hidden: true, role: "img", "aria-label": kind.label });
     this.words = element("div", { "aria-live": "polite" });
     this.result = element("div", { class: "result" }, this.canvas, this.words);
-    this.file = element("input", { type: "file", accept: takesPictures ? "image/*,.json" : ".json", hidden: true, on: { change: () => this.take(this.file.files[0]) } });
+    this.file = element("input", { type: "file", accept: kind.accept, hidden: true, on: { change: () => this.take(this.file.files[0]) } });
     this.cameraButton = element("button", { type: "button", text: "Use the camera", hidden: !takesPictures, on: { click: () => (this.stream ? this.stop() : this.start()) } });
     this.node = element("div", { class: "drop", data: { drop: "picture" } },
-      element("p", { text: takesPictures ? "Drop or paste a picture here, or a .json request."
-        : "This model takes tensors: drop a .json request here (docs/mqtt.md), or use `edgebundle infer`." }),
+      element("p", { text: kind.text }),
       element("div", { class: "buttons" },
-        element("button", { type: "button", class: "main", text: takesPictures ? "Choose a picture\u2026" : "Choose a request\u2026", data: { key: "choose" }, on: { click: () => this.file.click() } }),
+        element("button", { type: "button", class: "main", text: `Choose ${kind.noun}\u2026`, data: { key: "choose" }, on: { click: () => this.file.click() } }),
         this.cameraButton, this.file),
       this.result);
     for (const kind of ["dragenter", "dragover"]) this.node.addEventListener(kind, (event) => { event.preventDefault(); event.stopPropagation(); this.node.classList.add("over"); });
@@ -57,6 +65,10 @@ export class Trial {
         this.show(await this.ask(file, "application/json"));
         return;
       }
+      if (this.rate !== null) {
+        await this.listen(file);
+        return;
+      }
       let picture;
       try {
         picture = await createImageBitmap(file);
@@ -77,6 +89,18 @@ export class Trial {
     } catch (error) {
       this.fail(error);
     }
+  }
+
+  async listen(file) {
+    const sound = await recording(file, this.rate);
+    this.result.classList.remove("small");
+    this.canvas.style.width = "";
+    this.canvas.hidden = false;
+    drawSound(this.canvas, sound, null);
+    this.say("asking\u2026");
+    const answer = await this.ask(sound.body, "audio/wav");
+    drawSound(this.canvas, sound, answer.segments);
+    this.show(answer);
   }
 
   async start() {
@@ -150,7 +174,9 @@ export class Trial {
 
   show(answer, more = "") {
     const parts = Object.entries(answer.parts).map(([name, seconds]) => `${name} ${latency(seconds)}`).join(", ");
-    const found = answer.boxes.length
+    const found = answer.segments
+      ? answer.segments.slice(0, 40).map(({ label, score, index, start, end }) => [`${label || "speech"} ${start.toFixed(2)} to ${end.toFixed(2)} s`, score, colour(index)])
+      : answer.boxes.length
       ? answer.boxes.slice(0, 40).map((box) => [box.label, box.score, colour(box.index)])
       : answer.map ? answer.map.labels.map((label, i) => [label, answer.map.shares[i] ?? null, answer.map.classes[i] ? colour(answer.map.classes[i] - 1) : null])
         : answer.labels.map((each) => [each.label, each.score, null]);
@@ -160,12 +186,13 @@ export class Trial {
       return element("tr", {}, element("td", {}, ink ? mark : "", label),
         element("td", { class: "number", text: score === null ? "" : score.toFixed(4) }));
     });
-    const isPlain = !rows.length && !answer.text;
+    const isPlain = !rows.length && !answer.text && !answer.segments;
     const tensors = answer.tensors.map((each) => element("p", { class: "number",
       text: `${each.name} ${each.datatype} [${each.shape.join(",")}]  ${each.values.map((value) => (typeof value === "number" ? digits(value) : value ?? "NaN")).join(", ")}` }));
     this.words.replaceChildren(...[
       answer.text && element("p", {}, element("strong", { text: answer.text })),
       rows.length > 0 && element("table", { class: "found" }, element("tbody", {}, ...rows)),
+      answer.segments?.length === 0 && element("p", { text: "nothing heard" }),
       isPlain && answer.boxes.length === 0 && answer.tensors.some((each) => each.name.endsWith("boxes")) && element("p", { text: "nothing found" }),
       ...(isPlain ? tensors : []),
       element("p", { class: "muted", text: `${latency(answer.latency)}${parts ? ` (${parts})` : ""}, version ${answer.version}${more ? `, ${more}` : ""}` }),

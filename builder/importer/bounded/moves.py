@@ -61,7 +61,7 @@ def unsqueeze(node: onnx.NodeProto, g: PaddedGraph) -> None:
     new = {int(axis) % rank for axis in axes if isinstance(axis, int)}
     old = [axis for axis in range(rank) if axis not in new]
     g.bound(to, {old[axis]: length for axis, length in g.lengths.get(x, {}).items()})
-    _pass_on(g, x, to)
+    pass_on(g, x, to)
 
 
 def squeeze(node: onnx.NodeProto, g: PaddedGraph) -> None:
@@ -83,97 +83,15 @@ def squeeze(node: onnx.NodeProto, g: PaddedGraph) -> None:
     g.op("Squeeze", x, g.ints(*gone), to=to) if gone else g.op("Identity", x, to=to)
     kept = [axis for axis in range(len(dims)) if axis not in gone]
     g.bound(to, {kept.index(axis): length for axis, length in lengths.items() if axis in kept})
-    _pass_on(g, x, to)
+    pass_on(g, x, to)
 
 
-def _pass_on(g: PaddedGraph, x: str, to: str) -> None:
+def pass_on(g: PaddedGraph, x: str, to: str) -> None:
+    """Record that a value has the elements of another: a shape stays one, and indices stay positions."""
     if x in g.contents:
         g.contents[to] = g.contents[x]
     if x in g.natural:
         g.natural.add(to)
-
-
-def flatten(node: onnx.NodeProto, g: PaddedGraph) -> None:
-    """Flatten: a Reshape to two axes."""
-    dims = g.shape(node.input[0])
-    axis = int(attributes(node).get("axis", 1))
-    axis = axis + len(dims) if axis < 0 else axis
-    _reshape(g, node.input[0], node.output[0], [math.prod(dims[:axis]), math.prod(dims[axis:])])
-
-
-def reshape(node: onnx.NodeProto, g: PaddedGraph) -> None:
-    """Reshape: a padded axis may be split or merged with those after it."""
-    x, to = node.input[0], node.output[0]
-    target = g.entries(node.input[1])
-    if target is None:
-        g.refuse("its shape depends on values that are only known at run time, and nothing bounds it")
-    dims = g.shape(x)
-    zero = bool(attributes(node).get("allowzero", 0))
-    wanted = [
-        dims[axis] if entry == 0 and not zero and axis < len(dims) else entry
-        for axis, entry in enumerate(target)
-    ]
-    padded = extents(tuple(wanted))
-    if -1 in padded:
-        rest = math.prod(extent for extent in padded if extent != -1)
-        if rest < 1 or math.prod(dims) % rest:
-            _compacted(g, x, to, padded)
-            return
-        padded[padded.index(-1)] = math.prod(dims) // rest
-    if math.prod(padded) != math.prod(dims):
-        g.refuse("its shape does not follow from that of its input")
-    _reshape(g, x, to, padded)
-
-
-def _reshape(g: PaddedGraph, x: str, to: str, padded: list[int]) -> None:
-    found = reshaped_lengths(g, x, padded)
-    if found is None:
-        _compacted(g, x, to, [-1 if i == 0 else extent for i, extent in enumerate(padded)])
-        return
-    g.op("Reshape", x, g.ints(*padded), to=to)
-    g.bound(to, found)
-    _pass_on(g, x, to)
-
-
-def reshaped_lengths(g: PaddedGraph, x: str, padded: Sequence[int]) -> dict[int, Length] | None:
-    """Where the lengths of a value go in a Reshape; None if a padded axis would be torn apart."""
-    dims, lengths = g.shape(x), g.lengths.get(x, {})
-    found: dict[int, Length] = {}
-    for axis, length in lengths.items():
-        before, inner = math.prod(dims[:axis]), math.prod(dims[axis + 1 :])
-        for place in range(len(padded)):
-            rest = math.prod(padded[place + 1 :])
-            if math.prod(padded[:place]) != before or place in found:
-                continue
-            if inner % rest == 0 and padded[place] == length.capacity * (inner // rest):
-                found[place] = multiplied(g, length, inner // rest)
-                break
-            if rest % inner == 0 and padded[place] * (rest // inner) == length.capacity:
-                found[place] = g.quotient(length, rest // inner)
-                break
-        else:
-            return None
-    return found
-
-
-def _compacted(g: PaddedGraph, x: str, to: str, padded: list[int]) -> None:
-    """Reshape of the real elements, not adjacent in memory: as a vector, or as rows [-1, ...] of it."""
-    mask = g.mask(x)
-    rows = padded[1:]
-    if not mask or not padded or padded[0] != -1 or any(extent < 1 for extent in rows):
-        g.refuse("it would tear apart an axis whose length is only known at run time")
-    dims, inner = g.shape(x), math.prod(rows)
-    # Whole rows are moved if rows do not cross what is real.
-    lengths = g.lengths[x]
-    tail = math.prod(dims[max(lengths) + 1 :])
-    if tail % inner:
-        g.refuse("it would tear apart an axis whose length is only known at run time")
-    lead = [*dims[: max(lengths) + 1], tail // inner]
-    real = g.op("Expand", g.op("Reshape", mask, g.ints(*g.shape(mask)[: max(lengths) + 1], 1)), g.ints(*lead))
-    places, count = g.positions(g.op("Reshape", real, g.ints(-1)))
-    flat = g.op("Reshape", x, g.ints(-1, *rows))
-    g.op("Gather", flat, places, to=to, axis=0)
-    g.bound(to, {0: count})
 
 
 def gather(node: onnx.NodeProto, g: PaddedGraph) -> None:
@@ -196,17 +114,30 @@ def gather(node: onnx.NodeProto, g: PaddedGraph) -> None:
             g.contents[node.output[0]] = tuple(chosen)
 
 
-def natural(g: PaddedGraph, indices: str, length: Length) -> str:
+def natural(g: PaddedGraph, indices: str, length: Entry) -> str:
     """Indices that count from the front: a negative one counts from the true end, not from the padded one."""
     value = g.graph.constant(indices)
     if indices in g.natural or (value is not None and (value >= 0).all()):
         return indices
     kind = g.elem_type(indices)
-    last = g.cast(length.name, kind)
+    last = g.cast(g.scalar(length), kind)
     if not g.shape(indices):
         last = g.op("Reshape", last, g.ints())
     negative = g.op("Less", indices, g.constant(0, g.dtype(indices)))
     made = g.op("Where", negative, g.op("Add", indices, last), indices)
+    g.bound(made, g.lengths.get(indices, {}))
+    return made
+
+
+def natural_places(g: PaddedGraph, x: str, indices: str, depth: int) -> str:
+    """Coordinates [..., depth] that count from the front, as `natural` says of indices."""
+    value = g.graph.constant(indices)
+    if indices in g.natural or (value is not None and (value >= 0).all()):
+        return indices
+    ends = g.op("Concat", *(g.scalar(dim) for dim in g.dims(x)[:depth]), axis=0)
+    whole = g.cast(ends, g.elem_type(indices))
+    negative = g.op("Less", indices, g.constant(0, g.dtype(indices)))
+    made = g.op("Where", negative, g.op("Add", indices, whole), indices)
     g.bound(made, g.lengths.get(indices, {}))
     return made
 
@@ -219,9 +150,9 @@ def gather_nd(node: onnx.NodeProto, g: PaddedGraph) -> None:
     depth = g.shape(indices)[-1]
     if attributes(node).get("batch_dims", 0) or rank - 1 in lengths:
         g.refuse("expected indices without batches")
-    if any(axis < depth for axis in own) and indices not in g.natural:
-        g.refuse("expected indices that are positions")
-    g.copy(node)
+    if any(axis < depth for axis in own):
+        indices = natural_places(g, x, indices, depth)
+    g.copy(node, [x, indices])
     rest = {rank - 1 + axis - depth: length for axis, length in own.items() if axis >= depth}
     g.bound(node.output[0], {**lengths, **rest})
 
@@ -243,10 +174,13 @@ def scatter(node: onnx.NodeProto, g: PaddedGraph) -> None:
     elements = node.op_type == "ScatterElements"
     axis = int(attributes(node).get("axis", 0)) % len(g.shape(x)) if elements else 0
     own = dict(g.lengths.get(x, {}))
-    if axis in own:
-        indices = natural(g, indices, own[axis])
-    mask = g.mask(node.input[1]) or g.mask(updates)
+    mask = g.mask(indices) or g.mask(updates)
     extent = g.shape(x)[axis]
+    # With a place behind the end, a negative index would count from there.
+    if elements and (axis in own or mask):
+        indices = natural(g, indices, own.get(axis, extent))
+    elif not elements and (own or mask):
+        indices = natural_places(g, x, indices, g.shape(indices)[-1])
     if not mask:
         g.copy(node, [x, indices, updates])
         g.bound(node.output[0], own)
@@ -287,19 +221,40 @@ def concat(node: onnx.NodeProto, g: PaddedGraph) -> None:
         return
     whole = g.op("Concat", *node.input, axis=axis)
     joined = tuple(g.dims(name)[axis] for name in node.input)
-
-    def mask() -> str:
-        masks = [
-            g.there(dim) if isinstance(dim, Length) else g.constant(np.ones(dim), np.bool_) for dim in joined
-        ]
-        return g.op("Concat", *masks, axis=0)
-
-    # Values of equal parts have equal lengths.
-    places, count = g.positions(str(g.derived(("joined", joined), mask)))
+    places, count = _joined(g, joined)
     g.op("Gather", whole, places, to=to, axis=axis)
     g.bound(to, {**others, axis: count})
     if all(name in g.natural for name in node.input):
         g.natural.add(to)
+
+
+def _joined(g: PaddedGraph, parts: tuple[Entry, ...]) -> tuple[str, Length]:
+    """Where the real elements of parts are that stand one behind the other, each with its capacity.
+
+    Returns
+    -------
+    str
+        INT64 [sum of capacities]: behind the last real element, any valid place.
+    Length
+        How many there are: values of equal parts have equal lengths.
+    """
+    total = sum(extents(parts))
+
+    def make() -> tuple[str, Length]:
+        places = whole = g.iota(total)
+        end: Entry = 0
+        for part in parts:
+            end = g.arithmetic("Add", end, part, sum(extents((end, part))))
+            if isinstance(part, Length):
+                # Elements behind this part's end are as much further back as it has room.
+                room = g.op("Sub", g.ints(part.capacity), part.name)
+                behind = g.op("GreaterOrEqual", whole, g.scalar(end))
+                places = g.op("Add", places, g.op("Where", behind, room, g.ints(0)))
+        assert isinstance(end, Length)
+        return g.op("Min", places, g.ints(total - 1)), end
+
+    places, count = g.derived(("joined", parts), make)
+    return str(places), count
 
 
 def split(node: onnx.NodeProto, g: PaddedGraph) -> None:
@@ -406,8 +361,12 @@ def _bound(g: PaddedGraph, name: str, index: int, entry: Entry | None) -> Entry 
     """A start or an end: a number, a length, or the name of a value that is only known at run time."""
     if entry is not None:
         return entry
-    vector = g.cast(name, TensorProto.INT64)
-    return g.op("Slice", vector, g.ints(index), g.ints(index + 1), g.ints(0))
+
+    def make() -> str:
+        vector = g.cast(name, TensorProto.INT64)
+        return g.op("Slice", vector, g.ints(index), g.ints(index + 1), g.ints(0))
+
+    return str(g.derived(("bound", name, index), make))
 
 
 def _cut(
@@ -415,6 +374,8 @@ def _cut(
 ) -> tuple[str, Entry]:
     """Cut an axis from `start` to `end`; return the value and the axis's new length."""
     extent = dim if isinstance(dim, int) else dim.capacity
+    if isinstance(end, Length) and g.is_negative(end):
+        end = end.name  # then it counts from the end
     if isinstance(start, int) and start >= 0:
         most = extent
         if isinstance(end, Length):

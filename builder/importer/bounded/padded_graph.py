@@ -47,6 +47,8 @@ class PaddedGraph:
         self._node = onnx.NodeProto()
         self._returned = {value.name for value in model.graph.output}
         self._derived: dict[tuple[object, ...], Any] = {}
+        # Lengths that are another plus a number: equal sums have equal names, however they were added up.
+        self._sums: dict[str, tuple[Length, int]] = {}
 
     def begin(self, node: onnx.NodeProto) -> None:
         """Name the node that the next nodes replace."""
@@ -231,6 +233,14 @@ class PaddedGraph:
             return b
         if a == b and op_type in ("Min", "Max"):
             return a
+        if op_type == "Sub" and isinstance(a, Length) and isinstance(b, Length):
+            (first, more), (second, less) = self._sum_of(a), self._sum_of(b)
+            if first.name == second.name:
+                return more - less
+        if op_type == "Sub" and isinstance(a, Length) and isinstance(b, int):
+            return self._plus(a, -b)
+        if op_type == "Add" and (isinstance(a, int) or isinstance(b, int)):
+            return self._plus(a, b) if isinstance(a, Length) else self._plus(b, a)  # type: ignore[arg-type]
         if op_type == "Min" and isinstance(a, Length) and isinstance(b, int) and b >= a.capacity:
             return a
         if op_type == "Min" and isinstance(b, Length) and isinstance(a, int) and a >= b.capacity:
@@ -242,6 +252,24 @@ class PaddedGraph:
         made = self.derived((op_type, a, b, capacity), make)
         assert isinstance(made, Length)
         return made
+
+    def _sum_of(self, length: Length) -> tuple[Length, int]:
+        return self._sums.get(length.name, (length, 0))
+
+    def _plus(self, length: Length, number: int) -> Length:
+        base, offset = self._sum_of(length)
+        total = offset + number
+        if not total:
+            return base
+        name = str(
+            self.derived(("sum", base.name, total), lambda: self.op("Add", base.name, self.ints(total)))
+        )
+        self._sums[name] = base, total
+        return Length(name, base.capacity + total)
+
+    def is_negative(self, length: Length) -> bool:
+        """Whether a length may be negative: a difference that nothing keeps above zero."""
+        return self._sum_of(length)[1] < 0
 
     def quotient(self, length: Length, divisor: int) -> Length:
         """A length divided by a number, rounded down."""

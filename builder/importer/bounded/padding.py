@@ -103,6 +103,8 @@ def _pad(node: onnx.NodeProto, g: PaddedGraph) -> list[onnx.NodeProto] | None:
     if not known and g.fold(node):
         return None
     padded = any(name in g.lengths for name in node.input)
+    # Its input's shape may have become known only here.
+    follows |= node.op_type in ("Shape", "Size") and not node.domain
     if known and not padded and not (follows and node.op_type in RULES):
         g.nodes.append(copy_node(node))
         return None

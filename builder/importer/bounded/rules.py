@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 import onnx
 
-from builder.importer.bounded import moves, sources
+from builder.importer.bounded import moves, reshaping, sources
 from builder.importer.bounded.length import Entry, Length
 from builder.importer.bounded.padded_graph import PaddedGraph
 from builder.importer.onnx_graph import attributes, copy_node
@@ -311,7 +311,7 @@ SOURCES: Final[Mapping[str, Rule]] = {
     "NonMaxSuppression": sources.non_max_suppression,
     "NonZero": sources.non_zero,
     "Range": sources.make_range,
-    "Reshape": moves.reshape,
+    "Reshape": reshaping.reshape,
     "Slice": moves.cut,
     "Tile": moves.tile,
     "TopK": sources.top_k,
@@ -328,7 +328,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "ArgMin": arg_reduce,
     "Concat": moves.concat,
     "CumSum": cumulative_sum,
-    "Flatten": moves.flatten,
+    "Flatten": reshaping.flatten,
     "Gather": moves.gather,
     "GatherElements": moves.gather_elements,
     "GatherND": moves.gather_nd,

@@ -289,18 +289,24 @@ def make_range(node: onnx.NodeProto, g: PaddedGraph) -> None:
     if start is None or limit is None or delta is None or delta != (1,):
         g.refuse("its length depends on values that are only known at run time, and nothing bounds it")
     [first], [last] = start, limit
-    if not isinstance(first, int) or first < 0 or not isinstance(last, Length) or last.capacity <= first:
+    least, most = (0 if isinstance(first, Length) else first), extents((last,))[0]
+    if least < 0 or most <= least:
         g.refuse("its length depends on values that are only known at run time, and nothing bounds it")
-    capacity = last.capacity - first
-    g.limit(last.capacity)
-    count = g.arithmetic("Sub", last, first, capacity)
-    if first:
-        count = g.arithmetic("Max", count, 0, capacity)
-    assert isinstance(count, Length)
-    to = node.output[0]
-    numbers = g.constant(np.arange(first, last.capacity), g.dtype(node.input[1]))
-    g.op("Identity", numbers, to=to)
-    g.bound(to, {0: count})
+    g.limit(most)
+    count = g.arithmetic("Sub", last, first, most - least)
+    if isinstance(count, Length) and (least or isinstance(first, Length) or g.is_negative(count)):
+        count = g.arithmetic("Max", count, 0, most - least)
+    extent = extents((count,))[0]
+    if extent < 1:
+        g.refuse("it makes nothing")
+    to, dtype = node.output[0], g.dtype(node.input[1])
+    if isinstance(first, Length):
+        begin = g.cast(g.op("Reshape", first.name, g.ints()), g.elem_type(node.input[1]))
+        g.op("Add", g.constant(np.arange(extent), dtype), begin, to=to)
+    else:
+        g.op("Identity", g.constant(np.arange(first, first + extent), dtype), to=to)
+    if isinstance(count, Length):
+        g.bound(to, {0: count})
     g.natural.add(to)
 
 

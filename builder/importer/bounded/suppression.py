@@ -18,6 +18,8 @@ from tvm.ir import Call
 
 DOMAIN: Final = "edgebundle.bounded"
 NAME: Final = "NonMaxSuppression"
+# Places for chosen boxes; more would be absurd.
+MAX_PLACES: Final = 1 << 20
 _CALL: Final = "edge.non_max_suppression"
 
 
@@ -65,6 +67,27 @@ def define(model: onnx.ModelProto) -> None:
         return
     model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     model.functions.append(_definition(model.opset_import[0]))
+
+
+def is_defined(model: onnx.ModelProto) -> bool:
+    """Whether a file has nodes of this kind and our definition of them: a normalised model that was saved."""
+    found = [function for function in model.functions if function.domain == DOMAIN]
+    nodes = [node for node in model.graph.node if node.domain == DOMAIN]
+    return (
+        len(found) == 1
+        and bool(found[0].opset_import)
+        and found[0] == _definition(found[0].opset_import[0])
+        and all(map(_is_complete, nodes))
+    )
+
+
+def _is_complete(node: onnx.NodeProto) -> bool:
+    numbers = {attribute.name: attribute.i for attribute in node.attribute}
+    return (
+        (len(node.input), len(node.output), len(node.attribute)) == (6, 2, 2)
+        and numbers.keys() == {"center_point_box", "capacity"}
+        and 1 <= numbers["capacity"] <= MAX_PLACES
+    )
 
 
 def _definition(opset: onnx.OperatorSetIdProto) -> onnx.FunctionProto:

@@ -28,6 +28,8 @@ LINKS: Final = ("identity", "sigmoid", "exp", "softmax", "sigmoids", "positive")
 
 MAX_TREES: Final = 1 << 20
 MAX_CLASSES: Final = 1 << 12
+# The name of the input with all features.
+FEATURES: Final = "features"
 _OPSET: Final = 18
 _IR: Final = 10
 
@@ -82,6 +84,8 @@ class Boosted:
         Whether scores are means over rounds instead of sums.
     classifier
         Whether the answer is a label and probabilities.
+    names
+        Names of the features; none if the file has none of the user's.
     """
 
     features: int
@@ -91,6 +95,7 @@ class Boosted:
     scale: float = 1.0
     average: bool = False
     classifier: bool = False
+    names: Sequence[str] = ()
 
 
 def to_onnx(model: Boosted, name: str) -> onnx.ModelProto:
@@ -110,7 +115,7 @@ def to_onnx(model: Boosted, name: str) -> onnx.ModelProto:
         if not 1 <= count <= limit:
             raise ModelError(f"expected 1 to {limit} {what}, got {count}")
     graph = _Graph()
-    samples = graph.floor_categories("features", model)
+    samples = graph.floor_categories(FEATURES, model)
     attributes = make_attributes(_attributes(model))
     tree = helper.make_node("TreeEnsemble", [samples], ["sums"], name="trees", domain="ai.onnx.ml")
     tree.attribute.extend(attributes)
@@ -124,7 +129,7 @@ def to_onnx(model: Boosted, name: str) -> onnx.ModelProto:
     if model.scale != 1.0:
         scores = graph.op("Mul", scores, graph.constant(np.float32(model.scale)))
     outputs = graph.classify(scores, model) if model.classifier else graph.answer(scores, model)
-    inputs = [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["N", model.features])]
+    inputs = [helper.make_tensor_value_info(FEATURES, TensorProto.FLOAT, ["N", model.features])]
     proto = helper.make_graph(graph.nodes, name, inputs, outputs, initializer=graph.weights)
     opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("ai.onnx.ml", 5)]
     return helper.make_model(proto, opset_imports=opsets, ir_version=_IR)

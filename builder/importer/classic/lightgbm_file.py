@@ -100,8 +100,16 @@ def _model(raw: bytes, where: str) -> Boosted:
         raise ValueError(f"expected several classes of {objective}")
     return Boosted(
         features, trees, np.zeros(targets, np.float32), link, scale if link.startswith("sigmoid") else 1.0,
-        average=b"\naverage_output" in head, classifier=classifier,
+        average=b"\naverage_output" in head, classifier=classifier, names=_names(header, features),
     )  # fmt: skip
+
+
+def _names(header: Mapping[bytes, bytes], features: int) -> tuple[str, ...]:
+    """Return the features' names; none if LightGBM numbered them itself (`Column_0`)."""
+    # LightGBM refuses names with spaces, or replaces these.
+    names = tuple(header.get(b"feature_names", b"").decode("utf-8", "replace").split())
+    own = names == tuple(f"Column_{place}" for place in range(features))
+    return names if len(names) == features and not own else ()
 
 
 def _objective(header: Mapping[bytes, bytes], where: str) -> tuple[str, Mapping[str, str]]:

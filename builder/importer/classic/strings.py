@@ -58,7 +58,7 @@ def replace_strings(model: onnx.ModelProto) -> Mapping[str, Table]:
     tables: dict[str, Table] = {}
     for tensor in graph.initializer:
         if tensor.data_type == TensorProto.STRING:
-            tables[tensor.name] = _table(tensor.string_data)
+            tables[tensor.name] = table_of(tensor.string_data)
             _number(tensor)
     for node in graph.node:
         _replace(node, tables)
@@ -90,9 +90,9 @@ def _replace(node: onnx.NodeProto, tables: dict[str, Table]) -> None:
     if node.domain == _DOMAIN and node.op_type in _CLASSIFIERS:
         found = attribute(node, "classlabels_strings")
         if found is not None and found.strings:
-            tables[node.output[0]] = _table(found.strings)
+            tables[node.output[0]] = table_of(found.strings)
             count = len(found.strings)
-            _set(node, ["classlabels_strings"], {_CLASSIFIERS[node.op_type]: list(range(count))})
+            set_attributes(node, ["classlabels_strings"], {_CLASSIFIERS[node.op_type]: list(range(count))})
     elif node.op_type == "Constant" and not node.domain:
         _replace_constant(node, tables)
     elif node.domain == _DOMAIN and node.op_type == "LabelEncoder":
@@ -109,18 +109,18 @@ def _replace(node: onnx.NodeProto, tables: dict[str, Table]) -> None:
 def _replace_constant(node: onnx.NodeProto, tables: dict[str, Table]) -> None:
     found = attribute(node, "value")
     if found is not None and found.t.data_type == TensorProto.STRING:
-        tables[node.output[0]] = _table(found.t.string_data)
+        tables[node.output[0]] = table_of(found.t.string_data)
         _number(found.t)
         return
     found = attribute(node, "value_strings")
     if found is not None and found.strings:
-        tables[node.output[0]] = _table(found.strings)
-        _set(node, ["value_strings"], {"value_ints": list(range(len(found.strings)))})
+        tables[node.output[0]] = table_of(found.strings)
+        set_attributes(node, ["value_strings"], {"value_ints": list(range(len(found.strings)))})
 
 
 def _replace_encoder(node: onnx.NodeProto, tables: dict[str, Table]) -> None:
     """Replace the strings among a LabelEncoder's keys and values."""
-    keys, values = _strings(node, "keys"), _strings(node, "values")
+    keys, values = strings_of(node, "keys"), strings_of(node, "values")
     if keys is not None:
         source = tables.get(node.input[0])
         if source is None:
@@ -128,7 +128,7 @@ def _replace_encoder(node: onnx.NodeProto, tables: dict[str, Table]) -> None:
         places = {name: place for place, name in enumerate(source)}
         # A key that is in no table is never asked for; it gets a number that no element has.
         numbers = [places.get(key, len(source) + place) for place, key in enumerate(keys)]
-        _set(node, ["keys_strings", "keys_tensor"], {"keys_int64s": numbers})
+        set_attributes(node, ["keys_strings", "keys_tensor"], {"keys_int64s": numbers})
     if values is not None:
         default = attribute(node, "default_string")
         tensor = attribute(node, "default_tensor")
@@ -139,7 +139,7 @@ def _replace_encoder(node: onnx.NodeProto, tables: dict[str, Table]) -> None:
             unknown = _text(tensor.t.string_data[0])
         table = tuple(dict.fromkeys([*values, unknown]))
         places = {name: place for place, name in enumerate(table)}
-        _set(
+        set_attributes(
             node,
             ["values_strings", "values_tensor", "default_string", "default_tensor"],
             {"values_int64s": [places[value] for value in values], "default_int64": places[unknown]},
@@ -147,18 +147,19 @@ def _replace_encoder(node: onnx.NodeProto, tables: dict[str, Table]) -> None:
         tables[node.output[0]] = table
 
 
-def _strings(node: onnx.NodeProto, side: str) -> Table | None:
+def strings_of(node: onnx.NodeProto, side: str) -> Table | None:
     """Return the strings that are an encoder's keys or values, None if those are numbers."""
     listed = attribute(node, f"{side}_strings")
     if listed is not None and listed.strings:
-        return _table(listed.strings)
+        return table_of(listed.strings)
     tensor = attribute(node, f"{side}_tensor")
     if tensor is not None and tensor.t.data_type == TensorProto.STRING:
-        return _table(tensor.t.string_data)
+        return table_of(tensor.t.string_data)
     return None
 
 
-def _set(node: onnx.NodeProto, without: Sequence[str], changed: Mapping[str, object]) -> None:
+def set_attributes(node: onnx.NodeProto, without: Sequence[str], changed: Mapping[str, object]) -> None:
+    """Replace attributes of a node, in place; `without` names those that are dropped."""
     kept = [one for one in copy_node(node).attribute if one.name not in without and one.name not in changed]
     del node.attribute[:]
     node.attribute.extend(kept)
@@ -174,7 +175,14 @@ def _number(tensor: onnx.TensorProto) -> None:
     tensor.CopyFrom(numpy_helper.from_array(np.arange(count, dtype=np.int64).reshape(shape), tensor.name))
 
 
-def _table(raw: Sequence[bytes]) -> Table:
+def table_of(raw: Sequence[bytes]) -> Table:
+    """Decode a list of texts.
+
+    Raises
+    ------
+    ModelError
+        If one is not UTF-8 or is too long, or there are too many.
+    """
     if len(raw) > MAX_LABELS:
         raise ModelError(f"expected at most {MAX_LABELS} labels, got {len(raw)}")
     return tuple(_text(one) for one in raw)

@@ -133,7 +133,10 @@ def _model(document: Mapping[str, Any], where: str, progress: Callable[[str], No
             raise ModelError(f"{where}: tree {index}: expected a target below {classes}, got {tree.target}")
         found.append(tree)
     base = _base(parameters["base_score"], stored, classes)
-    return Boosted(features, found, base, link, classifier=classifier)
+    names = tuple(str(name) for name in learner.get("feature_names", ()))
+    if len(names) != features:
+        names = ()
+    return Boosted(features, found, base, link, classifier=classifier, names=names)
 
 
 def _best(

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, input_name
+
+_Array = npt.NDArray[Any]
 
 
 def qlinear_conv(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
@@ -57,7 +60,15 @@ def qlinear_matmul(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Node
 
 
 def conv_integer(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """ConvInteger of x, w, x_zero, w_zero. Sums are exact up to 2**24 and rounded above."""
+    """ConvInteger of x, w, x_zero, w_zero: as one of bytes, else in float32.
+
+    In float32, sums are exact up to 2**24 and rounded above.
+    """
+    weights = _plain_weights(node, graph)
+    if weights is not None:
+        if weights[0].dtype == np.uint8:
+            return None
+        return _with_uint8_weights(node, graph, *weights)
     new = Replacement(node, graph)
     data = new.cast(node.input[0], TensorProto.FLOAT)
     weight = new.cast(node.input[1], TensorProto.FLOAT)
@@ -75,6 +86,43 @@ def conv_integer(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePr
     conv.attribute.extend(node.attribute)
     new.nodes.append(conv)
     new.cast(new.op("Round", conv.output[0]), TensorProto.INT32, to=node.output[0])
+    return new.nodes
+
+
+def _plain_weights(node: onnx.NodeProto, graph: OnnxGraph) -> tuple[_Array, _Array] | None:
+    """Weights and zero point of a ConvInteger that the importer takes as one of bytes, None for others."""
+    given = attributes(node)
+    if int(given.get("group", 1)) != 1 or given.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        return None
+    weights, shape = graph.constant(node.input[1]), graph.shape_of(node.input[0])
+    if weights is None or shape is None or len(shape) not in (3, 4) or not weights.size or 0 in shape:
+        return None
+    if _dtype_of(node.input[0], graph) != np.uint8:  # ONNX Runtime, the reference, has no other
+        return None
+    zero: _Array | None = np.zeros((), weights.dtype)
+    if name := input_name(node, 3):
+        zero = graph.constant(name)
+    points = input_name(node, 2)
+    is_scalar = not points or np.prod(graph.shape_of(points) or (), dtype=np.int64) == 1
+    return (weights, zero) if zero is not None and zero.size == 1 and is_scalar else None
+
+
+def _with_uint8_weights(
+    node: onnx.NodeProto, graph: OnnxGraph, weights: _Array, zero: _Array
+) -> list[onnx.NodeProto]:
+    """A ConvInteger of int8 weights with uint8 weights, 128 larger: ONNX Runtime has no other."""
+    new = Replacement(node, graph)
+    moved = [(array.astype(np.int16) + 128).astype(np.uint8) for array in (weights, zero)]
+    first = input_name(node, 2) or new.constant(0, np.uint8)
+    new.op(
+        "ConvInteger",
+        node.input[0],
+        new.constant(moved[0], np.uint8),
+        first,
+        new.constant(moved[1], np.uint8),
+        to=node.output[0],
+    )
+    new.nodes[-1].attribute.extend(node.attribute)
     return new.nodes
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from tvm import relax
 
+from builder.importer.spans import Names, TracingBuilder, span_of
 from builder.kernels.rewriter import Values, constant_of
 
 INT32: Final = (1 << 31) - 1
@@ -75,6 +76,8 @@ class Sum:
         Bounds of an activation.
     largest
         The greatest magnitude of the sums if they are int32; 0 if they are float32.
+    nodes
+        The nodes of the model that the layer is made of: its kernel is emitted for the node that reads it.
     """
 
     emit: Callable[[], relax.Expr]
@@ -85,6 +88,7 @@ class Sum:
     low: float = -np.inf
     high: float = np.inf
     largest: float = 0.0
+    nodes: Names = ()
 
     def divided(self, scale: float) -> Sum:
         """Return the layer in units of `scale`."""
@@ -110,8 +114,14 @@ class Sum:
             return replace(self, bias=total)
         return replace(self, offset=added if self.offset is None else self.offset + added)
 
-    def write(self, bb: relax.BlockBuilder) -> relax.Expr:
+    def write(self, bb: TracingBuilder) -> relax.Expr:
         """Emit the layer as float32."""
+        reader, bb.current = bb.current, span_of(self.nodes) or bb.current
+        y = self._written(bb)
+        bb.current = reader
+        return y
+
+    def _written(self, bb: TracingBuilder) -> relax.Expr:
         y = self.emit()
         dtype = str(y.ty.dtype)
         if self.bias.any():
@@ -144,7 +154,7 @@ class Shifted:
 class Forms(Values):
     """A table of values that may also exist as integers, or as layers that are not emitted yet."""
 
-    def __init__(self, bb: relax.BlockBuilder) -> None:
+    def __init__(self, bb: TracingBuilder) -> None:
         super().__init__(bb)
         self.reals: dict[relax.Var, Real] = {}
         self.sums: dict[relax.Var, Sum] = {}

@@ -28,7 +28,10 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
+from builder.importer.byte_weights import ByteWeights
+from builder.importer.spans import names_of
 from builder.kernels.passes.integer_forms import INT32, Forms, Real, Shifted, Sum
+from builder.kernels.passes.paddings import Padding
 from builder.kernels.rewriter import RESHAPES, constant_of, op_name, rewrite_main, shape_of, users_of
 from builder.target.device_target import DeviceTarget
 
@@ -74,7 +77,7 @@ def _has_quantised(mod: tvm.IRModule) -> bool:
 
 
 def _multiplies_bytes(call: Call) -> bool:
-    return op_name(call) == "relax.matmul" and str(call.args[0].ty.dtype) in _BYTES
+    return op_name(call) in ("relax.matmul", "relax.nn.conv2d") and str(call.args[0].ty.dtype) in _BYTES
 
 
 class _Integers:
@@ -97,6 +100,8 @@ class _Integers:
             return self._dequantize(table, var, call)
         if name == "relax.quantize":
             return self._quantize(table, var, call)
+        if name == "relax.nn.conv2d" and str(call.ty.dtype) == "int32":
+            return self._convolution_of_bytes(table, var, call)
         if name == "relax.nn.conv2d":
             return self._convolution(table, var, call)
         if name == "relax.matmul":
@@ -194,20 +199,27 @@ class _Integers:
         largest = max(low, high) * float(np.abs(weights).reshape(len(weights), -1).sum(1).max())
         zeros = np.zeros(len(weights))
         shape = (1, len(weights), 1, 1)
-        is_byte = weights.min() >= -128 and weights.max() <= 127
         dense = int(attrs.groups) == 1 and shape_of(call.args[0])[1] >= self._fewest
-        if dense and is_byte and depth * 255 * 128 <= INT32:
-            bias = -self._preferred_zero(x) * weights.reshape(len(weights), -1).sum(1)
+        parts = ByteWeights.of(weights, 0) if dense else None
+        if parts is not None and depth * _largest_product(parts) <= INT32:
+            bias = (-self._preferred_zero(x) * parts.total).astype(np.float64)
             table.sums[var] = Sum(
-                lambda: self._bytes(table, call, x, weights), shape, scale, bias, largest=depth * 255 * 128
+                lambda: self._bytes(table, call, x, parts),
+                shape,
+                scale,
+                bias,
+                largest=depth * _largest_product(parts),
+                nodes=names_of(call),
             )
             return True
         if largest < _EXACT:
-            table.sums[var] = Sum(lambda: _floats(table, call, x, weights), shape, scale, zeros)
+            table.sums[var] = Sum(
+                lambda: _floats(table, call, x, weights), shape, scale, zeros, nodes=names_of(call)
+            )
             return True
         return False
 
-    def _bytes(self, table: Forms, call: Call, x: Real, weights: np.ndarray) -> relax.Expr:
+    def _bytes(self, table: Forms, call: Call, x: Real, weights: ByteWeights) -> relax.Expr:
         """Emit a convolution of bytes whose padding is the zero point."""
         attrs, bb = call.attrs, table.bb
         data = self._preferred(table, x.integers)
@@ -216,9 +228,42 @@ class _Integers:
         if any(padding):
             widths = [0, 0, 0, 0, top, bottom, left, right]
             data = bb.emit(relax.op.nn.pad(data, widths, pad_value=int(self._preferred_zero(x))))
-        w = relax.const(weights.astype("int8"))
-        y = relax.op.nn.conv2d(data, w, strides=attrs.strides, dilation=attrs.dilation, out_dtype="int32")
-        return bb.emit(y)
+
+        def convolve(filters: np.ndarray) -> relax.Expr:
+            how = {"strides": attrs.strides, "dilation": attrs.dilation, "out_dtype": "int32"}
+            return bb.emit(relax.op.nn.conv2d(data, relax.const(filters), **how))
+
+        sums = convolve(weights.numbers)
+        if not weights.moved.any():
+            return sums
+        window = convolve(np.ones((1, *weights.numbers.shape[1:]), np.int8))
+        moved = relax.const(weights.moved.reshape(1, -1, 1, 1).astype("int32"))
+        return bb.emit(relax.op.add(sums, bb.emit(relax.op.multiply(window, moved))))
+
+    def _convolution_of_bytes(self, table: Forms, var: relax.Var, call: Call) -> bool:
+        """Replace a convolution of bytes by one of the byte type that the processor's instruction takes."""
+        weights, dtype = constant_of(call.args[1]), str(call.args[0].ty.dtype)
+        attrs = call.attrs
+        if weights is None or dtype not in _BYTES or self._byte in (None, dtype) or any(attrs.padding):
+            return False
+        bb, shift = table.bb, _shift(dtype, self._byte)
+        padding = Padding.of(call.args[0], self._bound)
+        if padding is None:
+            data = self._preferred(table, table.plain(call.args[0]))
+        else:
+            top, left, bottom, right = padding.widths
+            data = self._preferred(table, table.plain(padding.data))
+            widths = [0, 0, 0, 0, top, bottom, left, right]
+            data = bb.emit(relax.op.nn.pad(data, widths, pad_value=padding.number + shift))
+            if padding.scalar is not None:
+                mask = self._bound[call.args[0]].args[0]
+                zero = self._preferred(table, table.plain(padding.scalar))
+                data = bb.emit(relax.op.where(mask, data, zero))
+        sums = bb.emit(Call(call.op, [data, call.args[1]], attrs))
+        added = weights.astype(np.int64).reshape(len(weights), -1).sum(1) * -shift
+        constant = relax.const(added.reshape(1, -1, 1, 1).astype("int32"))
+        table.define(var, bb.emit(relax.op.add(sums, constant)))
+        return True
 
     def _preferred(self, table: Forms, data: relax.Expr) -> relax.Expr:
         """Return a tensor of bytes in the byte type that the processor's instruction takes."""
@@ -241,9 +286,8 @@ class _Integers:
         if len(shape_of(call.args[0])) < 2:
             return False
         weights = _weights(w, 1)
-        if weights is None or weights.min() < -128 or weights.max() > 127:
-            return False
-        if weights.shape[0] * 255 * 128 > INT32:
+        parts = None if weights is None else ByteWeights.of(weights, 1)
+        if weights is None or parts is None or weights.shape[0] * _largest_product(parts) > INT32:
             return False
         columns = weights.shape[1]
         scale = np.broadcast_to(w.scale.reshape(-1) * float(x.scale), (columns,))
@@ -251,12 +295,17 @@ class _Integers:
 
         def emit() -> relax.Expr:
             data = self._preferred(table, x.integers)
-            return table.bb.emit(
-                relax.op.matmul(data, relax.const(weights.astype("int8")), out_dtype="int32")
-            )
+            bb = table.bb
+            sums = bb.emit(relax.op.matmul(data, relax.const(parts.numbers), out_dtype="int32"))
+            if not parts.moved.any():
+                return sums
+            rows = bb.emit(relax.op.sum(bb.emit(relax.op.astype(data, "int32")), axis=[-1], keepdims=True))
+            moved = relax.const(parts.moved.astype("int32"))
+            return bb.emit(relax.op.add(sums, bb.emit(relax.op.multiply(rows, moved))))
 
-        bias = -self._preferred_zero(x) * weights.sum(0)
-        table.sums[var] = Sum(emit, shape, scale, bias, largest=weights.shape[0] * 255 * 128)
+        bias = (-self._preferred_zero(x) * parts.total).astype(np.float64)
+        largest = weights.shape[0] * _largest_product(parts)
+        table.sums[var] = Sum(emit, shape, scale, bias, largest=largest, nodes=names_of(call))
         return True
 
     def _matmul_of_bytes(self, table: Forms, var: relax.Var, call: Call) -> bool:
@@ -314,12 +363,13 @@ class _Integers:
         if layer is None or self._users[x] != 1 or shape_of(x) != shape_of(call):
             return False
         bounded = layer.low > -np.inf or layer.high < np.inf
+        nodes = layer.nodes + names_of(call)
         if name == "relax.nn.relu":
-            table.sums[var] = layer.bounded(0.0, np.inf)
+            table.sums[var] = replace(layer.bounded(0.0, np.inf), nodes=nodes)
             return True
         if name == "relax.clip":
             low, high = (float(a.value) for a in others)
-            table.sums[var] = layer.bounded(low, high)
+            table.sums[var] = replace(layer.bounded(low, high), nodes=nodes)
             return True
         added = table.constant(others[0])
         if added is None or bounded:
@@ -327,7 +377,8 @@ class _Integers:
         rank = len(layer.shape)
         if (1,) * (rank - added.ndim) + added.shape not in (layer.shape, (1,) * rank):
             return False
-        table.sums[var] = layer.with_bias(np.broadcast_to(added.reshape(-1), layer.scale.shape))
+        biased = layer.with_bias(np.broadcast_to(added.reshape(-1), layer.scale.shape))
+        table.sums[var] = replace(biased, nodes=nodes)
         return True
 
 
@@ -342,6 +393,11 @@ def _weights(w: Real, axis: int) -> np.ndarray | None:
         shape if w.zero.size > 1 else ()
     )
     return result
+
+
+def _largest_product(weights: ByteWeights) -> int:
+    """Return a bound of the magnitude of what each product with a byte adds to a sum."""
+    return 255 * (128 + int(np.abs(weights.moved).max()))
 
 
 def _limits(x: Real) -> tuple[int, int]:

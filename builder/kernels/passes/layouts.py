@@ -10,6 +10,7 @@ Weights are packed here, as constants.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Final
 
@@ -20,12 +21,16 @@ from tvm.ir import Call
 
 from builder.kernels.passes import routes
 from builder.kernels.passes.packed import LayoutValues, Packed, channel_block, pack_array
+from builder.kernels.passes.paddings import Padding
 from builder.kernels.passes.routes import Route
 from builder.kernels.rewriter import RESHAPES, constant_of, op_name, rewrite_main, shape_of
 from builder.kernels.spaces import (
     channels,
     convolution,
     depthwise,
+    half_convolution,
+    half_matmul,
+    half_winograd,
     integer_convolution,
     integer_matmul,
     integer_winograd,
@@ -47,6 +52,8 @@ _UNARY: Final = {
         "quantize", "dequantize", "astype",
     )
 }  # fmt: skip
+# Operators whose other operands are a scale and a zero point, which may be computed.
+_OF_A_SCALE: Final = ("relax.quantize", "relax.dequantize")
 # Operator -> the right operand's value in padding: a division needs a one.
 _BINARY: Final = {"relax.add": 0.0, "relax.subtract": 0.0, "relax.multiply": 0.0, "relax.divide": 1.0,
            "relax.maximum": 0.0, "relax.minimum": 0.0}  # fmt: skip
@@ -73,7 +80,7 @@ class _Packing:
         if name == "relax.nn.conv2d":
             return self._conv2d(table, var, call)
         if name == "relax.matmul":
-            panels = (matmul.emit, integer_matmul.emit)
+            panels = (matmul.emit, integer_matmul.emit, half_matmul.emit)
             known = any(emit(table, var, call, self._target) for emit in panels)
             return known or self._heads(table, var, call)
         if (
@@ -95,11 +102,13 @@ class _Packing:
             return self._binary(table, var, call, _BINARY[name])
         x = table.packed(call.args[0])
         if x is None and name in _WORTH_PACKING and shape_of(call)[1] >= _FEWEST_CHANNELS:
-            x = table.as_packed(call.args[0], channel_block(shape_of(call)[1], self._lanes))
+            x = table.as_packed(call.args[0], channel_block(shape_of(call)[1], table.lanes_of(call.args[0])))
         if x is None:
             return False
         if name in _UNARY:
-            operands = [x.expr, *call.args[1:]]
+            if name in _OF_A_SCALE and any(math.prod(shape_of(arg)) != 1 for arg in call.args[1:]):
+                return False  # a scale for each channel
+            operands = [x.expr, *map(table.plain, call.args[1:])]
             new = table.bb.emit(Call(call.op, operands, call.attrs, call.ty_args))
             table.define_packed(var, replace(x, expr=new))
             return True
@@ -127,29 +136,35 @@ class _Packing:
             return False
         if weight.dtype == np.int8:
             return self._bytes(table, var, call, op, weight)
-        if weight.dtype != np.float32:
+        if weight.dtype not in (np.float32, np.float16):
             return False
+        halves = weight.dtype == np.float16
+        lanes = 2 * self._lanes if halves else self._lanes
         group = channels = op.out_channels
         if op.is_depthwise:
             have = table.packed(call.args[0])
-            block = have.block if have is not None else channel_block(op.in_channels, self._lanes)
+            block = have.block if have is not None else channel_block(op.in_channels, lanes)
             bytes_ = self._bytes_of(call.args[0])
             x = table.as_packed(call.args[0] if bytes_ is None else bytes_[0], block)
             zero = None if bytes_ is None else relax.const(np.int32(bytes_[1]))
             new = depthwise.emit(table.bb, op, x.expr, weight, zero)
         else:
-            out_block = channel_block(op.out_channels, self._lanes)
+            out_block = channel_block(op.out_channels, lanes)
             if op.groups > 1:
-                op, weight, out_block = convolution.merge_groups(op, weight, self._lanes)
+                op, weight, out_block = convolution.merge_groups(op, weight, lanes)
                 group = channels // op.groups
             have = table.packed(call.args[0])
             if have is not None and self._may_read_gaps(op, have):
                 weight = convolution.with_gaps(weight, 1, have.group, have.block)
                 op, x = replace(op, in_channels=op.groups * weight.shape[1]), have
             else:
-                x = table.as_packed(call.args[0], self._in_block(table, call.args[0], op))
-            m = winograd.output_tile(op, x.block, self._target)
-            if m is None:
+                x = table.as_packed(call.args[0], self._in_block(table, call.args[0], op, lanes))
+            m = None if halves else winograd.output_tile(op, x.block, self._target)
+            if halves and half_winograd.applies(op, x.block, self._target):
+                new = half_winograd.emit(table.bb, op, x.expr, weight, out_block, self._target)
+            elif halves:
+                new = half_convolution.emit(table.bb, op, x.expr, weight, out_block, self._target)
+            elif m is None:
                 new = convolution.emit(table.bb, op, x.expr, weight, out_block, self._target)
             else:
                 new = winograd.emit(
@@ -174,16 +189,13 @@ class _Packing:
     def _bytes(
         self, table: LayoutValues, var: relax.Var, call: Call, op: convolution.Conv2d, weight: np.ndarray
     ) -> bool:
-        """Replace a convolution of bytes; a constant padding before it becomes its own."""
-        data, zero = call.args[0], 0
-        padding = self._bound.get(data)
-        if padding is not None and op_name(padding) == "relax.nn.pad" and not any(op.padding):
-            widths = [int(w) for w in padding.attrs.pad_width]
-            if len(widths) == 8 and not any(widths[:4]) and str(padding.attrs.pad_mode) == "constant":
-                data, zero = padding.args[0], int(padding.attrs.pad_value)
-                top, bottom, left, right = widths[4:]
-                _, _, height, width = shape_of(data)
-                op = replace(op, in_height=height, in_width=width, padding=(top, left, bottom, right))
+        """Replace a convolution of bytes; a padding before it becomes its own."""
+        data, point = call.args[0], relax.const(np.int32(0))
+        padding = None if any(op.padding) else Padding.of(data, self._bound)
+        if padding is not None:
+            data, point = padding.data, padding.value(table)
+            _, _, height, width = shape_of(data)
+            op = replace(op, in_height=height, in_width=width, padding=padding.widths)
         takes = self._target.dot.data
         if op.groups > 1 or (takes in ("int8", "uint8") and takes != str(data.ty.dtype)):
             return False
@@ -192,7 +204,6 @@ class _Packing:
         block = have.block if have is not None and fits else in_block_of(op.in_channels, self._target)
         x = table.as_packed(data, block)
         out_block = block_of(op.out_channels, self._target)
-        point = relax.const(np.int32(zero))
         m = integer_winograd.output_tile(op, weight, str(data.ty.dtype), self._target)
         if m is None:
             new = integer_convolution.emit(table.bb, op, x.expr, point, weight, out_block, self._target)
@@ -210,18 +221,19 @@ class _Packing:
             return False
         return value.padded_group <= _WIDEST_GAPS * value.group
 
-    def _in_block(self, table: LayoutValues, x: relax.Expr, op: convolution.Conv2d) -> int:
+    @staticmethod
+    def _in_block(table: LayoutValues, x: relax.Expr, op: convolution.Conv2d, lanes: int) -> int:
         """Return the block of channels in which a convolution reads `x`: the present one if possible."""
         have = table.packed(x)
         per_group = op.in_channels // op.groups
         if have is not None and (op.groups == 1 or per_group % have.block == 0):
             return have.block
-        if per_group < self._lanes:
+        if per_group < lanes:
             return 1
         if op.groups > 1:
-            block = channel_block(per_group, self._lanes)
+            block = channel_block(per_group, lanes)
             return block if per_group % block == 0 else 1
-        return channel_block(per_group, self._lanes)
+        return channel_block(per_group, lanes)
 
     def _binary(self, table: LayoutValues, var: relax.Var, call: Call, fill: float) -> bool:
         """Replace an element-wise operator if its operands agree on one block of channels.
@@ -240,9 +252,13 @@ class _Packing:
             numbers = constant_of(arg)
             if numbers is not None:
                 operands.append(relax.const(pack_array(numbers, block, fill, group)))
+            elif len(shape_of(arg)) == 4 and shape_of(arg)[1] == 1 and channels > 1:  # one for each pixel
+                operands.append(table.as_packed(arg, 1).expr)
             elif have is not None and have.block == block and (have.is_dense or have.group == group):
                 operands.append(have.expr)
-            elif len(shape_of(arg)) != 4 or (shape_of(arg)[1] == 1 and channels > 1):
+            elif math.prod(shape_of(arg)) == 1 and len(shape_of(arg)) < 2:  # the scale of one run
+                operands.append(table.plain(arg))
+            elif len(shape_of(arg)) != 4:
                 return False
             else:
                 operands.append(table.as_packed(arg, block).expr)
@@ -251,7 +267,7 @@ class _Packing:
             for p, a in zip(packed[1:], call.args[1:], strict=True)
         ):
             return False
-        if any(p is not None and p.channels != channels for p in packed):
+        if any(p is not None and p.channels not in (1, channels) for p in packed):
             return False
         new = table.bb.emit(Call(call.op, operands, call.attrs, call.ty_args))
         table.define_packed(var, Packed(new, channels, group))
@@ -263,10 +279,11 @@ class _Packing:
         if route is None:
             return False
         packed = [table.packed(source) for source in route.sources]
-        blocks = [self._lanes if have is None else have.block for have in packed]
+        lanes = table.lanes_of(call)
+        blocks = [lanes if have is None else have.block for have in packed]
         if all(have is None or have.block == 1 for have in packed):
             return False
-        block = channel_block(len(route.picks[0]), self._lanes)
+        block = channel_block(len(route.picks[0]), lanes)
         if channels.vectors(route.picks, block, blocks) > channels.MOST_VECTORS:
             return False
         table.define_route(var, route, call)

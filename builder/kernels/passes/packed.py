@@ -86,7 +86,7 @@ class LayoutValues(Values):
     bb
         Receives the new bindings.
     lanes
-        The lanes of a vector.
+        The float32 lanes of a vector.
     """
 
     def __init__(self, bb: relax.BlockBuilder, lanes: int) -> None:
@@ -95,6 +95,10 @@ class LayoutValues(Values):
         self._packed: dict[relax.Var, Packed] = {}
         self._calls: dict[relax.Var, Call] = {}
         self.routes: dict[relax.Expr, Route] = {}
+
+    def lanes_of(self, expr: relax.Expr) -> int:
+        """Return how many elements of a tensor fit a vector: twice as many if it is float16."""
+        return self._lanes * (2 if str(expr.ty.dtype) == "float16" else 1)
 
     def define_packed(self, var: relax.Var, value: Packed) -> None:
         """Make `value` the packed form of the old variable `var`."""
@@ -130,7 +134,7 @@ class LayoutValues(Values):
     def _follow(self, route: Route) -> Packed:
         """Collect the channels of a route from its packed sources."""
         count = len(route.picks[0])
-        block = channel_block(count, self._lanes)
+        block = channel_block(count, self.lanes_of(route.sources[0]))
         sources = []
         for source in route.sources:
             have = self.packed(source)

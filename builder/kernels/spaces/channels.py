@@ -1,13 +1,13 @@
 """Channels that are taken from packed tensors in any order: slices, shuffles, concatenations, larger images.
 
 Each vector of the result is put together from vectors of the sources: a load for each source vector that it
-takes lanes from, and a shuffle to join it to those before. Nothing depends on the number of pixels, so the
-loops run over pixels and the vectors are written out.
+takes lanes from, and a shuffle to join it to those before. The loops run over pixels. Vectors that are put
+together in the same way, from sources that are equally far apart, are one loop (`runs`); the others are
+written out. So the code of a concatenation grows with the number of its sources, not with that of channels.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,6 +122,101 @@ def vectors(picks: Sequence[Sequence[Pick]], block: int, blocks: Sequence[int]) 
     return sum(len({(source, channel // blocks[source]) for source, channel in part}) for part in parts)
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Blocks of the result that are put together in the same way.
+
+    Attributes
+    ----------
+    first
+        The first block.
+    period
+        How many blocks are one round.
+    rounds
+        How many rounds there are.
+    shifts
+        For each block of the first round, each phase, and each source vector in the order of `_moves`: how
+        many blocks of its source further the vector of the next round is.
+    """
+
+    first: int
+    period: int
+    rounds: int
+    shifts: tuple[tuple[tuple[int, ...], ...], ...]
+
+
+# A shuffle of two halves repeats after two blocks, one of four quarters after four.
+_MOST_PERIOD: Final = 4
+
+_Moves: TypeAlias = "tuple[tuple[Pick, tuple[tuple[int, int], ...]], ...]"
+
+
+def _moves(picked: Sequence[Pick], blocks: Sequence[int]) -> _Moves:
+    """Return the vectors of the sources that make up a vector of the result, and the lanes that each sets.
+
+    A vector is the number of a source and a block of it; lanes are pairs of one of the result and one of the
+    source. `blocks` has the block of each source.
+    """
+    moves: dict[Pick, list[tuple[int, int]]] = {}
+    for lane, (source, channel) in enumerate(picked):
+        place, other = divmod(channel, blocks[source])
+        moves.setdefault((source, place), []).append((lane, other))
+    return tuple((key, tuple(lanes)) for key, lanes in moves.items())
+
+
+def runs(picks: Sequence[Sequence[Pick]], block: int, blocks: Sequence[int]) -> list[Run]:
+    """Divide the blocks of a result into runs, each as long as possible.
+
+    Parameters
+    ----------
+    picks
+        For each phase, where each channel of the result comes from.
+    block
+        The block of the result.
+    blocks
+        The block of each source.
+    """
+    parts = [
+        tuple(_moves(phase[first : first + block], blocks) for phase in picks)
+        for first in range(0, len(picks[0]), block)
+    ]
+    found: list[Run] = []
+    first = 0
+    while first < len(parts):
+        candidates = [_run(parts, first, period) for period in range(1, _MOST_PERIOD + 1)]
+        run = max(candidates, key=lambda run: (run.rounds * run.period, -run.period))
+        found.append(run)
+        first += run.period * run.rounds
+    return found
+
+
+def _run(parts: Sequence[tuple[_Moves, ...]], first: int, period: int) -> Run:
+    """Return the longest run of a period that begins at a block; if there is none, that block by itself."""
+    here, there = parts[first : first + period], parts[first + period : first + 2 * period]
+    shifts = tuple(shift for a, b in zip(here, there, strict=False) if (shift := _shift(a, b)) is not None)
+    if len(shifts) < period:
+        return Run(first, 1, 1, (tuple((0,) * len(moves) for moves in parts[first]),))
+    end = first + 2 * period
+    while end + period <= len(parts) and all(
+        _shift(parts[end - period + k], parts[end + k]) == shifts[k] for k in range(period)
+    ):
+        end += period
+    return Run(first, period, (end - first) // period, shifts)
+
+
+def _shift(here: tuple[_Moves, ...], there: tuple[_Moves, ...]) -> tuple[tuple[int, ...], ...] | None:
+    """Return how many blocks each vector of `there` is behind that of `here`; None if more differs."""
+    for moves, later in zip(here, there, strict=True):
+        if [(source, lanes) for (source, _), lanes in moves] != [
+            (source, lanes) for (source, _), lanes in later
+        ]:
+            return None
+    return tuple(
+        tuple(after - before for ((_, before), _), ((_, after), _) in zip(moves, later, strict=True))
+        for moves, later in zip(here, there, strict=True)
+    )
+
+
 def _loops(
     shape: tuple[int, ...],
     shapes: Sequence[tuple[int, ...]],
@@ -130,25 +225,26 @@ def _loops(
     ins: Sequence[tirx.Buffer],
     out: tirx.Buffer,
 ) -> tirx.Stmt:
-    """Return the loops: for each block of channels, the pixels of a job's rows."""
-    batch, blocks, *_, block = shape
+    """Return the loops: for each run of blocks of channels, the pixels of a job's rows."""
+    batch, *_, block = shape
     rows = shapes[0][2]
+    blocks = [source[4] for source in shapes]
     target, tensors = ir.buffer_proxy(out), [ir.buffer_proxy(buffer) for buffer in ins]
     jobs = min(JOBS, rows) if math.prod(shape) >= WORTH_A_LAUNCH else 1
     share = -(-rows // jobs)
     one = tirx.const(1, "int32")
 
-    def vector(picked: Sequence[Pick], image: Index, row: Index, column: Index) -> tirx.Expr:
-        """Return a vector with the picked channels of a pixel."""
-        moves: dict[Pick, list[tuple[int, int]]] = {}
-        for lane, (source, channel) in enumerate(picked):
-            place, other = divmod(channel, shapes[source][4])
-            moves.setdefault((source, place), []).append((lane, other))
-        widths = [shapes[source][4] for source, _ in moves]
+    def vector(
+        picked: Sequence[Pick], shifts: Sequence[int], turn: Index, image: Index, row: Index, column: Index
+    ) -> tirx.Expr:
+        """Return a vector with the picked channels of a pixel, in a round of a run."""
+        moves = _moves(picked, blocks)
+        widths = [blocks[source] for (source, _), _ in moves]
         zeros = len(picked) < block or widths[0] < block
         value = tirx.Broadcast(tirx.const(0, out.dtype), block) if zeros else None
-        for ((source, place), lanes), width in zip(moves.items(), widths, strict=True):
-            loaded = tensors[source][image, place, row, column, tirx.Ramp(tirx.const(0, "int32"), one, width)]
+        for ((source, place), lanes), shift, width in zip(moves, shifts, widths, strict=True):
+            at = place + turn * shift
+            loaded = tensors[source][image, at, row, column, tirx.Ramp(tirx.const(0, "int32"), one, width)]
             # The lanes of `loaded` come first, then those of `value`; what no source has set yet is not read.
             order = [0] * block if value is None else list(range(width, width + block))
             for lane, other in lanes:
@@ -159,17 +255,19 @@ def _loops(
         return value
 
     with IRBuilder() as builder, ir.seq_scope(), ir.parallel(0, jobs) as job, ir.serial(0, batch) as image:
-        for number, ((i, j), picked) in itertools.product(
-            range(blocks), zip(spread.phases, picks, strict=True)
-        ):
-            (top, bottom), (left, right) = spread.range(0, i), spread.range(1, j)
-            begin, end = (top, bottom) if jobs == 1 else _share(job * share, share, top, bottom)
-            with ir.serial(0, end - begin) as step, ir.serial(0, right - left) as place:
-                row, column = begin + step, left + place
-                value = vector(picked[number * block : (number + 1) * block], image, row, column)
-                below, along = row * spread.strides[0] + i, column * spread.strides[1] + j
-                lanes = tirx.Ramp(tirx.const(0, "int32"), one, block)
-                target[image, number, below - spread.cut[0], along - spread.cut[1], lanes] = value
+        for run in runs(picks, block, blocks):
+            with ir.serial(0, run.rounds) as turn:
+                for k, shifts in enumerate(run.shifts):
+                    channel, number = (run.first + k) * block, run.first + k + turn * run.period
+                    for (i, j), picked, shift in zip(spread.phases, picks, shifts, strict=True):
+                        (top, bottom), (left, right) = spread.range(0, i), spread.range(1, j)
+                        begin, end = (top, bottom) if jobs == 1 else _share(job * share, share, top, bottom)
+                        with ir.serial(0, end - begin) as step, ir.serial(0, right - left) as place:
+                            row, column = begin + step, left + place
+                            value = vector(picked[channel : channel + block], shift, turn, image, row, column)
+                            below, along = row * spread.strides[0] + i, column * spread.strides[1] + j
+                            lanes = tirx.Ramp(tirx.const(0, "int32"), one, block)
+                            target[image, number, below - spread.cut[0], along - spread.cut[1], lanes] = value
     return builder.get()
 
 

@@ -39,6 +39,8 @@ KIND: Final = "conv2d"
 
 # What it costs to move an output that has padding before it, in vectors of products.
 _OPERATIONS_TO_MOVE: Final = 2.0
+# Columns of an image that are copied together: one vector, or several of the narrower ones.
+_COPIED: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +411,8 @@ def _is_picture(in_block: int) -> bool:
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles) -> None:
     """Order the loops of a packed convolution, of its padding and of its epilogue."""
     padding = sch.get_producers(block)
+    data = sch.get(block).reads[0].source
+    plane_bytes = np.dtype(str(data.dtype)).itemsize * math.prod(int(d) for d in data.shape[2:])
     epilogue = Epilogue.after(sch, block)
     n, o, y, z, v, ic, kh, kw, ii = sch.get_loops(block)
     oo, oi = sch.split(o, [None, tiles.oc])
@@ -426,7 +430,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles
     if tiles.held:
         hold_operand(sch, block, io)
         if int(sch.get(kw).extent) == 1:  # measured: unrolling a wider window spills
-            ic = unroll_rounds(sch, ic)
+            ic = unroll_rounds(sch, ic, plane_bytes)
     if tiles.row_held:
         hold_operand(sch, block, kh)
         sch.unroll(kw)
@@ -440,12 +444,23 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles
 
 
 def schedule_pad(sch: st.Schedule, block: st.schedule.SBlockRV) -> None:
-    """Order the loops of the padded copy: rows are divided among cores, a block of channels is a vector."""
+    """Order the loops of the padded copy: rows are divided among cores, a block of channels is a vector.
+
+    If a block is a single channel, a row is filled with zeros, and then copied into as vectors of columns.
+    """
     loops = sch.get_loops(block)
     if len(loops) != 5:
         return
-    sch.vectorize(loops[-1])
-    sch.parallel(sch.fuse(*loops[:3]))
+    *rows, columns, channels = loops
+    if int(sch.get(channels).extent) > 1:
+        sch.vectorize(channels)
+        sch.parallel(sch.fuse(*rows))
+        return
+    sch.parallel(sch.fuse(*rows))
+    zeros = sch.decompose_padding(block, columns)
+    for part in (zeros, block):
+        *_, columns, _ = sch.get_loops(part)
+        sch.vectorize(sch.split(columns, [None, _COPIED])[1])
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:

@@ -16,12 +16,13 @@ from builder.kernels.spaces.register_tile import tilings
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "pool"
-_LOWEST: Final = -3.4028234663852886e38  # float32's most negative finite number: the identity of a maximum
+# The most negative finite numbers: the identity of a maximum.
+_LOWEST: Final = {"float32": -3.4028234663852886e38, "float16": -65504.0}
 
 
 def _lowest(dtype: str) -> tirx.Expr:
     """Return the identity of a maximum."""
-    return tirx.const(_LOWEST, dtype) if dtype.startswith("float") else tirx.min_value(dtype)
+    return tirx.const(_LOWEST[dtype], dtype) if dtype in _LOWEST else tirx.min_value(dtype)
 
 
 def emit(bb: relax.BlockBuilder, call: Call, x: relax.Expr) -> relax.Expr | None:

@@ -31,6 +31,9 @@ def quantize(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     info = np.iinfo(dtype)
     factor = constant_of(scale)
     divides = factor is None or factor.item() != 1.0
+    point_value = constant_of(zero)
+    # An even zero point may be added before rounding: it changes no tie.
+    is_even = point_value is not None and int(point_value.item()) % 2 == 0
 
     def compute(data: te.Tensor, point: te.Tensor, *divisor: te.Tensor) -> te.Tensor:
         def element(*i: tirx.Var) -> tirx.Expr:
@@ -40,7 +43,10 @@ def quantize(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
                 quotient = quotient / divisor[0](*[0] * len(divisor[0].shape))
             low = (tirx.const(info.min, "int32") - offset).astype("float32")
             high = (tirx.const(info.max, "int32") - offset).astype("float32")
-            return (_rounded(_limited(quotient, low, high)) + offset).astype(dtype)
+            limited = _limited(quotient, low, high)
+            if is_even:
+                return _rounded(limited, offset.astype("float32")).astype(dtype)
+            return (_rounded(limited) + offset).astype(dtype)
 
         return te.compute(data.shape, element, name="quantize")
 
@@ -52,9 +58,13 @@ def _limited(x: tirx.Expr, low: tirx.Expr, high: tirx.Expr) -> tirx.Expr:
     return tirx.max(tirx.min(x, high), low)
 
 
-def _rounded(x: tirx.Expr) -> tirx.Expr:
-    """Return a number below 2^22 as int32, but for a constant in the bits above its lowest byte."""
-    return tirx.reinterpret("int32", x + tirx.const(_ROUNDER, "float32"))
+def _rounded(x: tirx.Expr, added: tirx.Expr | None = None) -> tirx.Expr:
+    """Return a number below 2^22 as int32, but for a constant in the bits above its lowest byte.
+
+    `added` is a small even integer, float32, that is added to the result: `_ROUNDER` plus it is exact.
+    """
+    rounder = tirx.const(_ROUNDER, "float32")
+    return tirx.reinterpret("int32", x + (rounder if added is None else rounder + added))
 
 
 def dequantize(bb: relax.BlockBuilder, call: Call) -> relax.Expr:

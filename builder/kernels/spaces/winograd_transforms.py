@@ -37,10 +37,10 @@ class Transforms:
     output: Matrix
 
     @classmethod
-    def of(cls, m: int) -> Transforms:
-        """Return the matrices of F(m, 3)."""
+    def of(cls, m: int, points: Sequence[Fraction] = _POINTS) -> Transforms:
+        """Return the matrices of F(m, 3) for the first m + 1 of `points`, and infinity."""
         size = m + 2
-        points = _POINTS[: size - 1]
+        points = points[: size - 1]
         rows, weights = [], []
         for point in points:
             others = [p for p in points if p != point]
@@ -139,9 +139,10 @@ def _terms(
 
 def times(x: tirx.Expr, factor: Fraction | int) -> tirx.Expr:
     """Return `x * factor` of the dtype of `x`; int32 wraps around."""
-    if str(x.ty.dtype) == "float32":
-        return tirx.const(float(factor), "float32") * x
-    return _wrapping(operator.mul, x, tirx.const(int(factor), str(x.ty.dtype)))
+    dtype = str(x.ty.dtype)
+    if dtype.startswith("float"):
+        return tirx.const(float(factor), dtype) * x
+    return _wrapping(operator.mul, x, tirx.const(int(factor), dtype))
 
 
 def _sum(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:

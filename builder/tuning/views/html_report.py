@@ -31,6 +31,7 @@ class _OperatorRow:
     chosen_s: float
     chosen: tuple[int, ...]
     verdict: Verdict | None
+    nodes: tuple[str, ...]
 
     @property
     def total_before_us(self) -> float:
@@ -108,7 +109,17 @@ def _rows(records: Records, result: ModelResult) -> list[_OperatorRow]:
             if verdict.use:
                 after /= verdict.ratio.speedup
         rows.append(
-            _OperatorRow(key, operator, calls, tuple(known.values()), default, after, decisions, verdict)
+            _OperatorRow(
+                key,
+                operator,
+                calls,
+                tuple(known.values()),
+                default,
+                after,
+                decisions,
+                verdict,
+                (result.nodes or {}).get(key, ()),
+            )
         )
     return rows
 
@@ -130,7 +141,8 @@ def _headline(result: ModelResult) -> str:
 
 
 def _label(row: _OperatorRow) -> str:
-    return shortened(row.operator.name.removeprefix("fused_"), 40)
+    """Return the first node of the model, as `Task.title` does; in older folders the kernel's name."""
+    return shortened(row.nodes[0] if row.nodes else row.operator.name.removeprefix("fused_"), 40)
 
 
 def _shares(rows: list[_OperatorRow], *, before: bool) -> list[Slice]:
@@ -160,8 +172,11 @@ def _figure(row: _OperatorRow) -> str:
 
 def _line(row: _OperatorRow, peak: float | None) -> str:
     rate = row.operator.flops / row.chosen_s / 1e9
+    nodes = ", ".join(row.nodes)
     cells = (
-        escape(row.operator.name),
+        f"{escape(nodes)}<br><small>{escape(row.operator.name)}</small>"
+        if nodes
+        else escape(row.operator.name),
         escape(row.operator.kind),
         str(row.calls),
         f"{row.operator.flops / 1e6:,.1f}",
@@ -200,6 +215,7 @@ figure {{ margin:0; }} figcaption {{ font-size:12px; color:var(--muted); }}
 table {{ border-collapse:collapse; width:100%; font-size:13px; }}
 td,th {{ padding:4px 8px; text-align:right; border-bottom:1px solid var(--line); }}
 td:first-child,th:first-child {{ text-align:left; overflow-wrap:anywhere; }}
+td small {{ color:var(--muted); }}
 .scroll {{ overflow-x:auto; }}
 </style></head><body>
 <h1>Tuning of {title}</h1><p>{target}<br>{versions}</p>
@@ -216,8 +232,9 @@ the time without records, the solid line the time with them, both timed alternat
 very slow points are drawn at the top.</p>
 <div class="curves">{curves}</div>
 <h2>Operators</h2><div class="scroll"><table>
-<tr><th>operator</th><th>kind</th><th>calls</th><th>MFLOP</th><th>untuned us</th><th>compiled us</th>
-<th>GFLOP/s</th><th>of peak</th><th>untuned</th><th>compiled</th></tr>{table}</table></div>
+<tr><th>nodes of the model, and their kernel</th><th>kind</th><th>calls</th><th>MFLOP</th>
+<th>untuned us</th><th>compiled us</th><th>GFLOP/s</th><th>of peak</th>
+<th>untuned</th><th>compiled</th></tr>{table}</table></div>
 <h2>Boards</h2><table>
 <tr><th>board</th><th>measured</th><th>failed</th><th>throttled</th><th>dropped</th><th>busy</th></tr>
 {boards}</table>

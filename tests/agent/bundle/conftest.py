@@ -10,9 +10,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.bundle.archive import pack
-from agent.bundle.graph import Graph, Node, NodeEntry
+from agent.bundle.graph import Graph
 from agent.bundle.keyring import Keyring
 from agent.bundle.manifest import Manifest, Resources, Runtime, Samples, Target
+from agent.bundle.node import Node, NodeEntry
 from agent.bundle.params import dump_params
 from agent.bundle.processing import Postprocess, Preprocess, Softmax, TopK
 from agent.bundle.provenance import Provenance

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent.bundle.graph import Graph, Node, NodeEntry
+from agent.bundle.graph import Graph
+from agent.bundle.node import Node, NodeEntry
 from agent.errors import EndlessDataError, FormatError
 from tests.agent.bundle.documents import drop, put
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.bundle.output_length import OutputLength, answered, check_lengths
+from agent.bundle.output_length import OutputLength, answered, check_lengths, shortest
 from agent.bundle.tensor_spec import TensorSpec
 
 OUTPUTS = (
@@ -20,6 +20,11 @@ def test_lengths_that_fit() -> None:
     check_lengths((BOXES, OutputLength("mean", 0, "n")), OUTPUTS, frozenset({"boxes"}))
     assert [spec.name for spec in answered(OUTPUTS, (BOXES,))] == ["boxes", "mean", "half"]
     assert answered(OUTPUTS, ()) == OUTPUTS
+
+
+def test_a_computed_length_may_be_nothing() -> None:
+    kept = answered(OUTPUTS, (BOXES,))
+    assert shortest(kept, (BOXES, OutputLength("mean", 0, "n"))) == ((1, 0, 4), (0,), (1,))
 
 
 @pytest.mark.parametrize(

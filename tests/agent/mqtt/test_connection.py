@@ -15,7 +15,7 @@ import pytest
 from agent.errors import BrokerError
 from agent.mqtt import sending
 from agent.mqtt.backoff import LATER_S
-from agent.mqtt.connection import LOOK_FOR_5_S, Connection
+from agent.mqtt.connection import Connection
 from agent.mqtt.engine import Engine
 from agent.mqtt.message import Message, Will
 from agent.mqtt.properties import EMPTY, Properties
@@ -32,6 +32,7 @@ from agent.mqtt.reason_codes import (
 )
 from agent.mqtt.settings import BrokerSettings, TlsSettings
 from agent.mqtt.transport import BrokerSocket
+from agent.mqtt.upgrade import LOOK_FOR_5_S
 from tests.agent.mqtt import memory_broker
 from tests.agent.mqtt.memory_broker import (
     CONNECT,

@@ -57,7 +57,7 @@ def test_file_that_is_neither_toml_nor_json_is_refused(tmp_path: Path, content: 
         ({"trust": ()}, "--trust: expected the public key"),
         ({"device": "a/b"}, "--device: expected 1 to 64"),
         ({"groups": ("replies",)}, "--group: expected 1 to 64"),
-        ({"certificate": "c"}, "--certificate and --key: expected both"),
+        ({"certificate": "c"}, "--cert and --key: expected both"),
         ({"password": "x"}, "--username: expected a user name"),
         ({"username": "u", "password": "x", "password_file": "y"}, "got both"),
         ({"broker": "mqtt://b", "ca": "c"}, "expected mqtts:// with certificates"),

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.bundle.graph import Graph, NodeEntry
+from agent.bundle.graph import Graph
+from agent.bundle.node import NodeEntry
 from agent.errors import ExecutionError, FormatError, IncompatibleError, InputError
 from agent.runtime import graph_executor
 from agent.runtime.storage import allocate, view

@@ -114,10 +114,22 @@ def test_an_ended_session_frees_its_place() -> None:
     sessions.leave(sessions.enter("a", "s", 0), end=True)
     assert (len(sessions), sessions.evicted) == (0, 0)
     step(sessions, "a", "t", 0)
-    sessions.end("a", "t")
-    sessions.end("a", "never")
+    sessions.end("a", "t", None)
+    sessions.end("a", "never", None)
+    sessions.end("a", "never", 3)
     assert len(sessions) == 0
     assert step(sessions, "a", "t") == [0]
+    sessions.end("a", "t", 1)
+    assert len(sessions) == 0
+
+
+def test_a_late_end_does_not_end_what_began_again() -> None:
+    sessions, _ = make()
+    for number in (0, 1, 2, 0):
+        step(sessions, "a", "s", number)
+    with pytest.raises(SessionStepError, match="expected step 1, got 3"):
+        sessions.end("a", "s", 3)
+    assert step(sessions, "a", "s", 1) == [0, 1]
 
 
 def test_what_is_remembered_of_ended_sessions_is_bounded() -> None:

@@ -9,6 +9,7 @@ from agent.bundle.graph import Graph
 from agent.bundle.manifest import Manifest
 from agent.bundle.state import State
 from agent.bundle.tensor_spec import TensorSpec
+from agent.errors import SessionGoneError
 from agent.runtime.graph_executor import create
 from agent.runtime.streaming import StreamingModel
 from tests.bundles import make_manifest
@@ -81,6 +82,41 @@ def test_states_that_share_memory_are_not_mixed() -> None:
     module.run()
     model._memory.advance()
     assert (module.get_input("a")[0], module.get_input("b")[0]) == (18, 8)
+
+
+def counting(most: int | None, dtype: str = "INT64") -> Manifest:
+    """A model that counts: the next `s` is x + s."""
+    count = (TensorSpec("x", dtype, (1,)), TensorSpec("s", dtype, (1,)))
+    outputs = (TensorSpec("y0", dtype, (1,)), TensorSpec("y1", dtype, (1,)))
+    return make_manifest({}, inputs=count, outputs=outputs, states=(State("s", "y1", most=most),))
+
+
+def test_a_step_beyond_the_largest_value_is_refused_and_did_not_happen() -> None:
+    g = GraphBuilder()
+    total = g.call("add", [g.input("x", (1,), "int64"), g.input("s", (1,), "int64")], (1,), dtype="int64")
+    module = create(g.graph(total, g.call("double", [total], (1,), dtype="int64")), FakeModule())
+    model = StreamingModel(counting(8), module)
+    stream = model.begin()
+
+    def add(number: int) -> int:
+        module.set_input("x", np.array([number]))
+        total = int(model.run(stream)["y0"][0])
+        model.commit(stream)
+        return total
+
+    assert [add(1), add(2)] == [1, 4]  # and the state is 8
+    with pytest.raises(SessionGoneError, match="the session is full: its state holds 8 steps"):
+        add(1)
+    assert add(-4) == 4
+
+
+def test_only_a_length_has_a_largest_value() -> None:
+    manifest = counting(8)
+    with pytest.raises(ValueError, match=r"a state with a largest value as INT64\[1\], got s FP32"):
+        counting(8, "FP32")
+    with pytest.raises(ValueError, match="most: expected 0 to 2147483647, got -1"):
+        counting(-1)
+    assert manifest.states == (State("s", "y1", None, 8),)
 
 
 @pytest.mark.parametrize(

@@ -389,7 +389,7 @@ def test_shapes_that_change_are_written_with_their_bounds() -> None:
     assert ModelState.from_bytes(state.to_bytes()) == replace(state, smallest_outputs=())
 
 
-@pytest.mark.parametrize("smallest", [[1], [1, 600], [0, 1], "1,1", [1, True], [1, 1.0], None, [1, [1]]])
+@pytest.mark.parametrize("smallest", [[1], [1, 600], [-1, 1], "1,1", [1, True], [1, 1.0], None, [1, [1]]])
 def test_bounds_that_are_not_valid_count_as_absent(smallest: object) -> None:
     tensor = {
         "name": "ids",

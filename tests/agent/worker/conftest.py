@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.bundle.columns import InputColumns
 from agent.bundle.graph import Graph
 from agent.bundle.manifest import Manifest, Resources, Samples
 from agent.bundle.processing import Postprocess, Preprocess
@@ -66,6 +67,7 @@ def manifest(
     preprocess: Preprocess | None = None,
     postprocess: Postprocess | None = None,
     samples: Samples | None = None,
+    columns: tuple[InputColumns, ...] | None = None,
 ) -> Manifest:
     return make_manifest(
         files,
@@ -76,6 +78,7 @@ def manifest(
         outputs=outputs,
         preprocess=preprocess,
         postprocess=postprocess,
+        columns=columns,
         samples=samples or Samples(0, 1e-4, 1e-5),
         resources=Resources(0, 0),
     )

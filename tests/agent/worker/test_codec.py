@@ -19,10 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from agent.bundle.columns import Column, InputColumns
 from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import ExecutionError, InputError, MediaTypeError, RequestError
 from agent.runtime.preprocess import Preprocessor
+from agent.runtime.rows import RowReader
 from agent.worker import oip_json
 from agent.worker.codec import Codec, Decoded, import_cbor
 from agent.worker.frames import Request
@@ -587,3 +589,107 @@ def test_memory_for_a_json_answer_is_bounded_however_large_the_output() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 8 * limit
+
+
+# -- rows in
+
+
+class RowBench:
+    """The codec of a model that declares columns: two numbers, and a text."""
+
+    def __init__(self, fit: Any = None) -> None:
+        specs = (TensorSpec("x", "FP32", (1, 2)), TensorSpec("colour", "INT64", (1, 1)))
+        declared = (
+            InputColumns("x", (Column("temperature"), Column("id")), missing=True),
+            InputColumns("colour", (Column("wall", ("red", "blue")),)),
+        )
+        self.memory = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in specs}
+        made = manifest({"mod.so": b""}, specs, (TensorSpec("y", "FP32", (1,)),), columns=declared)
+        reader = RowReader(declared, specs)
+        self.codec = Codec(made, None, self.memory.__getitem__, import_cbor(), fit, reader)
+
+    def decode(self, payload: bytes, content_type: str = JSON, **fields: Any) -> Decoded:
+        return self.codec.decode(Request(1, content_type, **fields), memoryview(payload))
+
+    @property
+    def values(self) -> list[Any]:
+        return [*self.memory["x"].reshape(-1).tolist(), *self.memory["colour"].reshape(-1).tolist()]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"temperature": 21.5, "id": 7, "wall": "blue"}',
+        '{"wall": "blue", "id": 7, "temperature": 21.5, "linkquality": 120, "reply_to": "x"}',
+        '{"row": {"temperature": 21.5, "id": 7, "wall": "blue"}, "id": "mine"}',
+        '{"rows": [[21.5, 7, "blue"]]}',
+        '[21.5, 7, "blue"]',
+        '[{"temperature": 21.5, "id": 7, "wall": "blue"}]',
+    ],
+)
+def test_a_row_is_the_model_s_inputs(text: str) -> None:
+    b = RowBench()
+    assert b.decode(text.encode(), id="given") == Decoded("given")
+    assert b.values == [21.5, 7, 1]
+    packed = cbor2.dumps(json.loads(text))
+    b = RowBench()
+    b.decode(packed, CBOR)
+    assert b.values == [21.5, 7, 1]
+
+
+def test_a_row_s_missing_value_is_nan() -> None:
+    b = RowBench()
+    b.decode(b'{"temperature": null, "id": 7, "wall": "red"}')
+    assert math.isnan(b.values[0])
+    b.decode(cbor2.dumps({"temperature": math.nan, "id": 7, "wall": "red"}), CBOR)
+    assert math.isnan(b.values[0])
+
+
+def test_a_model_with_columns_still_takes_tensors() -> None:
+    b = RowBench()
+    inputs = [
+        {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]},
+        {"name": "colour", "datatype": "INT64", "shape": [1, 1], "data": [0]},
+    ]
+    b.decode(json.dumps({"inputs": inputs}).encode())
+    assert b.values == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"temperature": NaN, "id": 7, "wall": "red"}', "expected JSON: NaN"),
+        ('{"temperature": 1, "temperature": 2, "id": 7, "wall": "red"}', "duplicate key"),
+        ('{"temperature": 1e999, "id": 7, "wall": "red"}', "column 'temperature': expected a number of FP32"),
+        ('{"temperature": "1", "id": 7, "wall": "red"}', "column 'temperature': expected a number, got '1'"),
+        ('{"temperature": 1, "id": 7}', "expected 3 columns, missing 'wall'"),
+        ('{"temperature": 1, "id": 7, "wall": null}', "column 'wall': expected a value, got none"),
+        ('{"rows": [[1, 2, "red"], [1, 2, "red"]]}', "expected one row, got 2: model probe takes one"),
+        ('{"rows": []}', "expected a row, got none"),
+        ("{}", "expected 3 columns, missing"),
+        ("7", "expected a request"),
+        ('{"k": [' + "[" * 50_000, "expected JSON"),
+        ("{" + ",".join(f'"k{place}": {place}' for place in range(50_000)) + "}", "missing 'temperature'"),
+        ('[1, 2, "' + "x" * 1_000_000 + '"]', "column 'wall': expected one of 'red', 'blue', got 'xxx"),
+        ("[1, " + "9" * 4000 + ', "red"]', "column 'id': expected a number of FP32"),
+    ],
+)
+def test_rows_that_are_refused(text: str, message: str) -> None:
+    b = RowBench()
+    with pytest.raises(InputError, match=message) as caught:
+        b.decode(text.encode())
+    assert len(str(caught.value)) < 700
+
+
+def test_several_rows_choose_the_bucket() -> None:
+    shapes: list[Any] = []
+
+    def fit(given: Mapping[str, tuple[int, ...]], _nbytes: int | None) -> Mapping[str, TensorSpec]:
+        shapes.append(given)
+        b.memory["x"], b.memory["colour"] = np.zeros((2, 2), np.float32), np.zeros((2, 1), np.int64)
+        return {}
+
+    b = RowBench(fit)
+    b.decode(b'{"rows": [[1, 2, "red"], [3, 4, "blue"]]}')
+    assert shapes == [{"x": (2, 2), "colour": (2, 1)}]
+    assert b.values == [1, 2, 3, 4, 0, 1]

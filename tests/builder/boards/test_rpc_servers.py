@@ -36,7 +36,7 @@ def test_listening_on_all_addresses_prints_a_warning(
     monkeypatch.setattr("builder.boards.rpc_servers.serve_board", lambda *_, **__: 0)
     assert main(["rpc-tracker", "--host", "0.0.0.0"]) == 0
     assert "remote code execution in clear text" in capsys.readouterr().err
-    assert main(["rpc-server", "--host", "0.0.0.0", "--tracker", "lab:9190", "--key", "k"]) == 0
+    assert main(["rpc-server", "--host", "0.0.0.0", "--tracker", "lab:9190", "--rpc-key", "k"]) == 0
     assert "remote code execution in clear text" in capsys.readouterr().err
     assert main(["rpc-tracker"]) == 0
     assert "warning" not in capsys.readouterr().err

@@ -88,7 +88,7 @@ def test_a_failed_connection_is_explained_in_one_line(
     ssh.write_text(f"#!/bin/sh\n{script}\n")
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert main(["rpc-server", "--ssh", "pi@kitchen", "--key", "rpi4", "--port", "9095"]) == 4
+    assert main(["rpc-server", "--ssh", "pi@kitchen", "--rpc-key", "rpi4", "--port", "9095"]) == 4
     error = capsys.readouterr().err
     assert f"edgebundle: error: {message}" in error
     assert (hint is None) == ("hint: " not in error)
@@ -105,7 +105,17 @@ class Board:
     mark: str
 
     def arguments(self, tracker: str, port: int) -> list[str]:
-        words = ["rpc-server", "--ssh", "root@board", "--key", KEY, "--tracker", tracker, "--port", str(port)]
+        words = [
+            "rpc-server",
+            "--ssh",
+            "root@board",
+            "--rpc-key",
+            KEY,
+            "--tracker",
+            tracker,
+            "--port",
+            str(port),
+        ]
         return [*words, "--ssh-options", self.options, "--ssh-command", self.command]
 
     def processes(self) -> list[int]:

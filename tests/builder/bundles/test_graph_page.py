@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from agent.bundle.graph import Graph, Node, NodeEntry
+from agent.bundle.graph import Graph
 from agent.bundle.layer import Layer
+from agent.bundle.node import Node, NodeEntry
 from agent.bundle.params import dump_params
 from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime.report import Report, Row

@@ -7,7 +7,8 @@ import pytest
 import tvm
 from tvm import relax
 
-from agent.bundle.graph import NOP, Graph
+from agent.bundle.graph import Graph
+from agent.bundle.node import NOP
 from builder.codegen.graph_codegen import GeneratedGraph, generate
 from builder.errors import UnsupportedOperatorError
 

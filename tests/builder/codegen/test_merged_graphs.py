@@ -6,7 +6,8 @@ import numpy as np
 import tvm
 from tvm import te
 
-from agent.bundle.graph import Graph, Node, NodeEntry
+from agent.bundle.graph import Graph
+from agent.bundle.node import Node, NodeEntry
 from agent.bundle.tensor_spec import TensorSpec
 from builder.codegen.graph_codegen import GeneratedGraph
 from builder.codegen.merged_graphs import MergedGraphs

@@ -9,7 +9,7 @@ import pytest
 from agent.bundle.processing import Ctc, Normalise, Postprocess
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.declarations import postprocess
-from builder.compiling.labels import COCO_LABELS, read_named_labels
+from builder.compiling.labels import COCO_LABELS, label_lines, read_named_labels
 from builder.errors import ModelError
 
 LOGITS = TensorSpec("logits", "FP32", (1, 3))
@@ -31,6 +31,16 @@ def test_a_bad_labels_file_is_refused(tmp_path: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(ModelError):
         read_named_labels(file, [LOGITS], DECLARED)
+
+
+def test_the_model_s_own_labels_count_unless_the_user_gives_others() -> None:
+    own = ("cat", "dog", "bird")
+    assert label_lines(None, own, [LOGITS], DECLARED) == b"cat\ndog\nbird\n"
+    assert label_lines(None, own, [LOGITS], None) == b"cat\ndog\nbird\n"
+    assert label_lines(None, own, [LOGITS], Postprocess((Normalise("logits"),))) is None
+    assert label_lines(None, own[:2], [LOGITS], DECLARED) is None
+    assert label_lines(("a", "b", "c"), own, [LOGITS], DECLARED) == b"a\nb\nc\n"
+    assert label_lines(None, (), [LOGITS], None) is None
 
 
 def test_labels_without_a_use_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from agent.wire.job import JobState, Result, Status, Step
 from agent.wire.metrics import format_metrics
 from agent.wire.presence import Presence
 from builder.dashboard import fleet_state
+from builder.dashboard.device import MAX_DOCUMENT_BYTES
 from builder.dashboard.fleet_state import FleetState
 
 ONLINE = Presence("online", 1, "1.0.0").to_bytes()
@@ -190,6 +191,49 @@ def test_memory_is_bounded(monkeypatch: Any) -> None:
     assert device is not None
     assert (len(device.models), len(device.jobs), len(device.events)) == (64, 64, 40)
     assert len(json.dumps(device.detail(None))) < 100_000
+
+
+def test_a_thousand_hostile_agents_cost_a_bounded_memory() -> None:
+    """Each has as many documents as it may, full of small tensors and names."""
+    state, _ = fleet("a")
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1]}
+    for i in range(200):
+        send(
+            state, topics.ModelState("a", f"m{i}"),
+            {"inputs": [tensor] * 300, "outputs": [tensor] * 300, "postprocess": ["s"] * 3000},
+        )  # fmt: skip
+    send(state, topics.Info("a"), {"compatible": ["c"] * 50_000, "hardware": {"features": ["f"] * 30_000}})
+    device = state.get("a")
+    assert device is not None
+    assert len(device.models) < 64
+    assert sum(device.sizes.values()) <= MAX_DOCUMENT_BYTES
+    assert max(len(model.inputs) + len(model.postprocess) for model in device.models.values()) == 32
+    assert "it publishes more than this page keeps" in rows(state)["a"]["alerts"]
+    assert device.state == "online"
+    # One that goes makes room.
+    for i in range(200):
+        state.on_message(topics.ModelState("a", f"m{i}"), b"")
+    model(state, "a")
+    assert set(device.models) == {"digits"}
+
+
+def test_metrics_that_wait_are_bounded(monkeypatch: Any) -> None:
+    monkeypatch.setattr(fleet_state, "MAX_WAITING_BYTES", 1000)
+    state, _ = fleet(*(f"a{i}" for i in range(30)))
+    for i in range(60):
+        state.on_message(topics.Metrics(f"a{i % 30}"), b"{" + b" " * 98 + b"}")
+    assert len(state._metrics) == 10
+    state.settle()
+    assert state._waiting_bytes == 0
+
+
+def test_an_agent_that_comes_and_goes_does_not_hide_the_others() -> None:
+    state, _ = fleet("a", "b")
+    job(state, "b", Status.FAILED, code="ERR_SELF_TEST", message="no")
+    for i in range(1000):
+        presence = Presence("online" if i % 2 else "offline", 1, "1.0.0")
+        state.on_message(topics.State("a"), presence.to_bytes())
+    assert [event["agent"] for event in state.events_since(0)] == ["b", "a", "a"]
 
 
 def test_models_that_an_agent_no_longer_reports_have_no_series() -> None:

@@ -11,9 +11,11 @@ import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agent.mqtt.message import Message
+from agent.runtime.wav import read_recording
 from agent.wire import topics
 from agent.wire.job import JobState, Result, Status
 from benchmarks.dashboard.browser import Browser
@@ -22,6 +24,7 @@ from edgebundle.broker import Broker
 from tests.builder.dashboard.conftest import Site
 from tests.conftest import BrokerProcess
 from tests.edgebundle.rig import Reply, Responder
+from tests.streaming_models import wav
 
 pytestmark = pytest.mark.slow
 
@@ -163,6 +166,49 @@ def boxes(_count: int, _message: Message) -> Reply:
     return tensors, struct.pack("<5fq", 10, 12, 30, 26, 0.75, 0) + b"\x03\0\0\0cat"
 
 
+def heard(_count: int, _message: Message) -> Reply:
+    tensors = ("segments;FP64;1,2", "labels;BYTES;1", "classes;INT64;1", "scores;FP32;1")
+    return tensors, struct.pack("<2d", 0.25, 0.5) + b"\3\0\0\0yes" + struct.pack("<qf", 1, 0.75)
+
+
+async def test_a_recording_on_a_model_that_takes_sound(mosquitto: BrokerProcess, chromium: str) -> None:
+    """One at the model's rate is sent as it is; another one is brought to that rate, and to one channel."""
+    rng = np.random.default_rng(0)
+    rate = 8000
+    state = {"name": "ear", "version": "1", "ready": True, "audio_input": "x", "audio_rate": rate}
+    asked: list[bytes] = []
+
+    def reply(count: int, message: Message) -> Reply:
+        assert message.properties.content_type == "audio/wav"
+        asked.append(bytes(message.payload))
+        return heard(count, message)
+
+    async with (
+        opened(mosquitto, chromium) as (_, page),
+        Responder(mosquitto, reply, device="porch", state=state),
+    ):
+        await page.until("document.querySelector('.row .name')?.textContent === 'porch'")
+        await page.press("Enter")
+        await page.until(f"{PANEL}.includes('Choose a recording')")
+        own = wav(rng.uniform(-0.5, 0.5, rate), rate)
+        await drop(page, "[data-drop=picture]", "a.wav", "audio/wav", own)
+        await page.until("document.querySelector('table.found')?.innerText.includes('yes 0.25 to 0.50 s')")
+        assert asked == [own]
+        for x, is_marked in ((30, False), (270, True), (600, False)):
+            assert (await page.run(PIXEL.format(x=x, y=2)) != "0,0,0,0") == is_marked
+        fast = rng.uniform(-0.5, 0.5, (2 * rate, 2)).astype(np.float32)
+        await page.run("document.querySelector('table.found').remove()")
+        await drop(page, "[data-drop=picture]", "b.wav", "audio/wav", wav(fast, 2 * rate))
+        await page.until("document.querySelector('table.found')")
+        sound = read_recording(asked[1], "audio/wav", "")
+        assert sound.rate == rate
+        assert sum(block.size for block in sound.blocks()) == rate
+        await drop(page, "[data-drop=picture]", "c.wav", "audio/wav", b"RIFF")
+        await page.until(f"{PANEL}.includes('this browser cannot play')")
+
+
+# A member of every object of JavaScript, and the name of an agent.
+ODD = "constructor"
 EVIL = "<img src=x onerror=\"document.title='evil'\">"
 
 
@@ -173,18 +219,18 @@ async def test_hostile_texts_a_phone_the_dark_and_a_broker_that_restarts(
     state["inputs"] = [{"name": EVIL, "datatype": "FP32", "shape": [1, 3, 30, 40]}]
     async with opened(mosquitto, chromium) as (dashboard, page):
         await page.until("document.getElementById('empty').innerText.includes('edge-agent enroll')")
-        async with Responder(mosquitto, boxes, device="odd", state=state) as agent:
+        async with Responder(mosquitto, boxes, device=ODD, state=state) as agent:
             job = JobState(
                 id="j", model="eyes", digest="", status=Status.REJECTED, result=Result.REJECTED,
                 code="ERR_INCOMPATIBLE", message=EVIL,
             )  # fmt: skip
             info = {"hardware": {"board": EVIL * 20, "arch": EVIL}}
             for topic, document in (
-                (topics.Job("odd", "j"), job.to_bytes()),
-                (topics.Info("odd"), json.dumps(info).encode()),
+                (topics.Job(ODD, "j"), job.to_bytes()),
+                (topics.Info(ODD), json.dumps(info).encode()),
             ):
                 agent.connection.publish(topics.format_topic(topic), document, retain=True)
-            await page.until("document.querySelector('.row .name')?.textContent === 'odd'")
+            await page.until("document.querySelector('.row .name')?.textContent === 'constructor'")
             await page.press("Enter")
             await page.until(f"{PANEL}.includes('ERR_INCOMPATIBLE') && {PANEL}.includes('eyes')")
             # Texts of devices are texts.
@@ -223,8 +269,8 @@ async def test_hostile_texts_a_phone_the_dark_and_a_broker_that_restarts(
             await page.until("document.getElementById('notice').hidden", 40)
 
         # An agent that leaves for good.
-        async with Responder(mosquitto, boxes, device="odd", state=state) as agent:
-            agent.connection.publish(topics.format_topic(topics.State("odd")), b"", retain=True)
+        async with Responder(mosquitto, boxes, device=ODD, state=state) as agent:
+            agent.connection.publish(topics.format_topic(topics.State(ODD)), b"", retain=True)
             await page.until(f"{PANEL}.includes('no longer knows')")
             await page.until("document.querySelectorAll('.row:not([hidden])').length === 0")
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 from tornado.websocket import websocket_connect
 
-from builder.dashboard import actions
+from builder.dashboard import actions, handlers, server
 from builder.dashboard.server import Dashboard
 from builder.errors import FleetError
+from builder.fleet.bundle_file import BundleFile
 from edgebundle.broker import Broker
 from tests.conftest import BrokerProcess
 from tests.edgebundle.rig import JPEG, TOP, Responder, until
@@ -174,12 +177,61 @@ async def test_mistakes_are_told_in_one_line(mosquitto: BrokerProcess) -> None:
         assert (await ask(dashboard, "/api/bundles", method="POST", body=b"x")).code == 429
 
 
+async def test_an_upload_that_nobody_confirms_is_deleted_after_an_hour(
+    mosquitto: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(mosquitto) as dashboard:
+        path = dashboard.actions.new_file()
+        upload = actions.Upload(path.stem, "a.bundle", path, cast(BundleFile, None))
+        dashboard.actions._uploads[upload.id] = upload
+        await asyncio.sleep(2 * server.TICK_S)
+        assert path.exists()
+        monkeypatch.setattr(actions, "_UPLOAD_LIFE_S", 0.1)
+        await until(lambda: not path.exists())
+
+
 async def test_address_in_use_and_no_broker_are_told(mosquitto: BrokerProcess) -> None:
     async with serving(mosquitto) as dashboard:
         second = Dashboard(Broker(mosquitto.url), port=dashboard.port)
         with pytest.raises(FleetError, match="cannot listen on 127") as caught:
             await second.start()
         assert "--listen" in (caught.value.hint or "")
+
+
+async def test_a_slow_client_is_not_awaited_for_ever(
+    mosquitto: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_BODY_LIMIT_S", 0.3)
+    monkeypatch.setattr(server, "_IDLE_LIMIT_S", 0.6)
+    monkeypatch.setattr(handlers, "UPLOAD_LIMIT_S", 1.2)
+    async with serving(mosquitto) as dashboard:
+        own = f"127.0.0.1:{dashboard.port}"
+        head = f"Host: {own}\r\nOrigin: http://{own}\r\nX-Edgebundle-Token: {dashboard.guard.token}\r\n"
+        ask = f"POST /api/ask?agent=a&model=m HTTP/1.1\r\n{head}Content-Length: 9\r\n\r\nx"
+        for sent, limits_s in (("GET / HT", (0.5, 5)), (f"POST /api/deploy HTTP/1.1\r\n{head}"
+            "Content-Length: 9\r\n\r\nx", (0.2, 5)), (ask, (0.9, 6))):  # fmt: skip
+            reader, writer = await asyncio.open_connection("127.0.0.1", dashboard.port)
+            began_s = asyncio.get_running_loop().time()
+            writer.write(sent.encode())
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+            assert limits_s[0] < asyncio.get_running_loop().time() - began_s < limits_s[1]
+            writer.close()
+
+
+async def test_an_answer_is_never_taken_for_a_page(mosquitto: BrokerProcess) -> None:
+    """Whatever numbers and names a device sends."""
+    hostile = ("indices;FP32;2", "scores;FP32;2", "<script>;FP32;1")
+    payload = struct.pack("<5f", math.nan, math.inf, math.nan, -math.inf, 1.0)
+    async with (
+        serving(mosquitto) as dashboard,
+        Responder(mosquitto, lambda _count, _message: (hostile, payload)),
+    ):
+        answer = await ask(dashboard, "/api/ask?agent=kitchen&model=digits", method="POST", body=JPEG)
+        assert (answer.code, answer.headers["Content-Type"]) == (200, "application/json")
+        read = json.loads(answer.body)
+        assert (read["labels"], read["tensors"][0]["values"]) == ([], [None, None])
+        session = await ask(dashboard, "/api/session")
+        assert session.headers["Content-Type"] == "application/json"
 
 
 @pytest.mark.slow

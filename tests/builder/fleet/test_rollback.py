@@ -32,6 +32,7 @@ async def test_there_and_back(mosquitto: BrokerProcess, tmp_path: Path) -> None:
         steps: list[str] = []
         result = await rollback_async(DEVICE, "digits", where, progress=lambda now: steps.append(now.step))
         assert result.ok
+        assert result.version == "1.0.0"
         assert result.sent_bytes == 0
         assert "testing" in steps
         assert device.models.serving == {"digits": "1.0.0"}

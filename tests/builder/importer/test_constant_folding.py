@@ -96,3 +96,19 @@ def test_contradicting_shapes_are_refused_only_in_strict_mode(make_model: ModelM
     fold_constants(model, strict=False)
     with pytest.raises(ModelError):
         fold_constants(model)
+
+
+def test_constants_are_quantised_but_not_dequantised(make_model: ModelMaker) -> None:
+    # As ONNX Runtime's quantiser writes weights with AddQDQPairToWeight.
+    weights = {"w": np.arange(12, dtype="f4").reshape(4, 3), "s": np.float32(0.1), "z": np.int8(1)}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["w", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("MatMul", ["x", "d"], ["y"]),
+    ]
+    model = make_model(nodes, {"x": [2, 4]}, {"y": [2, 3]}, weights)
+    fold_constants(model)
+    assert [node.op_type for node in model.graph.node] == ["DequantizeLinear", "MatMul"]
+    (codes,) = [numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "q"]
+    assert codes.dtype == np.int8
+    assert codes.ravel().tolist() == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91, 101, 111]

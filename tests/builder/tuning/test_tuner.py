@@ -257,6 +257,8 @@ def test_the_report_shows_every_operator_and_fetches_nothing(
     records, _ = tuned
     page = render_report(records, model.source_sha256)
     assert all(task.name in page for task in tasks)
+    assert all(task.nodes and ", ".join(task.nodes) in page for task in tasks)
+    assert f"<figcaption>{tasks[0].nodes[0]}</figcaption>" in page
     assert page.count("<figure>") == len(tasks)
     assert "http" not in page
     assert "src=" not in page

@@ -63,7 +63,7 @@ def group_query_attention(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[on
         q_epsilon, k_epsilon = (float(options.get(f"{side}_norm_epsilon", epsilon)) for side in "qk")
         q = rms(new, q, weight, [-1], q_epsilon, found.dtype)
         k = rms(new, k, input_name(node, 15), [-1], k_epsilon, found.dtype)
-    cache = _cache(new, node, graph, batch, steps)
+    cache = _cache(new, node, graph, steps)
     if cache is None:
         return None
     if options.get("do_rotary", 0):
@@ -135,14 +135,17 @@ class _Cache:
         offset = new.op("Sub", places, begin)
         chosen = new.op("Equal", offset, new.constant(np.arange(self.steps).reshape(1, 1, 1, -1), np.int64))
         placed = new.op("MatMul", new.cast(chosen, found.elem_type), added)
-        stays = new.op("Less", places, begin)
+        stays = new.op("Less", offset, new.ints(0))
+        if shape[0] == 1:
+            # Several rows have zeros behind their ends, as ONNX Runtime makes them.
+            stays = new.op("Or", stays, new.op("GreaterOrEqual", offset, new.ints(self.steps)))
         if self.keys > shape[2]:
             room = np.zeros((shape[0], shape[1], self.keys - shape[2], shape[3]))
             past = new.op("Concat", past, new.constant(room, found.dtype), axis=2)
         return new.op("Where", stays, past, placed)
 
 
-def _cache(new: Replacement, node: onnx.NodeProto, graph: OnnxGraph, batch: int, steps: int) -> _Cache | None:
+def _cache(new: Replacement, node: onnx.NodeProto, graph: OnnxGraph, steps: int) -> _Cache | None:
     """Where the steps of a GroupQueryAttention stand; None if its extents are not known."""
     longest = constant_integer(node, graph, 6, None)
     past_shape = graph.shape_of(past) if (past := input_name(node, 3)) else (0, 0, 0, 0)
@@ -164,7 +167,7 @@ def _cache(new: Replacement, node: onnx.NodeProto, graph: OnnxGraph, batch: int,
     if not held or longest > held + steps:
         return None
     keys = max(held, longest)
-    if batch == 1 or (lengths is not None and len(set(lengths.reshape(-1).tolist())) == 1):
+    if lengths is not None and len(set(lengths.reshape(-1).tolist())) == 1:
         return _Cache(node, steps, keys, longest - steps)
     total = new.op("Add", new.cast(node.input[5], TensorProto.INT64), new.ints(1 - steps))
     return _Cache(node, steps, keys, new.op("Reshape", total, new.ints(-1)))

@@ -155,6 +155,35 @@ GRAPHS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             z = ScatterElements<axis=0>(v, flat, twice)
             """,
         ),
+        "scattered backwards": (
+            "float[12] y, float[12] z",
+            """
+            high = Greater(v, half) at = NonZero(high) flat = Squeeze(at, zero) found = Gather(v, flat)
+            twice = Add(found, found) back = Sub(flat, twelve) z = ScatterElements<axis=0>(v, back, twice)
+            rows = Transpose(at) places = Sub(rows, twelve) y = ScatterND(v, places, twice)
+            """,
+        ),
+        "a row of some": (
+            "float[1,n] row, float[1,n] named, float[n,1] column, float[p] pairs",
+            """
+            high = Greater(v, half) some = Compress(v, high) row = Reshape(some, one_minus_one)
+            size = Shape(some) wide = Concat<axis=0>(one, size) named = Reshape(some, wide)
+            tall = Concat<axis=0>(size, one) column = Reshape(some, tall)
+            turned = Transpose(column) both = Concat<axis=1>(row, turned) pairs = Reshape(both, minus_one)
+            """,
+        ),
+        "sums of lengths": (
+            "int64[3] after, float[n] sum, float[3] between, int64[p] fewer, float[q] upto, float[3] last",
+            """
+            high = Greater(v, half) some = Compress(v, high) size = Shape(some) count = Squeeze(size)
+            next = Add(count, three_scalar) after = Range(count, next, one_scalar)
+            more = Concat<axis=0>(some, three) longer = Add(three_int, size) two_and = Expand(two, longer)
+            sum = Add(more, two_and) width = Sub(next, count) begin = Range(zero_scalar, width, one_scalar)
+            between = Gather(v, begin)
+            less = Sub(size, two_int) end = Squeeze(less) fewer = Range(zero_scalar, end, one_scalar)
+            upto = Slice(v, zero, less) places = Range(count, next, one_scalar) last = Gather(more, places)
+            """,
+        ),
         "products": (
             "float[n,4] y, float[6,6] gram, float[n,p] square",
             """
@@ -203,6 +232,8 @@ _CONSTANTS: Final = """
     by_six = Constant<value = int64[2] {-1, 6}>() by_three = Constant<value = int64[2] {4, 3}>()
     by_two_three = Constant<value = int64[3] {-1, 2, 3}>() four_six = Constant<value = int64[2] {4, 6}>()
     two_twelve = Constant<value = int64[2] {2, 12}>()
+    twelve = Constant<value = int64[1] {12}>() one_minus_one = Constant<value = int64[2] {1, -1}>()
+    three_scalar = Constant<value_int = 3>()
     most_overlap = Constant<value = float[1] {0.4}>() least_score = Constant<value = float[1] {0.3}>()
 """
 

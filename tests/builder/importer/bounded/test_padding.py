@@ -36,7 +36,7 @@ def check(name: str, got: NDArray[Any], wanted: NDArray[Any], seed: int) -> None
 def test_the_padded_graph_says_the_same(name: str) -> None:
     model = model_of(name)
     imported = import_onnx(model)
-    assert imported.lengths or name == "scattered"
+    assert imported.lengths or name.startswith("scattered")
     for seed in range(5):
         if seed == 0 and name in NEED_SOME:
             continue
@@ -60,6 +60,25 @@ def test_the_bundle_says_the_same() -> None:
         results = runner(given).outputs.values()
         for (output, wanted), got in zip(run(model, feeds(seed)).items(), results, strict=True):
             check(output, got, wanted, seed)
+
+
+def test_a_normalised_model_with_a_suppression_is_imported_again() -> None:
+    """As quantising does. A file that only pretends to be one is taken for what it says."""
+    first = import_onnx(model_of("suppression of some"))
+    again = import_onnx(first.onnx)
+    assert (again.outputs, again.lengths) == (first.outputs, first.lengths)
+    for (output, got), wanted in zip(
+        run(again.onnx, feeds(3)).items(), run(first.onnx, feeds(3)).values(), strict=True
+    ):
+        check(output, got, wanted, 3)
+    forged = onnx.ModelProto()
+    forged.CopyFrom(first.onnx)
+    for node in forged.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "capacity":
+                attribute.i = 1 << 40
+    with pytest.raises(UnsupportedOperatorError):
+        import_onnx(forged)
 
 
 def test_what_nothing_bounds_is_named() -> None:

@@ -117,6 +117,7 @@ _RANDOM = np.random.default_rng(11)
 _SAME = {"padding": (1, 1, 1, 1)}
 W = any_bytes(_RANDOM, (12, 10, 3, 3), "int8")
 W1 = any_bytes(_RANDOM, (10, 10, 1, 1), "int8")
+TOTAL = W.astype("i8").sum((1, 2, 3)).reshape(1, 12, 1, 1)
 M = any_bytes(_RANDOM, (10, 7), "int8")
 BIAS = _RANDOM.standard_normal((1, 12, 1, 1)).astype("f4")
 SCALES = _RANDOM.uniform(1e-3, 2e-3, 12).astype("f4")
@@ -238,6 +239,15 @@ LAYERS: dict[str, Layer] = {
     "weights that are wider than a byte": lambda o, x: o.q(
         o.conv(o.dq(x, 0.01, 117, "uint8"), o.dq(W, 0.002, -100, "int8")), 0.05, 120, "uint8"
     ),
+    "a product whose weights are wider than a byte": lambda o, x: o.q(
+        o.matmul(
+            o.transpose(o.dq(x, 0.01, 117, "uint8"), (0, 2, 3, 1)),
+            o.dq(M, SCALES[:7], np.arange(-60, 61, 20).astype("i1"), "int8", 1),
+        ),
+        0.0413,
+        120,
+        "uint8",
+    ),
     "relu": bounded(None),
     "bounds inside the type": bounded((-0.5, 1.0)),
     "bounds outside the type": bounded((-9.0, 9.0)),
@@ -254,7 +264,7 @@ LAYERS: dict[str, Layer] = {
     "grouped": grouped(2, W[:, :5]),
     "one dimension": one_dimensional,
 }
-FLOATS = {"depthwise", "grouped", "weights that are wider than a byte"}
+FLOATS = {"depthwise", "grouped"}
 DEVICES = ("host", "rpi5", "cascadelake", "rpi4")
 
 
@@ -290,6 +300,32 @@ def test_scales_that_are_inputs_stay_as_the_model_has_them() -> None:
     assert np.array_equal(
         got, o.q(o.dq(x, s, 117, "uint8") @ o.dq(M, 0.002, 0, "int8"), float(s), 120, "uint8")
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["host", "rpi5", "rpi4"])
+def test_a_convolution_whose_zero_point_is_computed(name: str) -> None:
+    # As quantize_dynamic writes it: the result is quantised again, with the scale and zero point of the run.
+    x, zero = images(), np.asarray(77, "u1")
+    inside = np.pad(np.ones((6, 7), np.bool_), ((1, 0), (2, 1)))[None, None]
+    scale = np.asarray(0.5, "f4")
+
+    def build(v: relax.Expr, point: relax.Expr, step: relax.Expr) -> relax.Expr:
+        padded = relax.op.where(
+            relax.const(inside), relax.op.nn.pad(v, [0, 0, 0, 0, 1, 0, 2, 1], pad_value=0), point
+        )
+        sums = relax.op.nn.conv2d(padded, relax.const(W), out_dtype="int32")
+        moved = relax.op.multiply(relax.op.astype(point, "int32"), const(TOTAL, "int32"))
+        y = relax.op.multiply(relax.op.astype(relax.op.subtract(sums, moved), "float32"), step)
+        again = relax.op.divide(relax.op.max(y), const(255, "float32"))
+        return relax.Tuple([y, relax.op.quantize(y, again, point, axis=0, out_dtype="uint8")])
+
+    result = run_here(build, {"x": x, "zero": zero, "scale": scale}, device(name))
+    exact = conv2d(x.astype("f8") - 77, W.astype("f8"), padding=(1, 2, 0, 1)) / 2
+    assert np.array_equal(result.outputs[0], exact)
+    again = exact.astype("f4") / (exact.astype("f4").max() / np.float32(255))
+    assert np.abs(result.outputs[1] - np.clip(again + 77, 0, 255)).max() <= 0.5 + 1e-3
+    assert integer_convolution.KIND in result.schedules
 
 
 def test_a_scale_of_zero_is_no_traceback() -> None:

@@ -114,6 +114,63 @@ def test_any_route(route: tuple[int, list[int], list[Step]], lanes: int, *, last
     close(result.outputs[0], conv2d(values[-1], final) if last else values[-1])
 
 
+def concatenation(widths: Sequence[int]) -> list[channels.Pick]:
+    return [(source, channel) for source, width in enumerate(widths) for channel in range(width)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    widths=st.lists(st.integers(1, 70), min_size=1, max_size=4),
+    order=st.sampled_from(["as it is", "shuffled", "from the end", "each twice"]),
+    phases=st.integers(1, 3),
+    block=st.sampled_from(LANES),
+    blocks=st.lists(st.sampled_from(LANES), min_size=4, max_size=4),
+)
+def test_runs_have_every_block_once_and_as_picked(
+    widths: list[int], order: str, phases: int, block: int, blocks: list[int]
+) -> None:
+    picked = concatenation(widths)
+    count = len(picked)
+    picked = {
+        "as it is": picked,
+        "shuffled": [picked[i] for i in np.arange(count // 2 * 2).reshape(2, -1).T.ravel()] or picked,
+        "from the end": picked[::-1],
+        "each twice": [pick for pick in picked for _ in range(2)],
+    }[order]
+    picks = [[(source, channel + phase) for source, channel in picked] for phase in range(phases)]
+    parts = [
+        [channels._moves(phase[first : first + block], blocks) for phase in picks]
+        for first in range(0, len(picked), block)
+    ]
+    seen = []
+    for each in channels.runs(picks, block, blocks):
+        for turn, k in itertools.product(range(each.rounds), range(each.period)):
+            at = each.first + turn * each.period + k
+            seen.append(at)
+            moved = [
+                tuple(
+                    ((source, place + turn * shift), lanes)
+                    for ((source, place), lanes), shift in zip(moves, shifts, strict=True)
+                )
+                for moves, shifts in zip(parts[each.first + k], each.shifts[k], strict=True)
+            ]
+            assert moved == parts[at]
+    assert seen == list(range(len(parts)))
+
+
+@pytest.mark.parametrize("width", [12, 32, 33])
+def test_the_code_of_a_concatenation_grows_with_its_sources(width: int) -> None:
+    """A dense block of DenseNet: one loop for each source, and blocks that are of two sources."""
+    widths = [8 * width, *(width,) * 40]
+    found = channels.runs([concatenation(widths)], 8, [8] * len(widths))
+    assert sum(run.period for run in found) <= 2 * len(widths) + 1
+
+
+def test_the_code_of_a_shuffle_does_not_grow_with_the_channels() -> None:
+    picked = [(half, channel) for channel in range(232) for half in range(2)]
+    assert sum(run.period for run in channels.runs([picked], 8, [8, 8])) == 2
+
+
 @pytest.mark.parametrize("lanes", LANES)
 def test_a_shuffled_unit_copies_each_channel_once(randn: Randn, lanes: int) -> None:
     """Between two units of ShuffleNet are one slice, one shuffle and one concatenation: one kernel."""

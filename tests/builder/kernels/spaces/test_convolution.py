@@ -21,6 +21,7 @@ from tests.builder.kernels.machines import (
     conv2d,
     element_machine,
     in_turn,
+    lower_expression,
     machine,
     run,
 )
@@ -52,6 +53,12 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
         (16, 3, 7, 7),
         {"strides": (2, 2), "padding": (3, 3, 3, 3)},
     ),
+    "one channel, padded above and to the right": (
+        (2, 1, 9, 21),
+        (16, 1, 3, 3),
+        {"strides": (2, 1), "padding": (1, 0, 0, 2)},
+    ),
+    "three channels, padded below": ((1, 3, 8, 16), (8, 3, 3, 1), {"padding": (0, 0, 2, 0)}),
     "dilated": ((1, 16, 12, 12), (16, 16, 3, 3), {"dilation": (2, 2), "padding": (2, 2, 2, 2)}),
     "padded on one side": ((1, 16, 9, 9), (16, 16, 2, 2), {"padding": (0, 0, 1, 1)}),
     "odd channels": ((1, 5, 6, 6), (7, 5, 1, 1), {}),
@@ -82,6 +89,17 @@ def test_convolution_agrees_with_its_definition(name: str, lanes: int, randn: Ra
 def test_operands_held_in_registers_agree_with_the_definition(name: str, randn: Randn) -> None:
     shape, weight, how = CASES[name]
     convolve(randn(*shape), randn(*weight), element_machine(), **how)
+
+
+@pytest.mark.parametrize("width", [5, 32, 57])
+def test_an_image_is_padded_in_vectors(width: int) -> None:
+    w, data = np.ones((16, 3, 3, 3), "f4"), {"x": np.ones((1, 3, 9, width), "f4")}
+    lowered = lower_expression(
+        lambda x: relax.op.nn.conv2d(x, relax.const(w), padding=(1, 1, 1, 1)), data, element_machine()
+    )
+    (kernel,) = [f.script() for f in lowered.kernels.functions.values() if "pad" in f.script()]
+    copy = kernel[: kernel.index('T.sblock("pad")')]
+    assert "T.vectorized(T.int64(16))" in copy[copy.rindex("T.parallel") if "T.parallel" in copy else 0 :]
 
 
 def test_weights_of_a_register_tile_lie_side_by_side() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tvm import s_tir as st
+from tvm import te
 
 from builder.kernels.spaces.register_tile import (
     TileChoices,
@@ -11,6 +13,7 @@ from builder.kernels.spaces.register_tile import (
     even_part,
     multiplies_by_element,
     tilings,
+    unroll_rounds,
 )
 from builder.target.device_target import DeviceTarget, resolve
 from tests.builder.kernels.machines import element_machine
@@ -49,3 +52,21 @@ def test_tile_leaves_registers_for_its_operands(columns: int, target: DeviceTarg
 
 def test_the_tile_is_one_by_one_if_nothing_fits(target: DeviceTarget) -> None:
     assert best_tile(TileChoices((64, 64), (64,), (64,)), target, held=False) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("extent", "left"), [(1, 1), (2, 2), (3, 3), (4, 2), (6, 2), (8, 2), (12, 3), (7, 7)]
+)
+def test_rounds_are_never_unrolled_completely(extent: int, left: int) -> None:
+    x = te.placeholder((extent,), "float32")
+    sch = st.Schedule(te.create_prim_func([x, te.compute((extent,), lambda i: x[i] + 1.0, name="y")]))
+    (loop,) = sch.get_loops(sch.get_sblock("y"))
+    assert int(sch.get(unroll_rounds(sch, loop)).extent) == left
+
+
+@pytest.mark.parametrize(("pixels", "left"), [(28, 2), (56, 4), (112, 8)])
+def test_rounds_whose_loads_are_far_apart_are_not_unrolled(pixels: int, left: int) -> None:
+    x = te.placeholder((8,), "float32")
+    sch = st.Schedule(te.create_prim_func([x, te.compute((8,), lambda i: x[i] + 1.0, name="y")]))
+    (loop,) = sch.get_loops(sch.get_sblock("y"))
+    assert int(sch.get(unroll_rounds(sch, loop, bytes_apart=16 * pixels**2)).extent) == left

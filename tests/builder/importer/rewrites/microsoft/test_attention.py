@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from builder.importer import import_onnx
 from tests.builder.importer.rewrites.microsoft.contrib import (
     Node,
     bits,
@@ -151,3 +152,21 @@ def test_a_cache_with_room_keeps_what_is_behind_the_end(past: int, steps: int) -
         np.testing.assert_allclose(found[index][:, :, :end], wanted[index][:, :, :end], rtol=1e-4, atol=1e-5)
         cache = np.asarray(node.inputs[index + 2])
         np.testing.assert_array_equal(found[index][:, :, end:], cache[:, :, end:])
+
+
+def test_a_cache_with_room_is_filled_step_by_step() -> None:
+    """One row whose length is an input: a decoder whose caches are states of fixed shape."""
+    most = 5
+    node = grouped(do_rotary=1, past=most - 1, buffer=most, steps=1, static=False)
+    results = run_unoptimised(node.model(), node.feeds())
+    imported = import_onnx(node.model(results), input_values={"i6": most})
+    assert [spec.name for spec in imported.inputs] == ["i0", "i1", "i2", "i3", "i4", "i5"]
+    ours = theirs = {name: np.zeros_like(node.feeds()[name]) for name in ("i3", "i4")}
+    for step in range(most):
+        given = {f"i{k}": randn(*node.feeds()[f"i{k}"].shape) for k in range(3)}
+        given["i5"] = np.array([step], "i4")
+        total = {"i6": np.array(step + 1, "i4")}
+        wanted = run_unoptimised(node.model(results), given | theirs | total)
+        got = run_unoptimised(imported.onnx, given | ours)
+        np.testing.assert_allclose(got[0], wanted[0], rtol=1e-4, atol=1e-5)
+        ours, theirs = (dict(zip(("i3", "i4"), each[1:], strict=True)) for each in (got, wanted))

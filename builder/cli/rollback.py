@@ -1,0 +1,62 @@
+"""The verb `rollback`: return a model on an agent to the version that ran before."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from builder.cli import SubParsers
+from builder.cli.arguments import add_json, seconds
+from builder.cli.broker_flags import add_agent, add_broker, broker_of
+from builder.cli.deploy import print_result, show_deployment
+
+
+def add_parsers(subparsers: SubParsers) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "rollback",
+        help="return a model on an agent to the version that ran before",
+        description="Return a model on an agent to the version that ran before, which the agent has kept:\n"
+        "nothing is sent. The agent verifies and tests it as in a deployment, and refuses it if its\n"
+        "security counter is lower than the committed one. A second rollback returns to the newer version.",
+        epilog="examples:\n"
+        "  edgebundle rollback --agent kitchen --model resnet50 --broker mqtt://localhost\n"
+        "  edgebundle rollback --agent kitchen --model resnet50 --broker mqtt://localhost --yes --json",
+    )
+    add_agent(parser)
+    parser.add_argument("--model", required=True, metavar="NAME", help="the model's name on the agent")
+    add_broker(parser)
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
+    parser.add_argument(
+        "--wait",
+        type=seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="how long to wait for the result (default: %(default)g)",
+    )
+    add_json(parser)
+    parser.set_defaults(handler=_rollback)
+
+
+def _rollback(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from builder.errors import FleetError
+    from builder.fleet.rollback import rollback_async
+
+    broker = broker_of(args)
+    if not args.yes and not _confirmed(args):
+        raise FleetError("nothing was changed: expected a confirmation, got none", hint="or add --yes")
+    with show_deployment(quiet=args.json) as steps:
+        result = asyncio.run(rollback_async(args.agent, args.model, broker, wait_s=args.wait, progress=steps))
+    print_result(result, as_json=args.json)
+    return 0
+
+
+def _confirmed(args: argparse.Namespace) -> bool:
+    """Ask on a terminal; without one, nobody confirms."""
+    if not sys.stdin.isatty():
+        return False
+    question = f"return {args.model} on {args.agent} to the version that ran before? [y/N] "
+    print(question, end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,0 +1,312 @@
+"""`run` and `infer` with a table: an answer for each row, printed or written as a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from agent.errors import EdgeError
+from builder.cli import EXIT_INPUT
+from builder.errors import BuildError, ModelError
+
+if TYPE_CHECKING:
+    from builder.bundles.package import Package
+    from builder.running.row_answers import Cells
+    from builder.running.row_file import Row, RowFile
+    from edgebundle.answer import Answer
+    from edgebundle.broker import Broker
+
+# Rows that cannot be used and are shown; a table in which all are wrong should not fill the screen.
+_MOST_ERRORS: Final = 20
+# Labels that the summary counts.
+_MOST_LABELS: Final = 8
+_BETWEEN_PROGRESS_S: Final = 0.1
+
+
+def run_rows(args: argparse.Namespace, package: Package, name: str) -> int:
+    """Run a model on each row of a table."""
+    from agent.errors import InputError
+    from agent.runtime.rows import RowReader
+    from builder.running.local_run import Runner
+    from builder.running.row_answers import cells_of
+
+    for flag in ("print_time", "print_top", "profile", "show_input", "draw", "rpc_tracker"):
+        if getattr(args, flag):
+            raise ModelError(f"--{flag.replace('_', '-')}: expected other inputs, got a table")
+    manifest = package.manifest
+    if manifest.columns is None:
+        shapes = ", ".join(map(str, manifest.inputs))
+        raise ModelError(
+            f"{name}: expected a bundle that declares columns for a table, got one without ({shapes:.200})",
+            hint="name them in the order of the model's features: edgebundle repack --columns a,b,c",
+        )
+    reader = RowReader(manifest.columns, manifest.row_inputs)
+    table = _Table(args, name, reader.names, [c.name for c in reader.columns if c.categories is not None])
+    try:
+        table.note(reader.check_names(table.file.header) if table.file.header is not None else ())
+    except InputError as error:
+        raise ModelError(f"{name}: {error}") from error
+    runner = Runner(package, args.threads)
+    labels = package.members.get("labels.txt", b"").decode().splitlines()
+    names = [spec.name for spec in manifest.outputs]
+    with table:
+        for line, values in table.rows():
+            try:
+                result = runner(reader.arrays([values]))
+                answers: Mapping[str, Any]
+                if result.answers is not None:
+                    answers = result.answers
+                else:
+                    is_whole = len(names) == len(result.outputs)
+                    answers = dict(
+                        zip(names if is_whole else result.outputs, result.outputs.values(), strict=True)
+                    )
+                flat = {key: _flat(value) for key, value in answers.items()}
+                table.add(line, cells_of(flat, labels), _ranked(flat))
+            except (BuildError, EdgeError) as error:
+                table.failed(line, str(error))
+    return table.finish()
+
+
+async def infer_rows(args: argparse.Namespace, broker: Broker, name: str) -> int:
+    """Ask a model on a device about each row of a table."""
+    import asyncio
+
+    from builder.cli.progress import print_line
+    from builder.running.row_answers import cells_of
+    from edgebundle.async_client import AsyncClient
+    from edgebundle.defaults import IN_FLIGHT
+    from edgebundle.errors import ExecutionError, InputError
+    from edgebundle.request import Request
+
+    async with AsyncClient(broker, progress=print_line) as client:
+        model = client.model(args.agent, args.model)
+        columns = (await model.info()).columns
+        if not columns:
+            raise ModelError(
+                f"{args.agent}: {args.model}: expected a model that declares columns for a table, "
+                "got one that does not",
+                hint="declare them, and deploy it again: edgebundle repack --columns a,b,c",
+            )
+        names = [column.name for column in columns]
+        table = _Table(args, name, names, [each.name for each in columns if each.datatype == "BYTES"])
+        if table.file.header is not None:
+            missing = [each for each in names if each not in table.file.header]
+            if missing:
+                raise ModelError(
+                    f"{name}: expected {len(names)} columns, missing {', '.join(map(repr, missing[:6]))}"
+                )
+            table.note([each for each in table.file.header if each not in names])
+        running: deque[tuple[int, asyncio.Task[Answer]]] = deque()
+
+        async def take() -> None:
+            line, task = running.popleft()
+            try:
+                outputs = (await task).outputs
+                flat = {o.name: o.flat() if o.datatype == "BYTES" else _flat(o.values) for o in outputs}
+                table.add(line, cells_of(flat), _ranked(flat))
+            except (InputError, ExecutionError, BuildError) as error:
+                table.failed(line, getattr(error, "message", str(error)))
+
+        with table:
+            try:
+                for line, values in table.rows():
+                    call = model.item(Request.row(values), deadline_s=args.deadline)
+                    running.append((line, asyncio.ensure_future(call)))
+                    if len(running) >= IN_FLIGHT:
+                        await take()
+                while running:
+                    await take()
+            finally:
+                for _, task in running:
+                    task.cancel()
+                await asyncio.gather(*(task for _, task in running), return_exceptions=True)
+    return table.finish()
+
+
+def is_rows(name: str) -> bool:
+    """Return whether a file has rows; a `.json` file may be a request with tensors instead."""
+    from builder.running.row_file import MAX_JSON_BYTES, ROW_SUFFIXES
+
+    path = Path(name)
+    suffix = path.suffix.lower()
+    if suffix != ".json" or not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
+        return suffix in ROW_SUFFIXES and suffix != ".json"
+    try:
+        document = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return True  # whose reader says what is wrong
+    return not (isinstance(document, dict) and isinstance(document.get("inputs"), list))
+
+
+class _Table:
+    """The rows of a file, and what becomes of their answers."""
+
+    def __init__(
+        self, args: argparse.Namespace, name: str, names: Sequence[str], texts: Sequence[str]
+    ) -> None:
+        from builder.running import row_answers
+        from builder.running.row_accuracy import RowAccuracy, read_truths
+        from builder.running.row_file import open_rows
+
+        self._args = args
+        self._names = names
+        self._texts = frozenset(texts)
+        self.file: RowFile = open_rows(name, names)
+        self._stack = ExitStack()
+        self._writing = row_answers
+        self._output: str | None = args.outputs
+        if self._output:
+            row_answers.check_name(self._output)
+            if Path(self._output).resolve() == Path(name).resolve():
+                raise ModelError(f"--outputs: expected another file than the input, got {self._output}")
+        self._writer: row_answers.RowWriter | None = None
+        self._truths: Iterator[str] | None = read_truths(args.accuracy) if args.accuracy else None
+        self._waiting: deque[str] = deque()  # what is true of the rows that have no answer yet
+        self._accuracy = RowAccuracy()
+        self._documents: list[dict[str, object]] = []
+        self._counts: Counter[str] = Counter()
+        self._done = self._failed = 0
+        self._began = self._shown = time.monotonic()
+
+    def __enter__(self) -> None:
+        if self._output:
+            self._writer = self._stack.enter_context(self._writing.writing(self._output))
+
+    def __exit__(self, *error: Any) -> None:  # noqa: ANN401
+        self._stack.__exit__(*error)
+        _clear_line()
+
+    def note(self, extra: Sequence[str]) -> None:
+        """Tell which columns of the table the model does not take."""
+        from builder.running.row_accuracy import LABEL
+
+        extra = [name for name in extra if name != LABEL or self._truths is None]
+        if extra and not self._args.json:
+            shown = ", ".join(name[:60] for name in extra[:6]) + (" ..." if len(extra) > 6 else "")
+            print(f"columns that the model does not take: {shown}", file=sys.stderr)
+
+    def rows(self) -> Iterator[tuple[int, dict[str, object] | list[object]]]:
+        """Yield each row that can be read, with its line; tell about the others."""
+        for row in self.file.rows:
+            self._progress(row.line)
+            if self._truths is not None:
+                truth = next(self._truths, None)
+                if truth is None:
+                    raise ModelError(
+                        f"--accuracy: {self._args.accuracy} has fewer rows than {self.file.path}"
+                    )
+                self._waiting.append(truth)
+            try:
+                values = self._values(row)
+            except ValueError as error:
+                self._tell(row.line, str(error))
+                if self._waiting:
+                    self._waiting.pop()
+                continue
+            yield row.line, values
+        if not self._done and not self._failed:
+            raise ModelError(f"{self.file.path}: expected rows, got none")
+
+    def _values(self, row: Row) -> dict[str, object] | list[object]:
+        from builder.running.row_file import typed
+
+        if self.file.is_text:
+            return typed(row.values, self._texts, self._names, comma=self.file.comma)
+        if isinstance(row.values, dict | list):
+            return row.values
+        raise ValueError("expected a row, an object or an array")
+
+    def add(self, line: int, cells: Cells, ranked: Sequence[Sequence[str]]) -> None:
+        """Take the answer about a row."""
+        self._done += 1
+        self._counts.update([str(cells["label"])] if "label" in cells else [])
+        if self._truths is not None:
+            self._accuracy.add(cells, ranked, self._waiting.popleft())
+        if self._writer is not None:
+            self._writer.write(line, cells)
+        elif self._args.json:
+            self._documents.append({"line": line, **cells})
+        elif self._truths is None:
+            _clear_line()
+            print(f"{line:6}  {self._writing.shown(cells)}")
+
+    def failed(self, line: int, reason: str) -> None:
+        """Take the refusal of the row whose turn it is."""
+        self._tell(line, reason)
+        if self._waiting:
+            self._waiting.popleft()
+
+    def _tell(self, line: int, reason: str) -> None:
+        self._failed += 1
+        if self._failed <= _MOST_ERRORS:
+            _clear_line()
+            print(f"edgebundle: error: {self.file.path}:{line}: {' '.join(reason.split())}", file=sys.stderr)
+
+    def finish(self) -> int:
+        """Print the summary, and return the exit code."""
+        if self._failed > _MOST_ERRORS:
+            print(f"edgebundle: error: {self._failed - _MOST_ERRORS} more rows", file=sys.stderr)
+        if self._args.json:
+            document: dict[str, object] = {"rows": self._done, "failed": self._failed}
+            if self._writer is None and self._truths is None:
+                document["results"] = self._documents
+            if self._truths is not None:
+                document["accuracy"] = self._accuracy.document()
+            print(json.dumps(document))
+        else:
+            print(self._summary(), file=sys.stderr)
+            if self._truths is not None:
+                print(self._accuracy)
+        return EXIT_INPUT if self._failed else 0
+
+    def _summary(self) -> str:
+        seconds = time.monotonic() - self._began
+        each_ms = 1e3 * seconds / max(1, self._done)
+        parts = [
+            f"{self._done} row{'' if self._done == 1 else 's'} in {seconds:.1f} s, {each_ms:.1f} ms each"
+        ]
+        most = self._counts.most_common(_MOST_LABELS)
+        if most:
+            more = f" and {len(self._counts) - len(most)} more" if len(self._counts) > len(most) else ""
+            parts.append(", ".join(f"{count} {label}" for label, count in most) + more)
+        if self._failed:
+            parts.append(f"{self._failed} could not be used")
+        if self._output:
+            parts.append(f"written to {self._output}")
+        return "; ".join(parts)
+
+    def _progress(self, line: int) -> None:
+        now = time.monotonic()
+        if sys.stderr.isatty() and now - self._shown >= _BETWEEN_PROGRESS_S:
+            self._shown = now
+            print(f"\r\033[Kline {line}", end="", file=sys.stderr, flush=True)
+
+
+def _flat(value: Any) -> Sequence[Any]:  # noqa: ANN401 - an array, or texts
+    return value if isinstance(value, tuple) else value.reshape(-1)
+
+
+def _ranked(values: Mapping[str, Sequence[Any]]) -> list[list[str]]:
+    """Return the names of each class in an answer, best first: its label and its number."""
+    prefix = next((name.removesuffix("indices") for name in values if name.endswith("indices")), None)
+    if prefix is None:
+        return []
+    numbers = [str(int(number)) for number in values[f"{prefix}indices"]]
+    labels = values.get(f"{prefix}labels")
+    if labels is None:
+        return [[number] for number in numbers]
+    texts = [label.decode("utf-8", "replace") if isinstance(label, bytes) else str(label) for label in labels]
+    return [[text, number] for text, number in zip(texts, numbers, strict=True)]
+
+
+def _clear_line() -> None:
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,213 @@
+"""Parity of models that are computed in float16: block by block, then as a whole.
+
+A float16 model differs from its reference by rounding, and a deep model by more than a shallow one. So the
+reference computes each tensor from the tensors that *we* stored before it (as in `block_parity`). What is
+left is the rounding of one kernel, whose size is known: a wrong bias, a missing limit, a channel whose scale
+is off by five percent or a chunk of products that is left out stand out in one channel.
+
+Which of our tensors is which of the model's is found by its shape, without the padding of its channels, and
+its numbers. A tensor that is not found belongs to the next block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from builder.compiling.block_parity import Cuts
+from builder.compiling.parity import run_as_defined
+from builder.errors import ParityError
+
+Array = npt.NDArray[Any]
+
+# Of a tensor, in decibels. One kernel's rounding leaves 60, with Winograd's algorithm 46.
+LEAST_OF_BLOCK: Final = 38.0
+# Of a single channel. A channel with few numbers beside zero is compared with a part of its tensor.
+LEAST_OF_CHANNEL: Final = 28.0
+_FLOOR: Final = 0.25
+# Of the model's outputs: less is not a model that anybody would use.
+LEAST_OF_OUTPUT: Final = 20.0
+# A tensor is taken for one of the model's if they agree to this.
+_SIMILAR: Final = 10.0
+_PACKED: Final = 5  # axes of `[N, C/b, H, W, b]`
+
+
+@dataclass(frozen=True, slots=True)
+class HalfBlock:
+    """A tensor of the model that one of ours was found to be.
+
+    Attributes
+    ----------
+    name
+        In the model.
+    decibels
+        Signal to noise, of the tensor.
+    worst_channel
+        The same, of the channel with the most noise.
+    """
+
+    name: str
+    decibels: float
+    worst_channel: float
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether rounding explains the noise."""
+        return self.decibels >= LEAST_OF_BLOCK and self.worst_channel >= LEAST_OF_CHANNEL
+
+
+@dataclass(frozen=True, slots=True)
+class HalfParity:
+    """The comparison of a model.
+
+    Attributes
+    ----------
+    blocks
+        The tensors that were found.
+    outputs
+        Signal to noise of the outputs, as the whole model computes them: name -> decibels.
+    """
+
+    blocks: tuple[HalfBlock, ...]
+    outputs: Mapping[str, float]
+
+    def summary(self) -> str:
+        """Return the comparison as one line."""
+        worst = min(self.blocks, key=lambda block: block.decibels, default=None)
+        noisiest = "" if worst is None else f", each by itself to at least {worst.decibels:.0f} dB"
+        return (
+            f"{len(self.blocks)} tensors agree in float16{noisiest}; "
+            f"the outputs agree to {min(self.outputs.values()):.0f} dB"
+        )
+
+    def check(self) -> None:
+        """Refuse a model that differs by more than rounding.
+
+        Raises
+        ------
+        ParityError
+            If it does, or if an output is not finite where the reference is.
+        """
+        for block in self.blocks:
+            if not block.is_rounding:
+                raise ParityError(
+                    f"tensor {block.name[:80]}: expected a signal-to-noise ratio of at least "
+                    f"{LEAST_OF_BLOCK:g} dB, and {LEAST_OF_CHANNEL:g} dB in each channel, got "
+                    f"{block.decibels:.1f} and {block.worst_channel:.1f} dB",
+                    hint="this is a fault of the compiler, not of the model: please report it with the model",
+                )
+        for name, ratio in self.outputs.items():
+            if not ratio >= LEAST_OF_OUTPUT:
+                raise ParityError(
+                    f"output {name[:80]}: expected a signal-to-noise ratio of at least "
+                    f"{LEAST_OF_OUTPUT:g} dB in float16, got {ratio:.1f} dB",
+                    hint="this model amplifies rounding: compile it in float32, or with weights-fp16",
+                )
+
+
+def compare_halves(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Array],
+    ours: Iterable[Array],
+    outputs: Sequence[Array],
+    reference: Sequence[Array],
+) -> HalfParity:
+    """Compare a compiled model with the reference.
+
+    Parameters
+    ----------
+    model
+        The normalised model.
+    inputs
+        Input name -> array.
+    ours
+        The tensors that our kernels stored, in order, in whichever layout they are.
+    outputs, reference
+        Our outputs and the reference's, in the model's order.
+
+    Raises
+    ------
+    ModelError
+        If ONNX Runtime refuses a part of the model.
+    """
+    graph = Cuts(model)
+    known: dict[str, Array] = dict(inputs)
+    stored = [np.asarray(array) for array in ours]
+    blocks = []
+    for name, value in _values(model, inputs).items():
+        own = next((a for a in (_as(array, value.shape) for array in stored) if _is_similar(a, value)), None)
+        if own is None:
+            continue
+        (expected,) = graph.compute([name], known)
+        blocks.append(HalfBlock(name, decibels(own, expected), _worst_channel(own, expected)))
+        known[name] = own
+    names = [value.name for value in model.graph.output]
+    ratios = {n: decibels(a, b) for n, a, b in zip(names, outputs, reference, strict=True)}
+    return HalfParity(tuple(blocks), ratios)
+
+
+def decibels(ours: Array, theirs: Array) -> float:
+    """Return the ratio of a signal to its noise; negative infinity or NaN if our numbers are not finite."""
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    return _ratio(float(np.square(b).sum()), float(np.square(a - b).sum()))
+
+
+def _ratio(signal: float, noise: float) -> float:
+    if noise == 0:
+        return float("inf")
+    share = signal / noise  # NaN if one of our numbers is
+    return float("-inf") if share == 0 else float(10 * np.log10(share))
+
+
+def _worst_channel(ours: Array, theirs: Array) -> float:
+    """Return the ratio of the noisiest channel; axis 1 counts channels, for matrices the last one."""
+    axis = 1 if theirs.ndim >= 4 else theirs.ndim - 1
+    rest = tuple(a for a in range(theirs.ndim) if a != axis)
+    if not theirs.size or np.prod([theirs.shape[a] for a in rest]) < 8:
+        return float("inf")
+    b = theirs.astype(np.float64)
+    noise = np.square(ours.astype(np.float64) - b).mean(axis=rest)
+    signal = np.maximum(np.square(b).mean(axis=rest), _FLOOR**2 * np.square(b).mean())
+    return min(_ratio(float(s), float(n)) for s, n in zip(signal, noise, strict=True))
+
+
+def _values(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the float32 tensors inside a model, in its order."""
+    tapped = onnx.ModelProto()
+    tapped.CopyFrom(model)
+    ends = {value.name for value in model.graph.output}
+    names = [name for node in model.graph.node for name in node.output if name]
+    del tapped.graph.output[:]
+    tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    values = dict(zip(names, run_as_defined(tapped, inputs), strict=True))
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in ends and value.dtype == np.float32 and value.ndim > 1 and value.any()
+    }
+
+
+def _as(array: Array, shape: tuple[int, ...]) -> Array | None:
+    """Return a tensor of ours in the model's shape; None if it has another number of elements."""
+    if array.dtype.kind != "f":
+        return None
+    if array.shape == shape:
+        return array.astype(np.float32)
+    if array.ndim != _PACKED or len(shape) != _PACKED - 1:
+        return None
+    n, blocks, height, width, block = array.shape
+    if (n, height, width) != (shape[0], *shape[2:]) or not blocks * block - block < shape[
+        1
+    ] <= blocks * block:
+        return None
+    plain = array.transpose(0, 1, 4, 2, 3).reshape(n, blocks * block, height, width)
+    return np.ascontiguousarray(plain[:, : shape[1]], np.float32)
+
+
+def _is_similar(ours: Array | None, theirs: Array) -> bool:
+    return ours is not None and decibels(ours, theirs) >= _SIMILAR

@@ -1,0 +1,255 @@
+"""Winograd's convolution F(m x m, 3 x 3) on packed channels in float16, with sums in float32.
+
+As in `winograd`, there are three stages. Transformed pictures and weights are rounded to float16, and their
+products summed as `half_sums` says; the output's transform takes these sums, in float32.
+
+The points of F(4, 3) are 0, 3/4, -3/4, 3/2 and -3/2: in float16, the transforms for 0, 1, -1, 2 and -2 lose
+about 5 dB more. Rows of the input's transform are scaled by powers of two, so that its results are about as
+large as its operands; those of the weights are scaled by the inverse.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cache
+from typing import Final
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm import s_tir as st
+
+from builder.kernels.decisions import Chooser
+from builder.kernels.rewriter import shape_of
+from builder.kernels.signature import SPACE_MARK
+from builder.kernels.spaces.convolution import Conv2d, pack_weights
+from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
+from builder.kernels.spaces.half_sums import chunk_of
+from builder.kernels.spaces.register_tile import TileChoices, best_tile, hold_operand, tilings
+from builder.kernels.spaces.winograd import WEIGHTS_KIND
+from builder.kernels.spaces.winograd_loops import order_input, order_output
+from builder.kernels.spaces.winograd_transforms import Matrix, Transforms, select
+from builder.target.device_target import DeviceTarget
+
+KIND: Final = "half_winograd"
+TILE: Final = 4  # m
+_POINTS: Final = {
+    2: (Fraction(0), Fraction(1), Fraction(-1)),
+    4: (Fraction(0), Fraction(3, 4), Fraction(-3, 4), Fraction(3, 2), Fraction(-3, 2)),
+}
+
+
+@cache
+def transforms(m: int) -> Transforms:
+    """Return the matrices of F(m, 3) whose input's rows have sums of magnitudes of about two."""
+    plain = Transforms.of(m, _POINTS[m])
+    factors = [_power_of_two(Fraction(2) / sum(map(abs, row))) for row in plain.input]
+
+    def scaled(matrix: Matrix, by: list[Fraction]) -> Matrix:
+        return tuple(tuple(v * f for v in row) for row, f in zip(matrix, by, strict=True))
+
+    inverse = [1 / factor for factor in factors]
+    return Transforms(scaled(plain.input, factors), scaled(plain.weights, inverse), plain.output)
+
+
+def _power_of_two(x: Fraction) -> Fraction:
+    exponent = round(np.log2(float(x)))
+    return Fraction(1 << exponent) if exponent >= 0 else Fraction(1, 1 << -exponent)
+
+
+def applies(op: Conv2d, in_block: int, target: DeviceTarget) -> bool:
+    """Whether a convolution has 3x3 windows at stride 1, and reads whole vectors."""
+    plain = (op.kernel, op.strides, op.dilation, op.groups) == ((3, 3), (1, 1), (1, 1), 1)
+    return plain and in_block == 2 * target.simd.lanes
+
+
+def emit(
+    bb: relax.BlockBuilder,
+    op: Conv2d,
+    x: relax.Expr,
+    weight: np.ndarray,
+    out_block: int,
+    target: DeviceTarget,
+) -> relax.Expr:
+    """Emit the convolution of packed `x` as two calls: the transform of the weights, and the convolution.
+
+    Parameters
+    ----------
+    bb
+        Receives the calls.
+    op
+        The geometry.
+    x
+        The input, `[N, IC/bi, H, W, bi]`, float16.
+    weight
+        `[OC, IC, 3, 3]`, float16.
+    out_block
+        `bo`, the channels in a block of the output.
+    target
+        Its heuristic tile decides how weights are packed.
+    """
+    in_block, blocks, m = shape_of(x)[4], -(-op.out_channels // out_block), TILE
+    count = op.batch * -(-op.out_height // m) * -(-op.out_width // m)
+    oc, beside = space(count, blocks, target)
+    packed = relax.const(pack_weights(weight, in_block, out_block, oc))
+    u = bb.emit(
+        bb.call_te(
+            lambda w: transform_weights(w, m),
+            packed,
+            primfunc_name_hint="half_winograd_weights",
+            primfunc_attrs=NEVER_FUSED,
+        )
+    )
+    return bb.emit(
+        bb.call_te(
+            lambda data, weights: convolve(data, weights, op, m, beside),
+            x,
+            u,
+            primfunc_name_hint="half_winograd",
+            primfunc_attrs=FUSES_ELEMENTWISE,
+        )
+    )
+
+
+def transform_weights(w: te.Tensor, m: int) -> te.Tensor:
+    """Return `G g G^T`, `[(m + 2)**2, OB/t, IB, bi, t, bo]`, of `w`, `[OB/t, IB, 3, 3, bi, t, bo]`."""
+    size, g = m + 2, transforms(m).weights
+    ob, ib, _, _, bi, t, bo = (int(d) for d in w.shape)
+    half = te.compute(
+        (ob, ib, size, 3, bi, t, bo),
+        lambda o, i, e, kw, a, s, b: select(e, g, lambda kh: w[o, i, kh, kw, a, s, b]),
+        name="half",
+    )
+    return te.compute(
+        (size * size, ob, ib, bi, t, bo),
+        lambda xi, o, i, a, s, b: select(xi % size, g, lambda kw: half[o, i, xi // size, kw, a, s, b]).astype(
+            "float16"
+        ),
+        name="weights",
+        attrs={SPACE_MARK: WEIGHTS_KIND},
+    )
+
+
+def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int) -> te.Tensor:
+    """Return the three stages on packed `x` and transformed weights `u`.
+
+    Between the first two stages, the `beside` tiles that the product keeps in registers are adjacent.
+    """
+    size, t = m + 2, transforms(m)
+    n, in_blocks, height, width, bi = (int(d) for d in x.shape)
+    _, _, _, _, together, bo = (int(d) for d in u.shape)
+    out_blocks = -(-op.out_channels // bo)
+    top, left = op.padding[:2]
+    rows, columns = -(-op.out_height // m), -(-op.out_width // m)
+    tiles = n * rows * columns
+    groups = -(-tiles // beside)
+
+    def padded(i: tirx.Expr, c: tirx.Expr, y: tirx.Expr, z: tirx.Expr, v: tirx.Expr) -> tirx.Expr:
+        inside = tirx.all(i < n, y >= top, y < height + top, z >= left, z < width + left)
+        return tirx.if_then_else(inside, x[i, c, y - top, z - left, v], tirx.const(0, "float16"))
+
+    # The last group of tiles may reach into the image after the last one, which is zero.
+    images = -(-groups * beside // (rows * columns))
+    pad = te.compute((images, in_blocks, rows * m + 2, columns * m + 2, bi), padded, name="pad")
+
+    def vertical(c: tirx.Var, tile: tirx.Var, e: tirx.Var, b: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        i, y, z = tile // (rows * columns), tile // columns % rows, tile % columns
+        return select(e, t.input, lambda a: pad[i, c, y * m + a, z * m + b, v], "float16")
+
+    half_in = te.compute((in_blocks, groups * beside, size, size, bi), vertical, name="half_in")
+    data = te.compute(
+        (size * size, groups, in_blocks, beside, bi),
+        lambda xi, group, c, tile, v: select(
+            xi % size, t.input, lambda b: half_in[c, group * beside + tile, xi // size, b, v], "float16"
+        ),
+        name="data",
+    )
+    (inner,) = chunk_of((in_blocks,), bi)
+    ic, ii = te.reduce_axis((0, inner), "ic"), te.reduce_axis((0, bi), "ii")
+
+    def partial(xi: tirx.Var, o: tirx.Var, tile: tirx.Var, co: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        c = co * inner + ic
+        value = data[xi, tile // beside, c, tile % beside, ii]
+        return te.sum(value * u[xi, o // together, c, ii, o % together, v], axis=[ic, ii])
+
+    parts = te.compute((size * size, out_blocks, tiles, in_blocks // inner, bo), partial, name="products")
+    outer = te.reduce_axis((0, in_blocks // inner), "co")
+    product = te.compute(
+        (size * size, out_blocks, tiles, bo),
+        lambda xi, o, tile, v: te.sum(parts[xi, o, tile, outer, v].astype("float32"), axis=outer),
+        name="product",
+    )
+    half_out = te.compute(
+        (out_blocks, tiles, m, size, bo),
+        lambda o, tile, a, nu, v: select(a, t.output, lambda e: product[e * size + nu, o, tile, v]),
+        name="half_out",
+    )
+
+    def result(i: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        tile = (i * rows + y // m) * columns + z // m
+        return select(z % m, t.output, lambda nu: half_out[o, tile, y % m, nu, v])
+
+    return te.compute(
+        (n, out_blocks, op.out_height, op.out_width, bo),
+        result,
+        name="winograd",
+        attrs={SPACE_MARK: KIND, "edge.tile": m},
+    )
+
+
+def space(tiles: int, out_blocks: int, target: DeviceTarget) -> tuple[int, int]:
+    """Return the heuristic's register tile: blocks of output channels, and tiles of the picture."""
+    choices = TileChoices((out_blocks, tiles), tilings(out_blocks, 8), tilings(tiles, 32))
+    return best_tile(choices, target, held=True)
+
+
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+    """Order the loops of the three stages and of the epilogue; `block` is the last stage."""
+    m = int(sch.get(block).annotations["edge.tile"])
+    half_out = sch.get_producers(block)[0]
+    product = sch.get_producers(half_out)[0]
+    products = sch.get_producers(product)[0]
+    epilogue = Epilogue.after(sch, block)
+    sch.compute_inline(block)
+    order_input(sch, m)
+
+    xi, o, tile, v, co = sch.get_loops(product)
+    blocks, tiles = int(sch.get(o).extent), int(sch.get(tile).extent)
+    best = space(tiles, blocks, target)
+    oc = choose("oc", tilings(blocks, 8), best[0])
+    beside = choose("tiles", tilings(tiles, 32), best[1])
+    to, ti = sch.split(tile, [None, beside])
+    oo, oi = sch.split(o, [None, oc])
+    sch.reorder(xi, oo, to, co, oi, ti, v)
+    sch.compute_at(products, co, preserve_unit_loops=True)
+    _, io, it, _, lane, ic, ii = sch.get_loops(products)[-7:]
+    sch.reorder(ic, ii, io, it, lane)
+    hold_operand(sch, products, ic)
+    for loop in (ii, io, it, oi, ti):
+        sch.unroll(loop)
+    for loop in (lane, v):
+        sch.vectorize(loop)
+    sch.parallel(sch.fuse(xi, oo))
+    sch.decompose_reduction(products, ic)
+    sch.decompose_reduction(product, co)
+    order_output(sch, half_out, epilogue, m)
+
+
+def largest_factors(weight: np.ndarray) -> np.ndarray:
+    """Return by how much each transformed product may exceed the largest number of the picture.
+
+    Parameters
+    ----------
+    weight
+        `[OC, IC, 3, 3]`.
+
+    Returns
+    -------
+    numpy.ndarray
+        `[OC * (m + 2)**2, IC]` up to the order of rows: the magnitude of a transformed weight, times the
+        largest value that the picture's transform makes of numbers up to 1.
+    """
+    found = transforms(TILE)
+    g = np.array([[float(v) for v in row] for row in found.weights])
+    growth = np.array([float(sum(map(abs, row))) for row in found.input])
+    whole = np.abs(np.einsum("ai,ocij,bj->oabc", g, weight.astype(np.float64), g, optimize=True))
+    return np.asarray((whole * np.outer(growth, growth)[:, :, None]).reshape(-1, weight.shape[1]))

@@ -1,0 +1,216 @@
+"""Arithmetic in float16: from a float model to one whose products are computed so.
+
+The model's file does not change: which nodes stay in float32 is a mark for the compiler. They are those whose
+numbers could be too large for float16. The largest number of every tensor is measured on samples, and may be
+`HEADROOM` times as large on the device. A product stays in float32 too if a sum of such numbers as were
+measured could overflow, whatever their signs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from builder.compiling import declarations
+from builder.compiling.block_parity import is_quantised
+from builder.compiling.sample_inputs import make_inputs
+from builder.errors import ModelError
+from builder.importer import ImportedModel
+from builder.importer.multiply_adds import multiply_adds_of
+from builder.importer.onnx_graph import OnnxGraph
+from builder.importer.shapes import infer_shapes
+from builder.kernels.passes.halves import LARGEST, mark
+from builder.kernels.spaces.half_sums import LONGEST
+from builder.kernels.spaces.half_winograd import largest_factors
+from builder.quantising.calibration import CalibrationData, Source, open_calibration
+from builder.quantising.folding import fold_into_weights
+from builder.quantising.session import Sample, Session
+from builder.target.device_target import DeviceTarget
+from builder.target.half_arithmetic import require_half_arithmetic
+
+# How much larger than on the samples a number may become: a brighter picture, a louder recording.
+HEADROOM: Final = 8.0
+_SAMPLES: Final = 4  # random inputs, if there are no calibration data
+_PRODUCTS: Final = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_NAMED: Final = 3  # nodes that the table names
+
+
+@dataclass(frozen=True, slots=True)
+class HalvesReport:
+    """What is computed in float16.
+
+    Attributes
+    ----------
+    model
+        The model's name.
+    precision
+        `fp16`.
+    samples
+        How many samples the largest numbers were measured on.
+    sampled
+        Whether these were calibration data, not random numbers.
+    total_macs, half_macs
+        Multiply-adds of the model, and how many of them are in float16.
+    floats
+        The nodes that stay in float32 because of large numbers.
+    """
+
+    model: str
+    precision: str
+    samples: int
+    sampled: bool
+    total_macs: int
+    half_macs: int
+    floats: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return all fields, for JSON."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """Return the table that a person reads, one row each."""
+        share = 100 * self.half_macs / max(self.total_macs, 1)
+        rows = [("work in float16", f"{share:.1f} % of {self.total_macs / 1e6:,.1f} million multiply-adds")]
+        source = "samples" if self.sampled else "random inputs"
+        kept = "none"
+        if self.floats:
+            more = len(self.floats) - _NAMED
+            names = ", ".join(name[:40] for name in self.floats[:_NAMED])
+            kept = f"{names} and {more} more" if more > 0 else names
+        rows.append(("large numbers", f"in {kept}, measured on {self.samples} {source}"))
+        return [f"  {name:<16}{text}" for name, text in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class HalvesModel:
+    """A model that is to be computed in float16.
+
+    Attributes
+    ----------
+    model
+        The model, marked.
+    report
+        What is computed in float16.
+    """
+
+    model: ImportedModel
+    report: HalvesReport
+
+
+def to_halves(
+    model: ImportedModel,
+    target: DeviceTarget,
+    *,
+    calibration: Source | None = None,
+    preprocess: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> HalvesModel:
+    """Decide which products of a model are computed in float16.
+
+    Parameters
+    ----------
+    model
+        The result of `builder.load`.
+    target
+        The device.
+    calibration, preprocess
+        As in `builder.quantize`: samples on which the largest numbers are measured. Without them, random
+        inputs are used.
+    progress
+        Called with each step as it begins.
+
+    Raises
+    ------
+    TargetError
+        If the device does not compute in float16.
+    ModelError
+        If the model is quantised, or the calibration data cannot be used.
+    """
+    progress = progress or (lambda _: None)
+    require_half_arithmetic(target)
+    if is_quantised(model.onnx):
+        raise ModelError(
+            "--precision fp16: expected a float model, got one that is quantised already",
+            hint="compile it as it is: its products of bytes take fewer instructions than those in float16",
+        )
+    declared = declarations.preprocess(preprocess, model.inputs) if preprocess else None
+    if calibration is not None:
+        data = open_calibration(calibration, model.inputs, declared)
+    else:
+        before = declared or model.preprocess
+
+        def read(index: int) -> Sample:
+            return make_inputs(model.inputs, model.onnx, before, seed=index)
+
+        data = CalibrationData(tuple(str(index) for index in range(_SAMPLES)), read)
+    progress(f"measuring the largest numbers on {len(data)} samples")
+    folded = onnx.ModelProto()  # batch norms are folded into weights, as the compiler does
+    folded.CopyFrom(model.onnx)
+    if fold_into_weights(folded):
+        infer_shapes(folded)
+    largest = _largest(folded, data)
+    graph = OnnxGraph(folded)
+    floats = tuple(node.name for node in folded.graph.node if not _fits(node, graph, largest))
+    products = [node for node in folded.graph.node if multiply_adds_of(node, graph)]
+    total = sum(multiply_adds_of(node, graph) for node in products)
+    half = sum(
+        multiply_adds_of(node, graph)
+        for node in products
+        if node.name not in floats and node.op_type in _PRODUCTS and graph.is_constant(node.input[1])
+    )
+    report = HalvesReport(model.name, "fp16", len(data), calibration is not None, total, half, floats)
+    return HalvesModel(replace(model, mod=mark(model.mod, floats)), report)
+
+
+def _largest(model: onnx.ModelProto, data: CalibrationData) -> dict[str, float]:
+    """Return the largest magnitude of each float32 tensor over all samples; infinite if one is not finite."""
+    names = [name for node in model.graph.node for name in node.output if name]
+    session = Session(model, names)
+    largest: dict[str, float] = {}
+    for index in range(len(data)):
+        sample = data.read(index)
+        values = [*sample.items(), *zip(names, session.run(sample), strict=True)]
+        for name, value in values:
+            if value.dtype == np.float32 and value.size:
+                found = float(np.abs(value).max())
+                largest[name] = max(largest.get(name, 0.0), found if np.isfinite(found) else np.inf)
+    return largest
+
+
+def _fits(node: onnx.NodeProto, graph: OnnxGraph, largest: dict[str, float]) -> bool:
+    """Whether all numbers that a node reads and makes are far enough from float16's largest."""
+    for name in (*node.input, *node.output):
+        if name in largest and not largest[name] * HEADROOM <= LARGEST:
+            return False
+    if node.op_type not in _PRODUCTS or node.input[0] not in largest:
+        return True
+    weight = graph.constant(node.input[1])
+    if weight is None or weight.ndim < 2 or not weight.size:
+        return True
+    return largest[node.input[0]] * _chunk(node, weight) <= LARGEST
+
+
+def _chunk(node: onnx.NodeProto, weight: NDArray[Any]) -> float:
+    """Return the largest sum of magnitudes of as many factors of one output as a chunk may have."""
+    if node.op_type == "Conv":
+        factors = np.abs(weight.reshape(len(weight), -1).astype(np.float64))
+        if weight.shape[2:] == (3, 3):
+            return max(_sum(factors), _sum(largest_factors(weight)))
+    elif node.op_type == "ConvTranspose":
+        factors = np.abs(weight.swapaxes(0, 1).reshape(weight.shape[1], -1).astype(np.float64))
+    else:
+        turned = any(a.name == "transB" and a.i for a in node.attribute)
+        factors = np.abs((weight if turned else weight.swapaxes(-1, -2)).astype(np.float64))
+    return _sum(factors.reshape(-1, factors.shape[-1]))
+
+
+def _sum(factors: NDArray[Any]) -> float:
+    """Return the largest sum of a row, of at most as many numbers as a chunk has."""
+    if factors.shape[1] > LONGEST:
+        factors = np.partition(factors, -LONGEST, axis=1)[:, -LONGEST:]
+    return float(factors.sum(axis=1).max())

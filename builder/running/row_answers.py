@@ -1,0 +1,167 @@
+"""Answers about rows, as a table: a label and its probability, or the outputs' values, one row for each row.
+
+Promises a file that is whole or absent: it is written beside its place and renamed at the end.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final, TypeAlias
+
+from agent.durable import replacing
+from builder.errors import ModelError
+
+Cell: TypeAlias = float | int | str | bool | None
+Cells: TypeAlias = Mapping[str, Cell]
+
+SUFFIXES: Final = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
+# Values of one output that become cells; a model for rows has some classes.
+_MOST_VALUES: Final = 4096
+_NUMBER: Final = re.compile(r"[+-]?[\d.]+(?:[eE][+-]?\d+)?", re.ASCII)
+
+
+def cells_of(values: Mapping[str, Any], labels: Sequence[str] = ()) -> dict[str, Cell]:
+    """Return an answer as cells.
+
+    Parameters
+    ----------
+    values
+        Output -> its values, a sequence or an array of one dimension.
+    labels
+        The model's labels, for an output `label` that has a place among them.
+
+    Returns
+    -------
+    dict
+        `label` and `probability` of the best class, if the answer has a list of classes; otherwise each
+        value under its output's name, numbered from 0 if the output has several.
+
+    Raises
+    ------
+    ModelError
+        If an output has too many values for a table.
+    """
+    best = next((name.removesuffix("indices") for name in values if name.endswith("indices")), None)
+    if best is not None and len(values.get(f"{best}scores", ())) and len(values[f"{best}indices"]):
+        names = values.get(f"{best}labels", values[f"{best}indices"])
+        return {"label": _cell(names[0]), "probability": _cell(values[f"{best}scores"][0])}
+    cells: dict[str, Cell] = {}
+    for name, given in values.items():
+        if len(given) > _MOST_VALUES:
+            raise ModelError(
+                f"output {name!r:.80}: expected at most {_MOST_VALUES} values for a table, got {len(given)}",
+                hint="write the tensors: --outputs out.npz",
+            )
+        if len(given) == 1:
+            value = _cell(given[0])
+            is_place = name.endswith("label") and isinstance(value, int) and 0 <= value < len(labels)
+            cells[name] = labels[value] if is_place and isinstance(value, int) else value
+        else:
+            cells |= {f"{name}_{place}": _cell(value) for place, value in enumerate(given)}
+    return cells
+
+
+def shown(cells: Cells) -> str:
+    """Return cells as a line for people."""
+    if cells.keys() == {"label", "probability"}:
+        return f"{cells['probability']:.4f}  {cells['label']}"
+    words = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in cells.values()]
+    pairs = [f"{name} {word}" for name, word in zip(cells, words, strict=True)]
+    return ", ".join(pairs[:8]) + (", ..." if len(pairs) > 8 else "")
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[RowWriter]:
+    """Write a table of answers: CSV, or JSON with an array or with one object a line, by the file's suffix.
+
+    Raises
+    ------
+    ModelError
+        If the suffix is none of these.
+    """
+    path = Path(path)
+    check_name(path)
+    with replacing(path) as file:
+        writer = RowWriter(file, path.suffix.lower())
+        yield writer
+        writer.end()
+
+
+def check_name(path: str | Path) -> None:
+    """Check that a table can be written under this name.
+
+    Raises
+    ------
+    ModelError
+        If its suffix is another, or its folder does not exist.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise ModelError(
+            f"{path}: expected a name that ends in {', '.join(SUFFIXES)}", hint=f"use {path.stem}.csv"
+        )
+    if not path.parent.is_dir():
+        raise ModelError(f"{path}: the folder {path.parent} does not exist")
+
+
+class RowWriter:
+    """Writes cells to a file, row after row; `writing` makes it."""
+
+    def __init__(self, file: IO[bytes], suffix: str) -> None:
+        self._file = file
+        self._suffix = suffix
+        self._names: tuple[str, ...] | None = None
+
+    def write(self, line: int, cells: Cells) -> None:
+        """Write the answer about the row on a line of the input."""
+        row = {"line": line, **cells}
+        if self._suffix in (".csv", ".tsv"):
+            self._write_cells(row)
+            return
+        text = json.dumps(row, allow_nan=False)
+        if self._suffix == ".json":
+            text = (",\n " if self._names else "[\n ") + text
+        else:
+            text += "\n"
+        self._names = tuple(row)
+        self._file.write(text.encode())
+
+    def end(self) -> None:
+        """Write what comes after the last row."""
+        if self._suffix == ".json":
+            self._file.write(b"\n]\n" if self._names else b"[]\n")
+
+    def _write_cells(self, row: Cells) -> None:
+        text = io.StringIO()
+        table = csv.writer(text, delimiter="\t" if self._suffix == ".tsv" else ",", lineterminator="\n")
+        if self._names is None:
+            table.writerow(row)
+            self._names = tuple(row)
+        table.writerow([_guarded(row.get(name)) for name in self._names])
+        self._file.write(text.getvalue().encode())
+
+
+def _guarded(cell: Cell) -> Cell:
+    """Return a cell that no spreadsheet takes for a formula: labels come from the model's file."""
+    if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@") and not _NUMBER.fullmatch(cell):
+        return f"'{cell}"
+    return "" if cell is None else cell
+
+
+def _cell(value: Any) -> Cell:  # noqa: ANN401 - a scalar of numpy, a text, or its bytes
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    item = getattr(value, "item", None)
+    plain = value if item is None else item()
+    if isinstance(plain, float) and str(getattr(value, "dtype", "")) == "float32":
+        plain = float(f"{plain:.9g}")  # enough to read it back
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return str(plain)
+    return plain if isinstance(plain, float | int | str | bool) else str(plain)

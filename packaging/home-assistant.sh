@@ -1,0 +1,49 @@
+#!/bin/bash
+# Makes a Debian root folder with Home Assistant on the first call, keeps it between runs, and prints its path:
+# Home Assistant needs a newer Python than that of Debian 12.
+#
+#   packaging/home-assistant.sh
+#
+# Promises: as packaging/debian-root.sh, which makes the root that this one is a copy of. It takes 1.1 GB, a third of
+# it Home Assistant's own page, without which its core does not start. Only what the recipe of docs/clients.md needs is
+# installed beside the core.
+#   EDGEBUNDLE_CACHE    folder for roots; default ${XDG_CACHE_HOME:-~/.cache}/edgebundle
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+VERSION=2026.2.3
+PAGE=20260128.6
+MQTT=2.1.0 # of paho, which Home Assistant's integration names
+LRU=1.4.1  # Home Assistant names 1.3.0, of which there is no wheel for this Python
+
+cache=${EDGEBUNDLE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/edgebundle}
+root=$cache/home-assistant
+base=$(packaging/debian-root.sh amd64 trixie)
+stamp="$VERSION $PAGE $MQTT $LRU $(<"$base/.edgebundle-root")"
+exec 9>"$cache/.home-assistant.lock"
+flock 9
+if [[ -e $root/.home-assistant && $(<"$root/.home-assistant") == "$stamp" ]]; then
+  echo "$root"
+  exit
+fi
+
+build=$cache/.building-home-assistant
+rm -rf --one-file-system "$build"
+echo "installing Home Assistant $VERSION in $root (minutes, once)" >&2
+cp -a "$base" "$build"
+cp -L /etc/resolv.conf "$build/etc/resolv.conf"
+# Those that this machine trusts, such as a company's.
+cp -L /etc/ssl/certs/ca-certificates.crt "$build/etc/ssl/certs/ca-certificates.crt"
+within() { env -u PIP_FIND_LINKS chroot "$build" "$@" >&2; }
+within python3 -m venv /ha
+within /ha/bin/pip install -q --no-deps "homeassistant==$VERSION" "home-assistant-frontend==$PAGE"
+within /ha/bin/python -c "
+import importlib.metadata, pathlib
+needed = [each for each in importlib.metadata.requires('homeassistant') if not each.startswith('lru-dict')]
+pathlib.Path('/needed').write_text('\n'.join([*needed, 'lru-dict==$LRU', 'paho-mqtt==$MQTT']))"
+within /ha/bin/pip install -q --prefer-binary -r /needed
+within /ha/bin/hass --version
+echo "$stamp" >"$build/.home-assistant"
+rm -rf --one-file-system "$root"
+mv -T "$build" "$root"
+echo "$root"

@@ -1,0 +1,108 @@
+"""Parity in float16: rounding passes, faults of the compiler do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from builder.compiling.half_parity import HalfParity, compare_halves
+from builder.compiling.parity import run_as_defined
+from builder.errors import ParityError
+
+Array = NDArray[Any]
+CHANNELS = 20
+
+
+def network() -> onnx.ModelProto:
+    """Return convolution, ReLU, convolution, and scores."""
+    rng = np.random.default_rng(0)
+    constants = [
+        numpy_helper.from_array((rng.standard_normal((CHANNELS, i, 3, 3)) / 6).astype("f4"), f"w{n}")
+        for n, i in enumerate((4, CHANNELS))
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["c"], name="first", pads=[1] * 4),
+        helper.make_node("Relu", ["c"], ["r"], name="relu"),
+        helper.make_node("Conv", ["r", "w1"], ["d"], name="second", pads=[1] * 4),
+        helper.make_node("Relu", ["d"], ["y"], name="scores"),
+    ]
+    value = helper.make_tensor_value_info
+    ends = [value(n, TensorProto.FLOAT, [1, c, 8, 8]) for n, c in (("x", 4), ("y", CHANNELS))]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def pack(value: Array, block: int = 8) -> Array:
+    """Return `[1, C, H, W]` in blocks of channels, as kernels store it."""
+    _, c, h, w = value.shape
+    full = np.full((1, -(-c // block) * block, h, w), 7.0, value.dtype)
+    full[:, :c] = value
+    return full.reshape(1, -1, block, h, w).transpose(0, 1, 3, 4, 2)
+
+
+def compare(fault: Callable[[Array], Array]) -> HalfParity:
+    """Compare a run in float16 whose first layer has a fault."""
+    model = network()
+    inputs = {"x": np.random.default_rng(1).standard_normal((1, 4, 8, 8)).astype("f4")}
+    (reference,) = run_as_defined(model, inputs)
+    inner, second = onnx.ModelProto(), onnx.ModelProto()
+    inner.CopyFrom(model)
+    inner.graph.output[0].CopyFrom(helper.make_tensor_value_info("r", TensorProto.FLOAT, None))
+    (value,) = run_as_defined(inner, inputs)
+    own = fault(value.astype("f2")).astype("f2")
+    second.CopyFrom(model)
+    del second.graph.node[:2]
+    second.graph.input[0].CopyFrom(helper.make_tensor_value_info("r", TensorProto.FLOAT, value.shape))
+    (output,) = run_as_defined(second, {"r": own.astype("f4")})
+    return compare_halves(model, inputs, [inputs["x"].astype("f2"), pack(own)], [output], [reference])
+
+
+def test_rounding_passes() -> None:
+    found = compare(lambda value: value)
+    found.check()
+    assert [block.name for block in found.blocks] == ["r"]
+    assert found.blocks[0].decibels > 60
+    assert "1 tensors agree in float16" in found.summary()
+
+
+def _scaled(value: Array) -> Array:
+    value[:, 5] *= np.float16(1.05)
+    return value
+
+
+def _shifted(value: Array) -> Array:
+    value[:, 7] += np.float16(0.1)
+    return value
+
+
+def _unlimited(value: Array) -> Array:
+    value[value == 0] = np.float16(-0.2)
+    return value
+
+
+def _without_border(value: Array) -> Array:
+    value[:, :, 0] = 0
+    return value
+
+
+def _swapped(value: Array) -> Array:
+    return np.ascontiguousarray(value.swapaxes(2, 3))
+
+
+def _overflown(value: Array) -> Array:
+    value[0, 2, 3, 3] = np.inf
+    return value
+
+
+@pytest.mark.parametrize(
+    "fault", [_scaled, _shifted, _unlimited, _without_border, _swapped, _overflown], ids=lambda f: f.__name__
+)
+def test_faults_are_found(fault: Callable[[Array], Array]) -> None:
+    with pytest.raises(ParityError):
+        compare(fault).check()

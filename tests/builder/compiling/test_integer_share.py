@@ -1,0 +1,57 @@
+"""Which layers of a quantised model are named as computed in float32."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from builder import compile
+from builder.importer import import_onnx
+from tests.builder.quantising.networks import Network
+
+
+def quantised() -> onnx.ModelProto:
+    """A network in QDQ form: a dense convolution, a depthwise one, and a matrix product with a float one."""
+    network = Network()
+    scale, zero = network.constant(0.05), network.constant(120, np.uint8)
+
+    def pair(x: str) -> str:
+        return network.op("DequantizeLinear", network.op("QuantizeLinear", x, scale, zero), scale, zero)
+
+    def weight(*shape: int) -> str:
+        codes = network.rng.integers(-127, 128, shape)
+        return network.op(
+            "DequantizeLinear",
+            network.constant(codes, np.int8),
+            network.constant(0.002),
+            network.constant(0, np.int8),
+        )
+
+    x = pair(network.input("x", [1, 16, 6, 6], TensorProto.FLOAT))
+    x = pair(network.op("Conv", x, weight(16, 16, 3, 3), pads=[1] * 4))
+    x = pair(network.op("Conv", x, weight(16, 1, 3, 3), pads=[1] * 4, group=16))
+    x = network.op("Flatten", network.op("GlobalAveragePool", x))
+    y = network.op("MatMul", pair(x), weight(16, 4))
+    return network.model(network.op("MatMul", y, network.constant(np.ones((4, 4)))))
+
+
+@pytest.mark.slow
+def test_float_layers_of_a_quantised_model_are_named() -> None:
+    work = compile(import_onnx(quantised()), "host").integers
+    assert work is not None
+    depthwise, last = 36 * 16 * 9, 16
+    assert work.multiply_adds == 36 * 16 * 16 * 9 + depthwise + 16 * 4 + last
+    assert [(layer.operator, layer.multiply_adds) for layer in work.floats] == [
+        ("Conv", depthwise),
+        ("MatMul", last),
+    ]
+
+
+@pytest.mark.slow
+def test_a_float_model_has_no_share() -> None:
+    network = Network()
+    x = network.input("x", [1, 8])
+    model = network.model(network.op("MatMul", x, network.constant(np.ones((8, 4)))))
+    assert compile(import_onnx(model), "host").integers is None

@@ -1,0 +1,32 @@
+"""Products in float16, against double precision."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from builder.kernels.spaces import half_matmul
+from tests.builder.kernels.machines import element_machine, run
+from tests.builder.kernels.signal_to_noise import decibels
+
+
+@pytest.mark.parametrize(
+    ("lead", "depth", "columns"),
+    [((1,), 64, 40), ((7,), 96, 16), ((2, 3), 70, 17), ((1, 1), 5, 3), ((33,), 200, 24)],
+)
+def test_products_are_right_to_58_decibels(lead: tuple[int, ...], depth: int, columns: int) -> None:
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((*lead, depth)).astype("f2")
+    w = (rng.standard_normal((depth, columns)) / depth**0.5).astype("f2")
+    b = np.linspace(-1, 1, columns).astype("f4")
+
+    def build(v: relax.Expr) -> relax.Expr:
+        product = relax.op.matmul(v, relax.const(w), out_dtype="float32")
+        return relax.op.nn.relu(relax.op.add(product, relax.const(b)))
+
+    result = run(build, {"x": x}, element_machine())
+    assert half_matmul.KIND in result.schedules
+    want = np.maximum(x.astype("f8") @ w.astype("f8") + b, 0)
+    assert result.outputs[0].shape == want.shape
+    assert decibels(result.outputs[0], want) > 58

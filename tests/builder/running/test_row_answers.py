@@ -1,0 +1,73 @@
+"""Answers as tables: a label and a probability, or values, in files that programs read back."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.errors import ModelError
+from builder.running.row_answers import Cell, cells_of, shown, writing
+
+TOP: dict[str, Any] = {
+    "labels": (b"warm", b"cold"),
+    "scores": np.array([0.1, 0.05], np.float32),
+    "indices": np.array([1, 0]),
+    "label": np.array([1]),
+}
+
+
+def test_cells() -> None:
+    assert cells_of(TOP) == {"label": "warm", "probability": 0.100000001}
+    without = {name: value for name, value in TOP.items() if name != "labels"}
+    assert cells_of(without) == {"label": 1, "probability": 0.100000001}
+    assert cells_of({"label": np.array([1]), "p": np.array([0.25, 0.75])}, ("cold", "warm")) == {
+        "label": "warm", "p_0": 0.25, "p_1": 0.75,
+    }  # fmt: skip
+    assert cells_of({"label": np.array([7])}, ("cold", "warm")) == {"label": 7}
+    assert cells_of({"y": np.array([np.nan])}) == {"y": "nan"}
+    assert shown(cells_of(TOP)) == "0.1000  warm"
+    assert shown({"y_0": 0.123456789, "y_1": 2}) == "y_0 0.123457, y_1 2"
+    with pytest.raises(ModelError, match="at most 4096 values"):
+        cells_of({"y": np.zeros(5000)})
+
+
+def test_files(tmp_path: Path) -> None:
+    rows: list[dict[str, Cell]] = [
+        {"label": "a", "probability": 0.5},
+        {"label": "=HYPERLINK(1)", "probability": 1.0},
+    ]
+    read = {}
+    for suffix in ("csv", "tsv", "json", "jsonl"):
+        path = tmp_path / f"out.{suffix}"
+        with writing(path) as writer:
+            for line, row in enumerate(rows, 2):
+                writer.write(line, row)
+        read[suffix] = path.read_text()
+    assert list(csv.DictReader(read["csv"].splitlines())) == [
+        {"line": "2", "label": "a", "probability": "0.5"},
+        {"line": "3", "label": "'=HYPERLINK(1)", "probability": "1.0"},
+    ]
+    assert read["tsv"].splitlines()[0] == "line\tlabel\tprobability"
+    expected = [{"line": line, **row} for line, row in enumerate(rows, 2)]
+    assert json.loads(read["json"]) == expected
+    assert [json.loads(line) for line in read["jsonl"].splitlines()] == expected
+    with writing(tmp_path / "none.json"):
+        pass
+    assert json.loads((tmp_path / "none.json").read_text()) == []
+
+
+def test_a_file_is_whole_or_absent(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), writing(tmp_path / "out.csv") as writer:
+        writer.write(2, {"y": -1})
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    with writing(tmp_path / "out.csv") as writer:
+        writer.write(2, {"y": "-1.5"})
+    assert (tmp_path / "out.csv").read_text() == "line,y\n2,-1.5\n"
+    with pytest.raises(ModelError, match="expected a name that ends in"), writing(tmp_path / "out.xlsx"):
+        pass
