@@ -38,11 +38,42 @@ def keep_old_meanings(model: onnx.ModelProto, version: int) -> None:
                 value = constant_node_value(node)
                 if value is not None:
                     constants[node.output[0]] = value
+        _split_resizes(model.graph, constants)
         for node in walk_nodes(model.graph):
             if node.op_type == "Resize" and not node.domain:
                 _keep_resize(node, constants)
     if version < _HARDMAX:
         _keep_hardmax(model.graph)
+
+
+def _split_resizes(graph: onnx.GraphProto, constants: dict[str, NDArray[np.generic]]) -> None:
+    """Shrink in one node and grow in another: a node has one way to choose between nearest pixels."""
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        for subgraph in subgraphs(node):
+            _split_resizes(subgraph, constants)
+        nodes.append(copy_node(node))
+        if node.op_type != "Resize" or node.domain or attributes(node).get("mode", "nearest") != "nearest":
+            continue
+        scales = constants.get(node.input[2]) if len(node.input) > 2 else None
+        if scales is None or not ((np.asarray(scales) < 1).any() and (np.asarray(scales) > 1).any()):
+            continue
+        output = node.output[0]
+        between = f"{output}/shrunk"
+        grow = copy_node(node)
+        grow.name = f"{node.name}/grow"
+        grow.input[0] = between
+        nodes[-1].output[0] = between
+        whole = np.asarray(scales)
+        for part, kept in ((nodes[-1], np.minimum(whole, 1)), (grow, np.maximum(whole, 1))):
+            name = f"{output}/scales{len(constants)}"
+            constants[name] = kept
+            graph.initializer.append(numpy_helper.from_array(kept, name))
+            part.input[2] = name
+        nodes.append(grow)
+    if len(nodes) != len(graph.node):
+        del graph.node[:]
+        graph.node.extend(nodes)
 
 
 def _keep_resize(node: onnx.NodeProto, constants: dict[str, NDArray[np.generic]]) -> None:

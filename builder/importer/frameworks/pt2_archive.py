@@ -28,7 +28,7 @@ from builder.importer.model_file import MAX_MODEL_BYTES
 # ResNet-50 has 320 members; each weight is one.
 MAX_MEMBERS: Final = 100_000
 # All documents together. The graph of BERT-base has 3 MB: stack traces and module paths for each node.
-MAX_JSON_BYTES: Final = 128 << 20
+MAX_JSON_BYTES: Final = 64 << 20
 # Python's values take up to thirty times the text that they are read from; these keep that below 2 GiB.
 _MOST: Final = {b"{": 1 << 20, b"[": 1 << 21, b'"': 1 << 23}
 _MAX_PICKLE_BYTES: Final = 1 << 20

@@ -45,6 +45,7 @@ def model(postprocess: Postprocess | None = None, kernels: Kernels | None = None
         preprocessor=None,
         postprocessor=Postprocessor(postprocess, described.smallest_outputs),
         cbor=import_cbor(),
+        rows=None,
     )
     return Model(cast(Prepared, prepared), module, 0.0)
 

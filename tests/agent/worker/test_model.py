@@ -55,6 +55,7 @@ def make(failure: Exception | None = None, results: Mapping[str, Any] | None = N
         preprocessor=None,
         postprocessor=lambda outputs, _placement: outputs if results is None else results,
         cbor=import_cbor(),
+        rows=None,
     )
     return Model(cast(Prepared, prepared), cast(GraphModule, TwiceModule(failure)), 0.0)
 
