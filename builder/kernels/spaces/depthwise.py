@@ -158,7 +158,7 @@ def space(
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: DepthwiseTiles, lanes: int) -> None:
     """Order the loops of a depthwise convolution, of its padding and of its epilogue.
 
-    A block of bytes may have several vectors of float32, of `lanes` each.
+    A block of bytes may have several vectors of float32, of `lanes` each; float16 has twice as many lanes.
     """
     epilogue = Epilogue.after(sch, block)
     n, c, y, z, v, kh, kw = sch.get_loops(block)
@@ -207,4 +207,5 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     s = space(height, width, kernel_w, row_bytes, target, stride=max(1, in_width // width))
     d = s.default
     tiles = DepthwiseTiles(choose("ow", s.ow, d.ow), choose("oh", s.oh, d.oh), d.zeros_first)
-    apply(sch, block, tiles, target.simd.lanes)
+    halves = str(sch.get(block).writes[0].source.dtype) == "float16"
+    apply(sch, block, tiles, target.simd.lanes * (2 if halves else 1))
