@@ -142,7 +142,7 @@ def compare_blocks(
     return Blocks(tuple(found), tuple(hidden), tuple(expected_outputs))
 
 
-def _explain(search: Search, graph: _Cuts, known: Mapping[str, Array]) -> None:
+def _explain(search: Search, graph: Cuts, known: Mapping[str, Array]) -> None:
     """Clear those of our tensors of a suspicion that are float tensors of the model, such as a Relu's.
 
     What follows a dequantisation is often fused with it, and close to the numbers that it reads.
