@@ -33,7 +33,7 @@ _INTERNAL: Final = 1
 # Address space beyond resident memory: allocators reserve some for each thread.
 _RESERVED_BYTES: Final = 2 << 30
 _PAGE: Final = resource.getpagesize()
-_CONTROL: Final = re.compile(r"[^\n -~\u00a0-\uffff]")
+_CONTROL: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,11 @@ class Records:
         meta.check_version(str(folder))
         if target is not None:
             meta.check_target(target, str(folder))
-        workloads = [(str(line[0]), line) for _, line in read_lines(folder / WORKLOADS)]
+        workloads = []
+        for number, line in read_lines(folder / WORKLOADS):
+            if not isinstance(line, list) or not line:
+                raise RecordsError(f"{folder / WORKLOADS}:{number}: expected a list, got {str(line)[:40]}")
+            workloads.append((str(line[0]), line))
         records: list[Record] = []
         skipped: Counter[tuple[str, int]] = Counter()
         for number, line in read_lines(folder / RECORDS):

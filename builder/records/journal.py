@@ -43,7 +43,7 @@ def read_lines(path: Path) -> list[tuple[int, Any]]:
             continue
         try:
             parsed.append((number, json.loads(line)))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number >= len(lines) - 1:  # the last line, incomplete after a crash
                 continue
             raise RecordsError(

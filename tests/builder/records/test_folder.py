@@ -258,3 +258,11 @@ def test_merged_records_are_of_the_present_version(
 
 def test_every_kind_of_design_space_has_a_version() -> None:
     assert SPACE_VERSIONS.keys() == SPACES.keys()
+
+
+@pytest.mark.parametrize("text", ["null\n", "[]\n", "3\n", "[" * 5000 + "]" * 5000 + "\n3\n"])
+@pytest.mark.parametrize("name", ["database_workload.json", "database_tuning_record.json"])
+def test_a_line_of_any_other_json_is_refused(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    with pytest.raises(RecordsError, match="expected"):
+        Records.read(folder)
