@@ -51,7 +51,7 @@ class Identity:
         stated = os.environ.get("SOURCE_DATE_EPOCH")
         if stated is None:
             return int(time.time())
-        if not (stated.isascii() and stated.isdigit()):
+        if not re.fullmatch("[0-9]{1,18}", stated):
             raise ModelError(f"expected a number of seconds in SOURCE_DATE_EPOCH, got {stated!r:.80}")
         return int(stated)
 

@@ -7,6 +7,7 @@ times. Several dimensions share the number of buckets that a bundle may have.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,6 +19,7 @@ MAX_SIZES: Final = 8
 _SMALLEST_PART: Final = 32
 # Ranges of up to so many sizes are compiled for each of them, if padding would change the answer.
 MAX_EXACT: Final = 16
+_SIZE: Final = re.compile(r"[0-9]{1,10}")
 
 BUCKETS_HINT: Final = "write --buckets 16,64,128, or --buckets NAME=16,64,128 for one of several dimensions"
 
@@ -62,7 +64,7 @@ def parse_buckets(text: str) -> dict[str, tuple[int, ...]]:
     for part in text.split():
         name, _, sizes = part.rpartition("=")
         numbers = sizes.split(",")
-        if name in found or not all(n.isascii() and n.isdigit() and 0 < int(n) < 1 << 31 for n in numbers):
+        if name in found or not all(_SIZE.fullmatch(n) and 0 < int(n) < 1 << 31 for n in numbers):
             raise ShapeError(f"expected sizes of buckets, got {part[:60]!r}", hint=BUCKETS_HINT)
         found[name] = tuple(sorted({int(number) for number in numbers}))
     if not found:

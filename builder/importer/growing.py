@@ -10,6 +10,7 @@ stays within the capacity. Leaves refusing a step beyond it to `agent.runtime.st
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from builder.importer.state_patterns import expand_states
 
 # Since opset 13, Slice and Squeeze take what they need as inputs.
 OLDEST: Final = 13
+_NUMBER: Final = re.compile("[0-9]{1,9}")
 _HINT: Final = (
     'write --state "past_key_values.*:present.*" --input-shapes "input_ids:[1,1] '
     'past_key_values.0.key:[1,8,0..255,64]", with the names and sizes of your model'
@@ -170,7 +172,7 @@ def _steps(dim: object, sizes: Mapping[str, int], symbols: set[str] | frozenset[
         return None
     terms = [term.strip() for term in dim.split("+")]
     others = [term for term in terms if term not in symbols]
-    numbers = [int(term) if term.isdigit() else sizes.get(term) for term in others]
+    numbers = [int(term) if _NUMBER.fullmatch(term) else sizes.get(term) for term in others]
     if len(others) != len(terms) - 1 or None in numbers:
         return None
     return sum(number for number in numbers if number is not None)

@@ -158,7 +158,7 @@ def _parse(spec: str) -> Mapping[str, Any]:
         if key == "mattr":
             config[key] = value.split(",")
         elif key == "num-cores":
-            if not value.isdigit() or not 1 <= int(value) <= 1024:
+            if not re.fullmatch("[0-9]{1,4}", value) or not 1 <= int(value) <= 1024:
                 raise TargetError(f"target: expected -num-cores from 1 to 1024, got {value[:20]!r}")
             config[key] = int(value)
         else:

@@ -76,6 +76,7 @@ def test_an_x86_target_may_have_fewer_features_than_this_machine() -> None:
         ("llvm -mcpu=pentium99", "LLVM does not know the CPU 'pentium99'"),
         ("llvm cortex-a72", "expected -option=value, got 'cortex-a72'"),
         ("llvm -num-cores=many", "expected -num-cores from 1 to 1024, got 'many'"),
+        ("llvm -num-cores=²", "expected -num-cores from 1 to 1024, got '²'"),
         ("llvm -bogus=1", "bogus"),
         ("{", "expected a JSON object"),
         ('{"kind":"cuda"}', "expected 'llvm', got 'cuda'"),
