@@ -75,10 +75,14 @@ export class Answer {
   get boxes(): Box[];
 }
 
-/** A picture or a WAV (a path in Node, bytes, or a Blob such as a File), or tensors by name. */
+/** A value of a row; null or NaN if it is missing. */
+export type Value = number | boolean | string | null;
+
+/** A picture or a WAV (a path in Node, bytes, or a Blob such as a File), a row of a table, or tensors by name. */
 export type Input =
   | { image: string | Blob | ArrayBuffer | ArrayBufferView }
   | { audio: string | Blob | ArrayBuffer | ArrayBufferView; contentType?: string }
+  | { row: Record<string, Value> | Value[] }
   | { tensors: Record<string, { shape: number[]; data: TensorData | ArrayLike<number>; datatype?: Datatype }> };
 
 export interface Options {
@@ -102,6 +106,8 @@ export interface ModelInfo {
   audioRate: number | null;
   /** Whether tensors need a session. */
   hasState: boolean;
+  /** The columns of a row, in order; none if the model takes no rows. */
+  columns: { name: string; datatype: Datatype }[];
   postprocess: string[];
   ready: boolean;
   state: string;

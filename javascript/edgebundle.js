@@ -593,11 +593,12 @@ export class Client {
   async #request(target, input) {
     if (input === null || typeof input !== "object") {
       throw new UsageError(
-        `expected { image } or { tensors }, got ${show(input)}`,
+        `expected { image }, { tensors } or { row }, got ${show(input)}`,
         'model({ image: "cat.jpg" }) or model({ tensors: { x: { shape: [1, 4], data } } })',
       );
     }
     if (input === END_OF_SESSION) return { contentType: RAW, body: new Uint8Array(0), tensors: [] };
+    if (input.row !== undefined) return rowRequest(input.row);
     if (input.audio !== undefined) {
       const body = await pictureBytes(input.audio);
       return { contentType: input.contentType ?? "audio/wav", body, tensors: [] };
@@ -609,7 +610,7 @@ export class Client {
     if (given.length === 0)
       throw new UsageError(
         "expected a picture or tensors, got nothing",
-        "model({ image }) or model({ tensors: { name: { shape, data } } })",
+        "model({ image }), model({ tensors: { name: { shape, data } } }) or model({ row: { name: 21.5 } })",
       );
     for (const [name, { datatype, shape, data }] of given) {
       const type = datatype ?? DATATYPES.get(data?.constructor);
@@ -700,6 +701,7 @@ export class Client {
       audioInput: state.audio_input ?? null,
       audioRate: state.audio_rate ?? null,
       hasState: state.has_state === true,
+      columns: list(state.columns),
       postprocess: list(state.postprocess),
       ready: state.ready === true,
       state: String(state.state ?? ""),
@@ -925,6 +927,29 @@ function timingOf(text, total) {
   if (parts.includes(undefined))
     return { total, network: null, queue: null, decode: null, compute: null, encode: null };
   return { total, network: Math.max(0, total - parts.reduce((sum, part) => sum + part, 0)), ...found };
+}
+
+/** A row of a table: numbers, truth values, texts, or null or NaN for a missing value; by name, or in order. */
+function rowRequest(row) {
+  if (row === null || typeof row !== "object" || ArrayBuffer.isView(row)) {
+    throw new UsageError(
+      `a row: expected an object or an array of values, got ${show(row)}`,
+      "model({ row: { temperature: 21.5, humidity: 40 } })",
+    );
+  }
+  const value = (place, given) => {
+    if (given === null || given === undefined || Number.isNaN(given)) return null;
+    if (given === Infinity || given === -Infinity)
+      throw new UsageError(`a row: ${show(place)}: expected a finite number, got ${given}`);
+    if (["number", "boolean", "string"].includes(typeof given)) return given;
+    throw new UsageError(
+      `a row: ${show(place)}: expected a number, a truth value or a text, got ${show(typeof given)}`,
+    );
+  };
+  const values = Array.isArray(row)
+    ? row.map((given, place) => value(place, given))
+    : Object.fromEntries(Object.entries(row).map(([name, given]) => [name, value(name, given)]));
+  return { contentType: JSON_TYPE, body: encode(JSON.stringify({ row: values })), tensors: [] };
 }
 
 async function pictureBytes(image) {

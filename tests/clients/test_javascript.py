@@ -199,6 +199,30 @@ async def test_node_while_the_broker_restarts(mosquitto: BrokerProcess, folder: 
     assert "connecting again" in line
 
 
+async def test_rows_of_node(mosquitto: BrokerProcess, folder: Path) -> None:
+    """The request of a row is that of Python, and what no row has is said before anything is sent."""
+    (folder / "rows.js").write_text(
+        'import { Client } from "./edgebundle.js";\n'
+        "const client = new Client(process.argv[2]);\n"
+        'const model = client.model("kitchen", "digits");\n'
+        "await model({ row: { light: 0.3, open: true, room: 'hall', dust: NaN, id: null } });\n"
+        "await model({ row: [1, undefined, 2.5] });\n"
+        "for (const row of [null, 7, 'a', new Float32Array(2), { a: Infinity }, { a: [1] }, { a: 1n }])\n"
+        "  await model({ row }).catch((error) => console.log(error.name, error.message));\n"
+        "console.log((await model.info()).columns.length);\n"
+        "await client.close();\n"
+    )
+    async with Responder(mosquitto, lambda _count, _message: (200, TOP)) as responder:
+        said = (await asyncio.to_thread(node, folder, "rows.js", mosquitto.url)).splitlines()
+    rows = [json.loads(request.payload)["row"] for request in responder.requests]
+    assert rows == [{"light": 0.3, "open": True, "room": "hall", "dust": None, "id": None}, [1, None, 2.5]]
+    assert [line.partition(" ")[0] for line in said[:-1]] == ["UsageError"] * 7
+    assert "a row: expected an object or an array of values" in said[0]
+    assert "expected a finite number, got Infinity" in said[4]
+    assert "expected a number, a truth value or a text" in said[5]
+    assert said[-1] == "0"
+
+
 def test_chromium(site: Site, folder: Path, tmp_path: Path) -> None:
     browser = needed("chromium", "chromium-browser", "google-chrome")
     arrived = threading.Event()
