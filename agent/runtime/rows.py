@@ -131,7 +131,8 @@ class RowReader:
         if isinstance(row, Mapping):
             if not self._known <= row.keys():
                 missing = [name for name in self.names if name not in row]
-                extra = [str(name) for name in row if name not in self._known]
+                # A key of CBOR may be a number of any length, which cannot be printed.
+                extra = [name for name in row if isinstance(name, str) and name not in self._known]
                 raise InputError(f"{where}{self._missing(missing, extra)}")
             return [row[name] for name in self.names]
         if isinstance(row, list | tuple):
