@@ -54,6 +54,7 @@ SENSES: Final = {
 # Whose values are what the verb writes or needs: a bundle, a folder, a table.
 VARIOUS: Final = {
     "--output": "what the verb writes",
+    "--precision": "quantize has none that is only arithmetic",
     "--report": "compile also writes JSON",
     "--device": "a script for TVMC gives `run --device cpu`; on the agent it is the device's name",
     "--version": "of the program",

@@ -20,7 +20,7 @@ def test_a_repacked_bundle_is_signed_verified_and_run(
     terminal: Terminal, digits_bundle: Path, pair: KeyPair, tmp_path: Path
 ) -> None:
     new = tmp_path / "new.bundle"
-    flags = ("--postprocess", "top1", "--name", "one", "--version", "1.2.3", "--security-counter", "9")
+    flags = ("--postprocess", "top1", "--name", "one", "--model-version", "1.2.3", "--security-counter", "9")
     result = terminal("repack", digits_bundle, "-o", new, "--sign-key", pair.private, *flags)
     assert (result.code, result.err) == (0, [])
     assert result.out == f"{new}: one 1.2.3, counter 9\n"
@@ -50,7 +50,7 @@ def test_an_unsigned_result_is_told_and_json_is_the_only_output(
         (["--preprocess", "absent.toml"], "absent.toml: cannot be read"),
         (["--labels", "coco"], "expected 10 labels"),
         (["--postprocess", "none"], "the bundle's labels: expected a postprocess"),
-        (["--version", "1"], "version: expected"),
+        (["--model-version", "1"], "version: expected"),
         (["--sign-key", "absent.key"], "absent.key"),
     ],
 )

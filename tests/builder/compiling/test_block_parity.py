@@ -96,7 +96,10 @@ def wrong_scale_of_a_channel(patch: pytest.MonkeyPatch) -> None:
 
 
 def truncation(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(quantisation, "_rounded", lambda x: tirx.floor(x).astype("int32"))
+    def wrong(x: tirx.Expr, added: tirx.Expr | None = None) -> tirx.Expr:
+        return tirx.floor(x if added is None else x + added).astype("int32")
+
+    patch.setattr(quantisation, "_rounded", wrong)
 
 
 def no_limit(patch: pytest.MonkeyPatch) -> None:

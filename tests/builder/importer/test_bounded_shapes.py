@@ -30,7 +30,6 @@ def test_bounds_with_and_without_a_name() -> None:
 @pytest.mark.parametrize(
     "dim",
     [
-        "0..4",
         "4..1",
         "..4",
         "1..",

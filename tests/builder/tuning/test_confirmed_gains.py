@@ -172,6 +172,7 @@ def simulate(truth: Times, seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[
             index=i,
             name=f"task{i}",
             title=f"task{i}",
+            nodes=(),
             kind="conv2d",
             key=str(i),
             calls=CALLS,
