@@ -27,6 +27,7 @@ from builder.kernels.spaces.half_sums import chunk_of
 from builder.kernels.spaces.register_tile import TileChoices, best_tile, hold_operand, tilings
 from builder.kernels.spaces.winograd import WEIGHTS_KIND
 from builder.kernels.spaces.winograd_loops import order_input, order_output
+from builder.kernels.spaces.winograd_stages import Stages
 from builder.kernels.spaces.winograd_transforms import Matrix, Transforms, select
 from builder.target.device_target import DeviceTarget
 
@@ -134,35 +135,11 @@ def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int) -> te.
 
     Between the first two stages, the `beside` tiles that the product keeps in registers are adjacent.
     """
-    size, t = m + 2, transforms(m)
-    n, in_blocks, height, width, bi = (int(d) for d in x.shape)
+    t, stages = transforms(m), Stages(op, m, beside)
+    in_blocks, bi = int(x.shape[1]), int(x.shape[4])
     _, _, _, _, together, bo = (int(d) for d in u.shape)
     out_blocks = -(-op.out_channels // bo)
-    top, left = op.padding[:2]
-    rows, columns = -(-op.out_height // m), -(-op.out_width // m)
-    tiles = n * rows * columns
-    groups = -(-tiles // beside)
-
-    def padded(i: tirx.Expr, c: tirx.Expr, y: tirx.Expr, z: tirx.Expr, v: tirx.Expr) -> tirx.Expr:
-        inside = tirx.all(i < n, y >= top, y < height + top, z >= left, z < width + left)
-        return tirx.if_then_else(inside, x[i, c, y - top, z - left, v], tirx.const(0, "float16"))
-
-    # The last group of tiles may reach into the image after the last one, which is zero.
-    images = -(-groups * beside // (rows * columns))
-    pad = te.compute((images, in_blocks, rows * m + 2, columns * m + 2, bi), padded, name="pad")
-
-    def vertical(c: tirx.Var, tile: tirx.Var, e: tirx.Var, b: tirx.Var, v: tirx.Var) -> tirx.Expr:
-        i, y, z = tile // (rows * columns), tile // columns % rows, tile % columns
-        return select(e, t.input, lambda a: pad[i, c, y * m + a, z * m + b, v], "float16")
-
-    half_in = te.compute((in_blocks, groups * beside, size, size, bi), vertical, name="half_in")
-    data = te.compute(
-        (size * size, groups, in_blocks, beside, bi),
-        lambda xi, group, c, tile, v: select(
-            xi % size, t.input, lambda b: half_in[c, group * beside + tile, xi // size, b, v], "float16"
-        ),
-        name="data",
-    )
+    data = stages.data(x, t.input, "float16", tirx.const(0, "float16"))
     (inner,) = chunk_of((in_blocks,), bi)
     ic, ii = te.reduce_axis((0, inner), "ic"), te.reduce_axis((0, bi), "ii")
 
@@ -171,29 +148,15 @@ def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int) -> te.
         value = data[xi, tile // beside, c, tile % beside, ii]
         return te.sum(value * u[xi, o // together, c, ii, o % together, v], axis=[ic, ii])
 
-    parts = te.compute((size * size, out_blocks, tiles, in_blocks // inner, bo), partial, name="products")
+    shape = ((m + 2) ** 2, out_blocks, stages.tiles)
+    parts = te.compute((*shape, in_blocks // inner, bo), partial, name="products")
     outer = te.reduce_axis((0, in_blocks // inner), "co")
     product = te.compute(
-        (size * size, out_blocks, tiles, bo),
+        (*shape, bo),
         lambda xi, o, tile, v: te.sum(parts[xi, o, tile, outer, v].astype("float32"), axis=outer),
         name="product",
     )
-    half_out = te.compute(
-        (out_blocks, tiles, m, size, bo),
-        lambda o, tile, a, nu, v: select(a, t.output, lambda e: product[e * size + nu, o, tile, v]),
-        name="half_out",
-    )
-
-    def result(i: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
-        tile = (i * rows + y // m) * columns + z // m
-        return select(z % m, t.output, lambda nu: half_out[o, tile, y % m, nu, v])
-
-    return te.compute(
-        (n, out_blocks, op.out_height, op.out_width, bo),
-        result,
-        name="winograd",
-        attrs={SPACE_MARK: KIND, "edge.tile": m},
-    )
+    return stages.result(product, t.output, KIND)
 
 
 def space(tiles: int, out_blocks: int, target: DeviceTarget) -> tuple[int, int]:

@@ -32,6 +32,7 @@ from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epil
 from builder.kernels.spaces.integer_convolution import pack_weights, start_sums
 from builder.kernels.spaces.register_tile import TileChoices, hold_operand, shorter_inside, tilings
 from builder.kernels.spaces.winograd_loops import order_input, order_output
+from builder.kernels.spaces.winograd_stages import Stages
 from builder.kernels.spaces.winograd_transforms import Transforms, WholeTransforms, select, times
 from builder.target.device_target import DeviceTarget
 
@@ -203,39 +204,12 @@ def convolve(x: te.Tensor, zero: te.Tensor, u: te.Tensor, op: Conv2d, m: int, be
 
     Between the first two stages, the `beside` tiles that the product keeps in registers are adjacent.
     """
-    size, t = m + 2, Transforms.of(m).whole()
-    n, in_blocks, height, width, bi = (int(d) for d in x.shape)
+    t, stages = Transforms.of(m).whole(), Stages(op, m, beside)
+    in_blocks, bi = int(x.shape[1]), int(x.shape[4])
     _, _, _, steps, together, lanes = (int(d) for d in u.shape)
     group = bi // steps
     bo = lanes // group
-    out_blocks = -(-op.out_channels // bo)
-    top, left = op.padding[:2]
-    rows, columns = -(-op.out_height // m), -(-op.out_width // m)
-    tiles = n * rows * columns
-    groups = -(-tiles // beside)
-
-    def padded(i: tirx.Expr, c: tirx.Expr, y: tirx.Expr, z: tirx.Expr, v: tirx.Expr) -> tirx.Expr:
-        inside = tirx.all(i < n, y >= top, y < height + top, z >= left, z < width + left)
-        return tirx.if_then_else(
-            inside, x[i, c, y - top, z - left, v].astype("int16"), zero().astype("int16")
-        )
-
-    # The last group of tiles may reach into the image after the last one.
-    images = -(-groups * beside // (rows * columns))
-    pad = te.compute((images, in_blocks, rows * m + 2, columns * m + 2, bi), padded, name="pad")
-
-    def vertical(c: tirx.Var, tile: tirx.Var, e: tirx.Var, b: tirx.Var, v: tirx.Var) -> tirx.Expr:
-        i, y, z = tile // (rows * columns), tile // columns % rows, tile % columns
-        return select(e, t.input, lambda a: pad[i, c, y * m + a, z * m + b, v], "int16")
-
-    half_in = te.compute((in_blocks, groups * beside, size, size, bi), vertical, name="half_in")
-    data = te.compute(
-        (size * size, groups, in_blocks, beside, bi),
-        lambda xi, part, c, tile, v: select(
-            xi % size, t.input, lambda b: half_in[c, part * beside + tile, xi // size, b, v], "int16"
-        ),
-        name="data",
-    )
+    data = stages.data(x, t.input, "int16", zero().astype("int16"))
     ic = te.reduce_axis((0, in_blocks), "ic")
     iq = te.reduce_axis((0, steps), "iq")
     ig = te.reduce_axis((0, group), "ig")
@@ -245,24 +219,9 @@ def convolve(x: te.Tensor, zero: te.Tensor, u: te.Tensor, op: Conv2d, m: int, be
         factor = u[xi, o // together, ic, iq, o % together, v * group + ig].astype("int32")
         return te.sum(value * factor, axis=[ic, iq, ig])
 
-    product = te.compute((size * size, out_blocks, tiles, bo), products, name="product")
-    half_out = te.compute(
-        (out_blocks, tiles, m, size, bo),
-        lambda o, tile, a, nu, v: select(a, t.output, lambda e: product[e * size + nu, o, tile, v], "int32"),
-        name="half_out",
-    )
-
-    def result(i: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
-        tile = (i * rows + y // m) * columns + z // m
-        multiple = select(z % m, t.output, lambda nu: half_out[o, tile, y % m, nu, v], "int32")
-        return _divided(multiple, t)
-
-    return te.compute(
-        (n, out_blocks, op.out_height, op.out_width, bo),
-        result,
-        name="winograd",
-        attrs={SPACE_MARK: KIND, "edge.tile": m},
-    )
+    shape = ((m + 2) ** 2, -(-op.out_channels // bo), stages.tiles, bo)
+    product = te.compute(shape, products, name="product")
+    return stages.result(product, t.output, KIND, lambda multiple: _divided(multiple, t))
 
 
 def _divided(multiple: tirx.Expr, t: WholeTransforms) -> tirx.Expr:
