@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from builder.cli import SubParsers
-from builder.cli.arguments import add_json, seconds
-from builder.cli.broker_flags import add_broker, broker_of
+from builder.cli.arguments import add_json
+from builder.cli.broker_flags import add_broker, add_wait, broker_of
 from builder.cli.json_output import print_json
 
 if TYPE_CHECKING:
@@ -24,13 +24,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         epilog="example:\n  edgebundle agents --broker mqtt://localhost",
     )
     add_broker(parser)
-    parser.add_argument(
-        "--wait",
-        type=seconds,
-        default=2.0,
-        metavar="SECONDS",
-        help="how long to wait for agents (default: %(default)g)",
-    )
+    add_wait(parser, 2.0, "agents")
     add_json(parser)
     parser.set_defaults(handler=_agents)
 

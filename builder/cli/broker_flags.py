@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.cli import Parser
+from builder.cli.arguments import seconds
 
 if TYPE_CHECKING:
     from edgebundle.broker import Broker
@@ -37,6 +38,17 @@ def add_broker(parser: Parser) -> None:
         choices=("auto", "5", "3.1.1"),
         default="auto",
         help="auto tries 5, then 3.1.1 if the broker refuses (default: %(default)s)",
+    )
+
+
+def add_wait(parser: Parser, default_s: float, what: str) -> None:
+    """Add `--wait`: how long to wait for `what`."""
+    parser.add_argument(
+        "--wait",
+        type=seconds,
+        default=default_s,
+        metavar="SECONDS",
+        help=f"how long to wait for {what} (default: %(default)g)",
     )
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.cli import SubParsers
-from builder.cli.arguments import add_json, seconds
-from builder.cli.broker_flags import add_broker, broker_of
+from builder.cli.arguments import add_json
+from builder.cli.broker_flags import add_broker, add_wait, broker_of
 from builder.cli.json_output import print_json
 from builder.cli.progress import print_line
 from builder.cli.refused_bundle import naming_file
@@ -58,13 +58,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         help="https URL that the agent downloads the bundle from; for several bundles, one that ends in / "
         "(default: this command sends the bundle over MQTT)",
     )
-    parser.add_argument(
-        "--wait",
-        type=seconds,
-        default=600.0,
-        metavar="SECONDS",
-        help="how long to wait for the result (default: %(default)g)",
-    )
+    add_wait(parser, 600.0, "the result")
     add_json(parser)
     parser.set_defaults(handler=_deploy)
 

@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from builder.cli import SubParsers
-from builder.cli.arguments import add_json, seconds
-from builder.cli.broker_flags import add_agent, add_broker, broker_of
+from builder.cli.arguments import add_json
+from builder.cli.broker_flags import add_agent, add_broker, add_wait, broker_of
 from builder.cli.deploy import print_result, show_deployment
 
 
@@ -27,13 +27,7 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument("--model", required=True, metavar="NAME", help="the model's name on the agent")
     add_broker(parser)
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
-    parser.add_argument(
-        "--wait",
-        type=seconds,
-        default=600.0,
-        metavar="SECONDS",
-        help="how long to wait for the result (default: %(default)g)",
-    )
+    add_wait(parser, 600.0, "the result")
     add_json(parser)
     parser.set_defaults(handler=_rollback)
 
