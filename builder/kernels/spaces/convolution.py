@@ -196,17 +196,23 @@ def pad(x: te.Tensor, op: Conv2d, value: tirx.Expr | None = None, dtype: str | N
     return te.compute((n, c, h + top + bottom, w + left + right, b), element, name="pad")
 
 
+def filled(weight: np.ndarray, inputs: int, outputs: int) -> np.ndarray:
+    """Fill `[OC, IC, KH, KW]` with zeros, so that its channels are multiples of `outputs` and `inputs`."""
+    o, i, kh, kw = weight.shape
+    full = np.zeros((-(-o // outputs) * outputs, -(-i // inputs) * inputs, kh, kw), weight.dtype)
+    full[:o, :i] = weight
+    return full
+
+
 def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: int = 1) -> np.ndarray:
     """Pack `[OC, IC/groups, KH, KW]` as `[OC/bo/t, IC/bi, KH, KW, bi, t, bo]`; fill the last with zeros.
 
     The `t = together` blocks of a register tile are adjacent: ARM loads vectors in pairs, and streams that
     are a power of two apart would compete for the same lines of the L1 cache.
     """
-    o, i, kh, kw = weight.shape
-    ob, ib = -(-o // (out_block * together)) * together, -(-i // in_block)
-    full = np.zeros((ob * out_block, ib * in_block, kh, kw), weight.dtype)
-    full[:o, :i] = weight
-    full = full.reshape(ob // together, together, out_block, ib, in_block, kh, kw)
+    full = filled(weight, in_block, out_block * together)
+    _, i, kh, kw = full.shape
+    full = full.reshape(-1, together, out_block, i // in_block, in_block, kh, kw)
     full = full.transpose(0, 3, 5, 6, 4, 1, 2)
     return np.ascontiguousarray(full)
 

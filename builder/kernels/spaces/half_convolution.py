@@ -17,7 +17,7 @@ from tvm import s_tir as st
 from builder.kernels.decisions import Chooser
 from builder.kernels.rewriter import shape_of
 from builder.kernels.signature import SPACE_MARK
-from builder.kernels.spaces.convolution import Conv2d, pad, schedule_pad
+from builder.kernels.spaces.convolution import Conv2d, filled, pad, schedule_pad
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.half_sums import chunk_of
 from builder.kernels.spaces.register_tile import (
@@ -61,13 +61,11 @@ def pack_weights(
     The result is `[OC/bo/t, outer IC, KH, KW, inner IC, KH, KW, bi, t, bo]`, where the inner axes are a
     chunk's and `t = together` blocks are those of a tile.
     """
-    o, i, kh, kw = weight.shape
-    ob, ib = -(-o // (out_block * together)) * together, -(-i // in_block)
-    full = np.zeros((ob * out_block, ib * in_block, kh, kw), weight.dtype)
-    full[:o, :i] = weight
+    full = filled(weight, in_block, out_block * together)
+    _, i, kh, kw = full.shape
     full = full.reshape(
-        ob // together, together, out_block,
-        ib // chunk.blocks, chunk.blocks, in_block,
+        -1, together, out_block,
+        i // in_block // chunk.blocks, chunk.blocks, in_block,
         kh // chunk.rows, chunk.rows, kw // chunk.columns, chunk.columns,
     )  # fmt: skip
     return np.ascontiguousarray(full.transpose(0, 3, 6, 8, 4, 7, 9, 5, 1, 2))
@@ -83,20 +81,7 @@ def emit(
 ) -> relax.Expr:
     """Emit the convolution of packed `x` as a call of a tensor expression with packed weights.
 
-    Parameters
-    ----------
-    bb
-        Receives the call.
-    op
-        The geometry.
-    x
-        The input, `[N, IC/bi, H, W, bi]`, float16.
-    weight
-        `[OC, IC/groups, KH, KW]`, float16.
-    out_block
-        `bo`, the channels in a block of the output.
-    target
-        Its heuristic tile decides how weights are packed.
+    The parameters are those of `convolution.emit`; `x` and `weight` are float16.
     """
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
     in_blocks = -(-weight.shape[1] // in_block)

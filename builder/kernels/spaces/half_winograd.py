@@ -73,20 +73,7 @@ def emit(
 ) -> relax.Expr:
     """Emit the convolution of packed `x` as two calls: the transform of the weights, and the convolution.
 
-    Parameters
-    ----------
-    bb
-        Receives the calls.
-    op
-        The geometry.
-    x
-        The input, `[N, IC/bi, H, W, bi]`, float16.
-    weight
-        `[OC, IC, 3, 3]`, float16.
-    out_block
-        `bo`, the channels in a block of the output.
-    target
-        Its heuristic tile decides how weights are packed.
+    The parameters are those of `convolution.emit`; `x` and `weight` are float16.
     """
     in_block, blocks, m = shape_of(x)[4], -(-op.out_channels // out_block), TILE
     count = op.batch * -(-op.out_height // m) * -(-op.out_width // m)

@@ -22,7 +22,7 @@ from tvm import s_tir as st
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import shape_of
 from builder.kernels.signature import SPACE_MARK
-from builder.kernels.spaces.convolution import Conv2d, Rows, pad, schedule_pad
+from builder.kernels.spaces.convolution import Conv2d, Rows, filled, pad, schedule_pad
 from builder.kernels.spaces.dot_loops import (
     fits_halves,
     group_axes,
@@ -55,11 +55,9 @@ def in_block_of(channels: int, target: DeviceTarget) -> int:
 
 def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: int, group: int) -> np.ndarray:
     """Pack `[OC, IC, KH, KW]` as `[OC/bo/t, IC/bi, KH, KW, bi/g, t, bo, g]`; fill the last with zeros."""
-    o, i, kh, kw = weight.shape
-    ob, ib = -(-o // (out_block * together)) * together, -(-i // in_block)
-    full = np.zeros((ob * out_block, ib * in_block, kh, kw), weight.dtype)
-    full[:o, :i] = weight
-    full = full.reshape(ob // together, together, out_block, ib, in_block // group, group, kh, kw)
+    full = filled(weight, in_block, out_block * together)
+    _, i, kh, kw = full.shape
+    full = full.reshape(-1, together, out_block, i // in_block, in_block // group, group, kh, kw)
     return np.ascontiguousarray(full.transpose(0, 3, 6, 7, 4, 1, 2, 5))
 
 
