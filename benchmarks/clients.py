@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import multiprocessing
 import secrets
 import socket
@@ -17,7 +18,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -222,24 +224,9 @@ class Trip:
     cpu_s: float
 
 
-def measure(
-    folder: Path, requests: int, device_s: float, *, foreign: bool = True, extra: str = ""
-) -> dict[str, list[Trip]]:
-    """Return each client's round trips.
-
-    Parameters
-    ----------
-    folder
-        For the broker.
-    requests
-        Of each client.
-    device_s
-        How long the responder waits before it answers.
-    foreign
-        Whether to measure plain paho, too.
-    extra
-        Lines of mosquitto's configuration.
-    """
+@contextlib.contextmanager
+def _connected(folder: Path, device_s: float, *, foreign: bool, extra: str) -> Iterator[dict[str, Any]]:
+    """Yield clients by name, each of which has asked once and is connected to the same responder."""
     broker = BrokerProcess("mosquitto", folder, extra=extra)
     broker.start()
     context = multiprocessing.get_context("spawn")
@@ -260,19 +247,76 @@ def measure(
                 "paho, QoS 1, TCP_NODELAY": PlainPaho(broker.port, 1, no_delay=True),
                 "plain paho, QoS 0": PlainPaho(broker.port, 0, no_delay=False),
             }
-        trips: dict[str, list[Trip]] = {name: [] for name in clients}
-        for turn in range(requests + 1):
-            for name, ask in clients.items():
-                trip = _timed(ask)
-                if turn:  # the first request connects
-                    trips[name].append(trip)
+        for ask in clients.values():
+            ask()
+        yield clients
         for client in clients.values():
             client.close()
-        return trips
     finally:
         responder.kill()
         responder.join()
         broker.stop()
+
+
+def measure(
+    folder: Path, requests: int, device_s: float, *, foreign: bool = True, extra: str = ""
+) -> dict[str, list[Trip]]:
+    """Return each client's round trips.
+
+    Parameters
+    ----------
+    folder
+        For the broker.
+    requests
+        Of each client.
+    device_s
+        How long the responder waits before it answers.
+    foreign
+        Whether to measure plain paho, too.
+    extra
+        Lines of mosquitto's configuration.
+    """
+    with _connected(folder, device_s, foreign=foreign, extra=extra) as clients:
+        trips: dict[str, list[Trip]] = {name: [] for name in clients}
+        for _ in range(requests):
+            for name, ask in clients.items():
+                trips[name].append(_timed(ask))
+        return trips
+
+
+def count_calls(folder: Path, requests: int = 5) -> dict[str, int]:
+    """Return how many functions, in Python and in C, each of our clients calls in a round trip.
+
+    The median of `requests`, over all threads. It measures a client's work on any machine, however busy.
+
+    Parameters
+    ----------
+    folder
+        For the broker.
+    requests
+        Of each client.
+    """
+    calls = 0
+
+    def profile(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    threading.setprofile(profile)  # for the thread that `Client` starts
+    try:
+        counts: dict[str, list[int]] = defaultdict(list)
+        with _connected(folder, 0.0, foreign=False, extra="") as clients:
+            for _ in range(requests):
+                for name, ask in clients.items():
+                    calls = 0
+                    sys.setprofile(profile)
+                    ask()
+                    sys.setprofile(None)
+                    counts[name].append(calls)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]  # None is what removes it
+    return {name: int(statistics.median(each)) for name, each in counts.items()}
 
 
 def _timed(ask: Callable[[], None]) -> Trip:

@@ -61,17 +61,19 @@ def test_importing_the_client_is_light(name: str, most_modules: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["Client", "AsyncClient"])
-def test_importing_the_client_takes_at_most_a_tenth_of_a_second(name: str, tmp_path: Path) -> None:
-    """Of processor time, at best, and compiled: neither other programs nor cold caches count."""
-    script = (
-        "import time\n"
-        "began = time.process_time()\n"
-        f"from edgebundle import {name}\n"
-        "print(time.process_time() - began)\n"
-    )
+def test_importing_the_client_takes_at_most_twice_as_long_as_asyncio(name: str, tmp_path: Path) -> None:
+    """Twice asyncio is the tenth of a second that is promised, on a core that imports asyncio in 50 ms.
+
+    Of processor time, at best, in turn, and compiled: neither other programs nor cold caches count.
+    """
     compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
-    python(script, **compiled)
-    assert min(float(python(script, **compiled)) for _ in range(5)) <= 0.1
+
+    def import_s(statement: str) -> float:
+        timed = f"import time\nbegan = time.process_time()\n{statement}\nprint(time.process_time() - began)\n"
+        return float(python(timed, **compiled))
+
+    pairs = [(import_s(f"from edgebundle import {name}"), import_s("import asyncio")) for _ in range(6)][1:]
+    assert min(ours for ours, _ in pairs) <= 2 * min(bare for _, bare in pairs)
 
 
 def test_every_name_is_there_and_no_other() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from agent.bundle.processors import Processors
 from agent.errors import ExecutionError, FormatError, IncompatibleError
 from agent.runtime import graph_executor
 from agent.runtime.module import KernelModule
+from benchmarks.executor_overhead import chain, empty_kernels
 from tests.fake_module import GraphBuilder
 
 SOURCE = """
@@ -140,10 +142,16 @@ def test_a_file_that_is_not_a_library_is_refused_in_one_line(tmp_path: Path) -> 
     assert raised.value.hint is not None
 
 
-def test_the_executor_adds_less_than_a_microsecond_per_node() -> None:
-    from benchmarks.executor_overhead import LIMIT_US, chain, overhead_us
-
-    each_us, count = overhead_us(chain(), repeat=5)
-    assert count == 200
-    # Typically about 0.1 us; the rest allows for slower and busy machines.
-    assert each_us <= LIMIT_US
+def test_a_run_is_a_loop_over_the_kernels_that_calls_nothing_else(tmp_path: Path) -> None:
+    """Counted, so it holds on any machine; `python -m benchmarks.executor_overhead` measures nanoseconds."""
+    graph = chain()
+    module = graph_executor.create(graph, empty_kernels(graph, tmp_path))
+    module.run()
+    called: list[str] = []
+    sys.setprofile(lambda frame, event, _: called.append(f"{event} {frame.f_code.co_name}"))
+    try:
+        module.run()
+    finally:
+        sys.setprofile(None)
+    # `run` of the executor and of its program, and the end of profiling: none for each of the 200 nodes.
+    assert len(called) < 20, called

@@ -231,18 +231,21 @@ def test_any_tensor_is_taken_or_refused(first: object, second: object) -> None:
         assert math.isfinite(b.memory["x"][0])
 
 
-def test_600_kb_of_json_take_a_few_hundredths_of_a_second() -> None:
+@pytest.mark.no_cover
+def test_reading_600_kb_of_json_takes_little_longer_than_parsing_it() -> None:
     b = bench("FP32", (1, 3, 128, 128))
     values = np.random.default_rng(1).random(3 * 128 * 128).round(9).tolist()
     payload = json.dumps({"inputs": [tensor(values, "FP32", (1, 3, 128, 128))]}).encode()
     assert len(payload) > 550_000
-    best = math.inf
-    for _ in range(5):
-        start = time.perf_counter()
+    ours = parsing = math.inf
+    for _ in range(10):
+        start = time.thread_time()
         b.decode(payload)
-        best = min(best, time.perf_counter() - start)
-    # A loop in Python over the values takes ten times as long.
-    assert best < 0.1
+        read = time.thread_time()
+        json.loads(payload)
+        ours, parsing = min(ours, read - start), min(parsing, time.thread_time() - read)
+    # Typically 1.5 to 2; a loop in Python over the values takes as long as parsing at the least.
+    assert ours < 3.5 * parsing, (ours, parsing)
     np.testing.assert_array_equal(b.memory["x"].ravel(), np.array(values, np.float32))
 
 
