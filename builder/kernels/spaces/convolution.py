@@ -217,11 +217,29 @@ def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: in
     return np.ascontiguousarray(full)
 
 
+def packed_weights(weight: te.Tensor, in_block: int, out_block: int, together: int) -> te.Tensor:
+    """Return the tensor expression of what `pack_weights` makes of constants."""
+    outputs, inputs, kh, kw = (int(d) for d in weight.shape)
+    blocks, in_blocks = -(-outputs // (out_block * together)), -(-inputs // in_block)
+    is_whole = blocks * together * out_block == outputs and in_blocks * in_block == inputs
+
+    def element(*i: tirx.Var) -> tirx.Expr:
+        panel, ic, y, z, ii, t, v = i
+        o, c = (panel * together + t) * out_block + v, ic * in_block + ii
+        if is_whole:
+            return weight[o, c, y, z]
+        inside = tirx.all(o < outputs, c < inputs)
+        return tirx.if_then_else(inside, weight[o, c, y, z], tirx.const(0, weight.dtype))
+
+    shape = (blocks, in_blocks, kh, kw, in_block, together, out_block)
+    return te.compute(shape, element, name="pack_weights")
+
+
 def emit(
     bb: relax.BlockBuilder,
     op: Conv2d,
     x: relax.Expr,
-    weight: np.ndarray,
+    weight: np.ndarray | relax.Expr,
     out_block: int,
     target: DeviceTarget,
 ) -> relax.Expr:
@@ -236,7 +254,7 @@ def emit(
     x
         The input, `[N, IC/bi, H, W, bi]`.
     weight
-        `[OC, IC/groups, KH, KW]`, float32.
+        `[OC, IC/groups, KH, KW]`, float32: a constant, or computed, which is packed at each run.
     out_block
         `bo`, the channels in a block of the output.
     target
@@ -248,7 +266,12 @@ def emit(
         in_block = part
     columns = Columns(op.kernel[1], op.strides[1], op.dilation[1])
     tiles = space(blocks, op.out_width, in_block, target, columns, groups=op.groups).default
-    packed = emit_weights(bb, pack_weights(weight, in_block, out_block, tiles.oc))
+    packed: relax.Expr
+    if isinstance(weight, np.ndarray):
+        packed = emit_weights(bb, pack_weights(weight, in_block, out_block, tiles.oc))
+    else:
+        sizes = (in_block, out_block, tiles.oc)
+        packed = bb.emit(bb.call_te(packed_weights, weight, *sizes, primfunc_name_hint="pack_weights"))
 
     def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
         return convolve(pad(data, op), w, op, blocks)
