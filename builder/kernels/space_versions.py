@@ -25,6 +25,7 @@ SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "integer_winograd": 1,
     "integer_winograd_weights": 1,
     "matmul": 10,
+    "pixels": 1,
     "planes": 1,
     "pool": 10,
     "rows": 10,

@@ -126,7 +126,7 @@ class LayoutValues(Values):
         """Return `expr` in the plain layout; convert it when it is first asked for."""
         if isinstance(expr, relax.Var) and expr not in self._plain:
             if expr in self._packed:
-                self.define(expr, self._unpack(self._packed[expr]))
+                self.define(expr, self.unpacked(self._packed[expr]))
             else:
                 self.define(expr, self.bb.emit(self.call(self._calls[expr])))
         return super().plain(expr)
@@ -169,7 +169,8 @@ class LayoutValues(Values):
             self._packed[expr] = value
         return value
 
-    def _unpack(self, value: Packed) -> relax.Expr:
+    def unpacked(self, value: Packed) -> relax.Expr:
+        """Return a packed value in the plain layout."""
         n, blocks, h, w, b = shape_of(value.expr)
         if value.is_whole and (h * w == 1 or b == 1):
             return self.bb.emit(relax.op.reshape(value.expr, (n, blocks * b, h, w)))
