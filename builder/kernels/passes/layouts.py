@@ -308,9 +308,14 @@ class _Packing:
                 return False
             else:
                 operands.append(table.as_packed(arg, block).expr)
-        if fill and not all(
-            (p is not None and p.is_whole) or constant_of(a) is not None
-            for p, a in zip(packed[1:], call.args[1:], strict=True)
+        has_padding = channels % block != 0 or group != channels
+        if (
+            fill
+            and has_padding
+            and not all(
+                (p is not None and p.is_whole) or constant_of(a) is not None
+                for p, a in zip(packed[1:], call.args[1:], strict=True)
+            )
         ):
             return False
         if any(p is not None and p.channels not in (1, channels) for p in packed):
