@@ -38,6 +38,7 @@ def legalise_map() -> dict[str, Legalisation]:
     own["relax.nn.log_softmax"] = _log_softmax
     own["relax.nn.layer_norm"] = rows.layer_norm
     own |= dict.fromkeys(rows.REDUCTIONS, _reduction)
+    own |= dict.fromkeys(("relax.argmax", "relax.argmin"), _place_of_extremum)
     own["relax.matmul"] = matmul.legalise
     own["relax.permute_dims"] = transpose.legalise
     own["relax.power"] = _power
@@ -73,6 +74,12 @@ def _reduction(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     """Legalise a reduction: of rows, of columns, or as TVM does."""
     reduced = columns.reduction(bb, call)
     return rows.reduction(bb, call) if reduced is None else reduced
+
+
+def _place_of_extremum(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise `argmax` or `argmin`: of columns, or as TVM does."""
+    place = columns.place_of_extremum(bb, call)
+    return legalise_as_tvm(bb, call) if place is None else place
 
 
 def _power(bb: relax.BlockBuilder, call: Call) -> relax.Expr:

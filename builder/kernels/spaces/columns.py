@@ -1,4 +1,4 @@
-"""Softmax, its logarithm and reductions along other axes than the last: a vector holds adjacent columns.
+"""Softmax, its logarithm and reductions along axes before the last: a vector holds adjacent columns.
 
 The tensor is seen as `[outer, axis, inner]`. One core computes a few vectors of `inner` from start to end,
 each stage a pass along the axis, so that what it reads stays in the L1 cache.
@@ -120,6 +120,42 @@ def reduction(bb: relax.BlockBuilder, call: Call) -> relax.Expr | None:
 
     data = bb.emit(relax.op.reshape(x, (outer, extent, inner)))
     result = bb.emit(bb.call_te(compute, data, primfunc_name_hint=name.removeprefix("relax.")))
+    return relax.op.reshape(result, shape_of(call))
+
+
+def place_of_extremum(bb: relax.BlockBuilder, call: Call) -> relax.Expr | None:
+    """Legalise `argmax` and `argmin` of float32 along an axis before the last; None along any other.
+
+    The extremum is found first, then the first place in a column that has it. A column of NaN may have none,
+    and gets the place 0.
+    """
+    x, shape = call.args[0], shape_of(call.args[0])
+    axis = None if call.attrs.axis is None else int(call.attrs.axis) % len(shape)
+    if axis is None or str(x.ty.dtype) != "float32":
+        return None
+    outer, extent, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    if inner < _FEWEST_COLUMNS or extent == 0:
+        return None
+    reducer = te.max if op_name(call) == "relax.argmax" else te.min
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        k, m = te.reduce_axis((0, extent), "k"), te.reduce_axis((0, extent), "m")
+        top = te.compute((outer, inner), lambda o, i: reducer(x[o, k, i], axis=k), name="top")
+        nowhere = tirx.const(extent, "int32")
+
+        def place(o: tirx.Var, i: tirx.Var) -> tirx.Expr:
+            return te.min(tirx.Select(x[o, m, i] == top[o, i], m.var, nowhere), axis=m)
+
+        first = te.compute((outer, inner), place, name="first")
+
+        def element(o: tirx.Var, _: tirx.Var, i: tirx.Var) -> tirx.Expr:
+            found = tirx.Select(first[o, i] < nowhere, first[o, i], tirx.const(0, "int32"))
+            return found.astype(str(call.ty.dtype))
+
+        return te.compute((outer, 1, inner), element, name="place", attrs={SPACE_MARK: KIND})
+
+    data = bb.emit(relax.op.reshape(x, (outer, extent, inner)))
+    result = bb.emit(bb.call_te(compute, data, primfunc_name_hint=op_name(call).removeprefix("relax.")))
     return relax.op.reshape(result, shape_of(call))
 
 

@@ -56,6 +56,22 @@ def test_a_column_of_infinities(name: str, infinity: float, randn: Randn) -> Non
     assert (got == getattr(np, name)(x, axis=1)).all()
 
 
+@pytest.mark.parametrize(("shape", "axis"), [((3, 5, 7), 1), ((1, 11, 9, 16), 1), ((6, 500), 0)])
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_the_first_of_equal_extrema_is_found(
+    shape: tuple[int, ...], axis: int, name: str, target: DeviceTarget, randn: Randn
+) -> None:
+    x = np.round(randn(*shape))  # with many equal elements
+    for keeps in (False, True):
+        result = run(lambda v, k=keeps: getattr(relax.op, name)(v, axis, k), {"x": x}, target)
+        assert (result.outputs[0] == getattr(np, name)(x, axis=axis, keepdims=keeps)).all()
+        assert result.outputs[0].dtype == np.int64
+        assert result.schedules == {columns.KIND}
+    x[:] = np.nan
+    got = run(lambda v: getattr(relax.op, name)(v, axis), {"x": x}, target).outputs[0]
+    assert ((got >= 0) & (got < shape[axis])).all()
+
+
 @pytest.mark.parametrize(("shape", "axis"), [((3, 5, 7), 1), ((2, 21, 9, 16), 1), ((1, 4, 8400), -2)])
 def test_the_logarithm_of_softmax(
     shape: tuple[int, ...], axis: int, target: DeviceTarget, randn: Randn
