@@ -38,6 +38,7 @@ from builder.kernels.spaces import (
     rows,
     tiled,
     transpose,
+    unpacking,
     winograd,
 )
 from builder.target.device_target import DeviceTarget
@@ -65,6 +66,7 @@ SPACES: Final[Mapping[str, Schedule]] = {
     tiled.KIND: tiled.schedule,
     tiled.WEIGHTS_KIND: tiled.schedule_weights,
     transpose.KIND: transpose.schedule,
+    unpacking.KIND: unpacking.schedule,
     winograd.KIND: winograd.schedule,
     winograd.WEIGHTS_KIND: winograd.schedule_weights,
 }
@@ -231,9 +233,11 @@ def replay(func: tirx.PrimFunc, trace: Trace) -> tirx.PrimFunc:
 
 
 def anchor_of(sch: st.Schedule) -> tuple[st.schedule.SBlockRV, str] | None:
-    """Return the anchor, and the kind of its design space; None if no block is marked as one."""
-    for block in sch.get_child_blocks(sch.get_sblock("root")):
-        kind = sch.get(block).annotations.get(SPACE_MARK)
-        if kind is not None:
-            return block, str(kind)
-    return None
+    """Return the anchor, and the kind of its design space; None if no block is marked as one.
+
+    Channels that are unpacked for another anchor are none of their own.
+    """
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    kinds = [(block, sch.get(block).annotations.get(SPACE_MARK)) for block in blocks]
+    marked = [(block, str(kind)) for block, kind in kinds if kind is not None]
+    return min(marked, key=lambda each: each[1] == unpacking.KIND, default=None)

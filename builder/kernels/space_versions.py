@@ -32,6 +32,7 @@ SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "strassen_weights": 10,
     "tiled_matmul": 11,
     "transpose": 10,
+    "unpack": 1,
     "winograd": 11,
     "winograd_weights": 10,
 }

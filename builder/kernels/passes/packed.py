@@ -17,6 +17,7 @@ from tvm.ir import Call
 from builder.kernels.passes.routes import Route
 from builder.kernels.rewriter import Values, shape_of
 from builder.kernels.spaces import channels, convolution
+from builder.kernels.spaces.unpacking import unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,18 +192,6 @@ def pack(x: te.Tensor, block: int) -> te.Tensor:
         return tvm.tirx.if_then_else(o * block + b < c, value, tvm.tirx.const(0, x.dtype))
 
     return te.compute((n, -(-c // block), h, w, block), element, name="pack")
-
-
-def unpack(x: te.Tensor, channels: int, group: int) -> te.Tensor:
-    """Convert `[N, blocks, H, W, b]`, with padding after each `group` channels, to `[N, channels, H, W]`."""
-    n, _, h, w, block = (int(d) for d in x.shape)
-    padded = -(-group // block) * block
-
-    def element(i: tvm.tirx.Var, c: tvm.tirx.Var, y: tvm.tirx.Var, z: tvm.tirx.Var) -> tvm.tirx.Expr:
-        at = c if group in (channels, padded) else c // group * padded + c % group
-        return x[i, at // block, y, z, at % block]
-
-    return te.compute((n, channels, h, w), element, name="unpack")
 
 
 def pack_array(array: np.ndarray, block: int, fill: float, group: int) -> np.ndarray:
