@@ -163,6 +163,7 @@ class _Packing:
             return self._bytes(table, var, call, op, weight)
         if weight.dtype not in (np.float32, np.float16):
             return False
+        op, weight = convolution.without_idle_taps(op, weight)
         halves = weight.dtype == np.float16
         lanes = 2 * self._lanes if halves else self._lanes
         group = channels = op.out_channels

@@ -108,6 +108,47 @@ class Conv2d:
         return (self.in_width + self.padding[1] + self.padding[3] - span) // self.strides[1] + 1
 
 
+def without_idle_taps(op: Conv2d, weight: np.ndarray) -> tuple[Conv2d, np.ndarray]:
+    """Drop the taps at the edges of a window that read only padding, as with a dilation of a whole image.
+
+    Parameters
+    ----------
+    op
+        The geometry.
+    weight
+        `[OC, IC/groups, KH, KW]`.
+
+    Returns
+    -------
+    op, weight
+        A convolution with the same results.
+    """
+    rows = _used(op.kernel[0], op.strides[0], op.dilation[0], (op.padding[0], op.in_height, op.out_height))
+    columns = _used(op.kernel[1], op.strides[1], op.dilation[1], (op.padding[1], op.in_width, op.out_width))
+    if (len(rows), len(columns)) == op.kernel:
+        return op, weight
+    top, left = op.padding[0] - rows[0] * op.dilation[0], op.padding[1] - columns[0] * op.dilation[1]
+    bottom = (op.out_height - 1) * op.strides[0] + (len(rows) - 1) * op.dilation[0] + 1 - op.in_height - top
+    right = (op.out_width - 1) * op.strides[1] + (len(columns) - 1) * op.dilation[1] + 1 - op.in_width - left
+    kernel = np.ascontiguousarray(weight[:, :, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
+    return replace(op, kernel=(len(rows), len(columns)), padding=(top, left, bottom, right)), kernel
+
+
+def _used(taps: int, stride: int, dilation: int, extents: tuple[int, int, int]) -> range:
+    """Return the taps along an axis that must stay: those that read the input, and no padding is negative.
+
+    `extents` has the padding before the input, and the extents of input and output.
+    """
+    before, inputs, outputs = extents
+    reach = (outputs - 1) * stride
+    used = [tap for tap in range(taps) if -reach <= tap * dilation - before < inputs]
+    first = min(used[0], before // dilation) if used else 0
+    last = used[-1] if used else taps - 1
+    while last < taps - 1 and reach + last * dilation + 1 < inputs + before:
+        last += 1
+    return range(first, last + 1)
+
+
 def merge_groups(op: Conv2d, weight: np.ndarray, lanes: int) -> tuple[Conv2d, np.ndarray, int]:
     """Merge groups, or pad their outputs, so that these fill whole blocks.
 
