@@ -175,10 +175,9 @@ class Search:
 
     def compare(self, at: int, expected: Array, scale: float) -> None:
         """Take note if one of our float tensors agrees with one of the model, in steps of `scale`."""
+        wanted = expected.astype(np.float64)
         for plain in _unpacked(self._ours[at].astype(np.float64), expected.shape):
-            if block_of(
-                "", (plain - expected.astype(np.float64)) / (scale or 1.0), False, "uint8"
-            ).is_rounding:
+            if block_of("", (plain - wanted) / (scale or 1.0), False, "uint8").is_rounding:
                 self._agreeing.add(at)
 
     def result(self) -> tuple[list[Block], list[str]]:

@@ -201,12 +201,11 @@ def _as(array: Array, shape: tuple[int, ...]) -> Array | None:
     if array.ndim != _PACKED or len(shape) != _PACKED - 1:
         return None
     n, blocks, height, width, block = array.shape
-    if (n, height, width) != (shape[0], *shape[2:]) or not blocks * block - block < shape[
-        1
-    ] <= blocks * block:
+    whole, channels = blocks * block, shape[1]
+    if (n, height, width) != (shape[0], *shape[2:]) or not whole - block < channels <= whole:
         return None
-    plain = array.transpose(0, 1, 4, 2, 3).reshape(n, blocks * block, height, width)
-    return np.ascontiguousarray(plain[:, : shape[1]], np.float32)
+    plain = array.transpose(0, 1, 4, 2, 3).reshape(n, whole, height, width)
+    return np.ascontiguousarray(plain[:, :channels], np.float32)
 
 
 def _is_similar(ours: Array | None, theirs: Array) -> bool:

@@ -24,7 +24,7 @@ _PREFIX: Final = re.compile(r"^(?:new|next|out|output|old|prev|previous|in|input
 
 
 def recognise_sound(inputs: Sequence[str], outputs: Sequence[str]) -> str | None:
-    """Return the preset for recordings whose inputs and states a model has by name; None if it has none's.
+    """Return the preset for recordings whose inputs and states have the model's names; None if none has.
 
     Parameters
     ----------

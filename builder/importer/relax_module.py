@@ -16,7 +16,7 @@ from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import FrontEndError, ModelError
-from builder.importer import integer_convolutions, integer_products
+from builder.importer import integer_convolutions, integer_products, padding
 from builder.importer.bit_cast import OPERATOR as BIT_CAST
 from builder.importer.bit_cast import BitCast
 from builder.importer.blocked_weights import BlockedDequantisation
@@ -81,6 +81,7 @@ def _own_converters() -> Iterator[None]:
             **recurrent_converters(),
             integer_products.NAME: integer_products.IntegerProduct(),
             integer_convolutions.NAME: integer_convolutions.IntegerConvolution(),
+            padding.NAME: padding.Padding(),
             BIT_CAST: BitCast(),
             "DequantizeLinear": BlockedDequantisation(),
         }

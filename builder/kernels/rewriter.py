@@ -128,6 +128,12 @@ def constant_of(expr: relax.Expr) -> np.ndarray | None:
     return None
 
 
+def integers_of(expr: relax.Expr) -> list[int]:
+    """Return the integers of a tuple; an empty list if some are not known."""
+    fields = list(expr.fields) if isinstance(expr, relax.Tuple) else []
+    return [int(field) for field in fields] if all(isinstance(f, tirx.IntImm) for f in fields) else []
+
+
 def emit_weights(bb: relax.BlockBuilder, weights: np.ndarray) -> relax.Expr:
     """Return float32 weights as a constant.
 

@@ -32,11 +32,13 @@ from builder.kernels.spaces import (
     integer_matmul,
     integer_winograd,
     matmul,
+    pixels,
     planes,
     pooling,
     rows,
     tiled,
     transpose,
+    unpacking,
     winograd,
 )
 from builder.target.device_target import DeviceTarget
@@ -57,12 +59,14 @@ SPACES: Final[Mapping[str, Schedule]] = {
     integer_winograd.WEIGHTS_KIND: winograd.schedule_weights,
     matmul.KIND: matmul.schedule,
     matmul.BATCHED: matmul.schedule_batched,
+    pixels.KIND: pixels.schedule,
     planes.KIND: planes.schedule,
     pooling.KIND: pooling.schedule,
     rows.KIND: rows.schedule,
     tiled.KIND: tiled.schedule,
     tiled.WEIGHTS_KIND: tiled.schedule_weights,
     transpose.KIND: transpose.schedule,
+    unpacking.KIND: unpacking.schedule,
     winograd.KIND: winograd.schedule,
     winograd.WEIGHTS_KIND: winograd.schedule_weights,
 }
@@ -229,9 +233,11 @@ def replay(func: tirx.PrimFunc, trace: Trace) -> tirx.PrimFunc:
 
 
 def anchor_of(sch: st.Schedule) -> tuple[st.schedule.SBlockRV, str] | None:
-    """Return the anchor, and the kind of its design space; None if no block is marked as one."""
-    for block in sch.get_child_blocks(sch.get_sblock("root")):
-        kind = sch.get(block).annotations.get(SPACE_MARK)
-        if kind is not None:
-            return block, str(kind)
-    return None
+    """Return the anchor, and the kind of its design space; None if no block is marked as one.
+
+    Channels that are unpacked for another anchor are none of their own.
+    """
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    kinds = [(block, sch.get(block).annotations.get(SPACE_MARK)) for block in blocks]
+    marked = [(block, str(kind)) for block, kind in kinds if kind is not None]
+    return min(marked, key=lambda each: each[1] == unpacking.KIND, default=None)

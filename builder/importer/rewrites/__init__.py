@@ -67,6 +67,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "OneHot": indices.one_hot,
     "OptionalGetElement": elementwise.optional_get_element,
     "OptionalHasElement": elementwise.optional_has_element,
+    "PRelu": elementwise.prelu,
     "Pow": elementwise.power,
     "QLinearConv": quantised.qlinear_conv,
     "QLinearMatMul": quantised.qlinear_matmul,

@@ -75,6 +75,19 @@ def power(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | 
     return new.nodes
 
 
+def prelu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """PRelu with one constant slope: a LeakyRelu."""
+    slope, found = graph.constant(node.input[1]), graph.type_of(node.input[0])
+    if slope is None or slope.size != 1 or found is None or found.elem_type != TensorProto.FLOAT:
+        return None
+    rank = len(graph.shape_of(node.input[0]) or ())
+    if slope.ndim > rank:
+        return None
+    new = Replacement(node, graph)
+    new.op("LeakyRelu", node.input[0], to=node.output[0], alpha=float(slope.reshape(())))
+    return new.nodes
+
+
 def is_inf(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """IsInf for only one sign: a comparison with that infinity."""
     options = attributes(node)

@@ -130,7 +130,7 @@ class _Forms:
             return self._clip(table, var, _EXTREMA_BY_NAME[name], list(call.args))
         if name == "relax.nn.batch_norm" and not call.attrs.training:
             return self._batch_norm(table, var, call)
-        return False
+        return name == "relax.power" and _square(table, var, call)
 
     def _clip(
         self,
@@ -174,6 +174,15 @@ class _Forms:
         statistics = [table.plain(a) for a in call.args[3:5]]
         table.define(var, relax.Tuple([y, *statistics]))
         return True
+
+
+def _square(table: Values, var: relax.Var, call: Call) -> bool:
+    """Replace a power of 2 by a square, which layouts know."""
+    x, exponent = call.args[0], constant_of(table.plain(call.args[1]))
+    if exponent is None or exponent.size != 1 or exponent.item() != 2 or shape_of(x) != shape_of(call):
+        return False
+    table.define(var, table.bb.emit(relax.op.square(table.plain(x))))
+    return True
 
 
 def _extremum(func: tirx.PrimFunc) -> Callable[..., relax.Expr] | None:

@@ -2,10 +2,10 @@
 
 A convolution is fastest if its channels are stored in blocks of a vector, `[N, C/b, H, W, b]`, and operators
 between two convolutions should keep them so. This pass walks the model once. A convolution asks for packed
-input and produces packed output; element-wise operators and pooling keep the packing of their input; slices,
-shuffles and concatenations of packed channels are only noted (`routes`). Every other operator asks for the
-plain layout. A value is converted, once, when a consumer asks for a form in which it does not exist yet.
-Weights are packed here, as constants.
+input and produces packed output. Element-wise operators, pooling, reductions, and what moves whole pixels
+keep the packing of their input. Slices, shuffles and concatenations of packed channels are only noted
+(`routes`). Every other operator asks for the plain layout. A value is converted, once, when a consumer asks
+for a form in which it does not exist yet. Weights are packed here, as constants.
 """
 
 from __future__ import annotations
@@ -16,14 +16,21 @@ from typing import Final
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, te, tirx
 from tvm.ir import Call
 
 from builder.kernels.passes import routes
 from builder.kernels.passes.packed import LayoutValues, Packed, channel_block, pack_array
 from builder.kernels.passes.paddings import Padding
 from builder.kernels.passes.routes import Route
-from builder.kernels.rewriter import RESHAPES, constant_of, op_name, rewrite_main, shape_of
+from builder.kernels.rewriter import (
+    RESHAPES,
+    constant_of,
+    integers_of,
+    op_name,
+    rewrite_main,
+    shape_of,
+)
 from builder.kernels.spaces import (
     channels,
     convolution,
@@ -35,9 +42,12 @@ from builder.kernels.spaces import (
     integer_matmul,
     integer_winograd,
     matmul,
+    padding,
+    pixels,
     planes,
     pooling,
     resize,
+    rows,
     winograd,
 )
 from builder.kernels.spaces.integer_convolution import block_of, in_block_of
@@ -52,6 +62,8 @@ _UNARY: Final = {
         "quantize", "dequantize", "astype",
     )
 }  # fmt: skip
+# Operators whose results in padding may be infinite or no numbers: for values without padding.
+_WHOLE: Final = {f"relax.{name}" for name in ("exp", "log", "sqrt", "rsqrt")}
 # Operators whose other operands are a scale and a zero point, which may be computed.
 _OF_A_SCALE: Final = ("relax.quantize", "relax.dequantize")
 # Operator -> the right operand's value in padding: a division needs a one.
@@ -60,6 +72,9 @@ _BINARY: Final = {"relax.add": 0.0, "relax.subtract": 0.0, "relax.multiply": 0.0
 # Operators that are so slow on plain planes that packing them first pays, unless channels are few.
 _WORTH_PACKING: Final = {"relax.nn.max_pool2d", "relax.nn.avg_pool2d", resize.NAME}
 _FEWEST_CHANNELS: Final = 4
+_IMAGE_RANK: Final = 4
+_PIXEL_AXES: Final = (2, 3)
+_MOVED_AXES: Final = (0, *_PIXEL_AXES)
 # A convolution rather closes gaps than multiply more than this share of zeros.
 _WIDEST_GAPS: Final = 1.25
 
@@ -95,7 +110,11 @@ class _Packing:
         if name in RESHAPES and self._instance_norm(table, var, call):
             return True
         if name in routes.OPERATORS:
-            return self._route(table, var, call)
+            return self._route(table, var, call) or self._pixels(table, var, call)
+        if name == "relax.nn.pad":
+            return self._pixels(table, var, call)
+        if name == "relax.nn.layer_norm":
+            return self._channel_norm(table, var, call)
         if (name in _BINARY or name in _UNARY) and self._before_route(table, var, call):
             return True
         if name in _BINARY and len(shape_of(call)) == 4:
@@ -105,7 +124,11 @@ class _Packing:
             x = table.as_packed(call.args[0], channel_block(shape_of(call)[1], table.lanes_of(call.args[0])))
         if x is None:
             return False
-        if name in _UNARY:
+        if name in rows.REDUCTIONS:
+            return self._reduction(table, var, call, x)
+        if name == "relax.nn.prelu":
+            return self._prelu(table, var, call, x)
+        if name in _UNARY or (name in _WHOLE and x.is_whole):
             if name in _OF_A_SCALE and any(math.prod(shape_of(arg)) != 1 for arg in call.args[1:]):
                 return False  # a scale for each channel
             operands = [x.expr, *map(table.plain, call.args[1:])]
@@ -129,15 +152,18 @@ class _Packing:
         return True
 
     def _conv2d(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
-        """Replace a convolution with constant weights: depthwise, by Winograd, or direct."""
+        """Replace a convolution: depthwise, by Winograd, or direct."""
         weight = constant_of(call.args[1])
         op = convolution.Conv2d.of(call)
-        if weight is None or op is None:
+        if op is None:
             return False
+        if weight is None:
+            return self._computed_weights(table, var, call, op)
         if weight.dtype == np.int8:
             return self._bytes(table, var, call, op, weight)
         if weight.dtype not in (np.float32, np.float16):
             return False
+        op, weight = convolution.without_idle_taps(op, weight)
         halves = weight.dtype == np.float16
         lanes = 2 * self._lanes if halves else self._lanes
         group = channels = op.out_channels
@@ -171,6 +197,27 @@ class _Packing:
                     table.bb, op, x.expr, weight, out_block=out_block, m=m, target=self._target
                 )
         table.define_packed(var, Packed(new, channels, group))
+        return True
+
+    def _computed_weights(
+        self, table: LayoutValues, var: relax.Var, call: Call, op: convolution.Conv2d
+    ) -> bool:
+        """Replace a convolution of float32 whose weights are computed: depthwise or without groups."""
+        x, weight = call.args
+        if any(str(each.ty.dtype) != "float32" for each in (x, weight, call)):
+            return False
+        if op.is_depthwise:
+            have = table.packed(x)
+            block = have.block if have is not None else channel_block(op.in_channels, self._lanes)
+            new = depthwise.emit(table.bb, op, table.as_packed(x, block).expr, table.plain(weight))
+        elif op.groups == 1:
+            data = table.as_packed(x, self._in_block(table, x, op, self._lanes))
+            block = channel_block(op.out_channels, self._lanes)
+            filters = table.plain(weight)
+            new = convolution.emit(table.bb, op, data.expr, filters, block, self._target)
+        else:
+            return False
+        table.define_packed(var, Packed.dense(new, op.out_channels))
         return True
 
     def _bytes_of(self, x: relax.Expr) -> tuple[relax.Expr, int] | None:
@@ -262,9 +309,14 @@ class _Packing:
                 return False
             else:
                 operands.append(table.as_packed(arg, block).expr)
-        if fill and not all(
-            (p is not None and p.is_whole) or constant_of(a) is not None
-            for p, a in zip(packed[1:], call.args[1:], strict=True)
+        has_padding = channels % block != 0 or group != channels
+        if (
+            fill
+            and has_padding
+            and not all(
+                (p is not None and p.is_whole) or constant_of(a) is not None
+                for p, a in zip(packed[1:], call.args[1:], strict=True)
+            )
         ):
             return False
         if any(p is not None and p.channels not in (1, channels) for p in packed):
@@ -287,6 +339,96 @@ class _Packing:
         if channels.loops(route.picks, block, blocks) > channels.MOST_LOOPS:
             return False
         table.define_route(var, route, call)
+        return True
+
+    @staticmethod
+    def _pixels(table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        """Replace what moves whole pixels: a slice, a padding or a concatenation, except of channels."""
+        if len(shape_of(call)) != _IMAGE_RANK or not _moves_pixels(call):
+            return False
+        parts = list(call.args[0].fields) if isinstance(call.args[0], relax.Tuple) else [call.args[0]]
+        packed = [table.packed(part) for part in parts]
+        block = max((have.block for have in packed if have is not None), default=1)
+        if block == 1:
+            return False
+        if op_name(call) == "relax.concat":
+            whole = [table.as_packed(part, block) for part in parts]
+            new = relax.op.concat([each.expr for each in whole], int(call.attrs.axis) % _IMAGE_RANK)
+            table.define_packed(var, replace(whole[0], expr=table.bb.emit(new)))
+            return True
+        [x] = packed
+        assert x is not None
+        if op_name(call) == "relax.strided_slice":
+            axes, *others = (integers_of(argument) for argument in call.args[1:])
+            new = relax.op.strided_slice(x.expr, [axis % _IMAGE_RANK for axis in axes], *others)
+        else:
+            widths = [*(int(width) for width in call.attrs.pad_width), 0, 0]
+            new = padding.emit(
+                table.bb, x.expr, widths, str(call.attrs.pad_mode), float(call.attrs.pad_value)
+            )
+        table.define_packed(var, replace(x, expr=table.bb.emit(new)))
+        return True
+
+    @staticmethod
+    def _reduction(table: LayoutValues, var: relax.Var, call: Call, x: Packed) -> bool:
+        """Replace a reduction over rows and columns, or over channels."""
+        name, arg = op_name(call), call.args[0]
+        axes = {int(axis) % _IMAGE_RANK for axis in call.attrs.axis or range(_IMAGE_RANK)}
+        is_single = str(call.ty.dtype) == "float32"
+        if x.block == 1:
+            return False
+        if axes <= set(_PIXEL_AXES) and (is_single or name == "relax.mean"):
+            value = replace(x, expr=pooling.reduction(table.bb, name, x.expr, axes))
+        elif axes == {1} and is_single:
+            dense = table.as_packed(arg, x.block)
+            value = Packed.dense(pixels.reduction(table.bb, call, dense.expr, x.channels), 1)
+        else:
+            return False
+        if call.attrs.keepdims:
+            table.define_packed(var, value)
+        else:
+            table.define(var, table.bb.emit(relax.op.reshape(table.unpacked(value), shape_of(call))))
+        return True
+
+    def _channel_norm(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        """Replace a layer norm over the channels of an image."""
+        if [int(axis) for axis in call.attrs.axes] != [1] or len(shape_of(call)) != _IMAGE_RANK:
+            return False
+        x, gain, shift = call.args
+        numbers = [constant_of(gain), constant_of(shift)]
+        if str(call.ty.dtype) != "float32" or any(each is None for each in numbers):
+            return False
+        channels, have = shape_of(call)[1], table.packed(x)
+        block = channel_block(channels, self._lanes) if have is None or have.block == 1 else have.block
+        value = table.as_packed(x, block)
+        used = (call.attrs.scale, call.attrs.center)
+        affine = [
+            pack_array(each.reshape(-1, 1, 1), block, 0.0, channels) if each is not None and is_used else None
+            for each, is_used in zip(numbers, used, strict=True)
+        ]
+        epsilon = float(call.attrs.epsilon)
+        new = pixels.layer_norm(table.bb, value.expr, channels, epsilon, (affine[0], affine[1]))
+        table.define_packed(var, Packed.dense(new, channels))
+        return True
+
+    @staticmethod
+    def _prelu(table: LayoutValues, var: relax.Var, call: Call, x: Packed) -> bool:
+        """Replace a PReLU with a constant slope for each channel, or for all."""
+        slopes = constant_of(call.args[1])
+        axis = int(call.attrs.axis) % _IMAGE_RANK
+        if slopes is None or (slopes.size > 1 and axis != 1):
+            return False
+        packed = relax.const(pack_array(slopes.reshape(-1, 1, 1), x.block, 0.0, x.group))
+
+        def compute(data: te.Tensor, slope: te.Tensor) -> te.Tensor:
+            def element(*i: tirx.Var) -> tirx.Expr:
+                at = [index if int(extent) > 1 else 0 for index, extent in zip(i, slope.shape, strict=True)]
+                return tirx.Select(data(*i) < tirx.const(0, data.dtype), data(*i) * slope(*at), data(*i))
+
+            return te.compute(data.shape, element, name="prelu")
+
+        new = table.bb.emit(table.bb.call_te(compute, x.expr, packed, primfunc_name_hint="prelu"))
+        table.define_packed(var, replace(x, expr=new))
         return True
 
     def _instance_norm(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
@@ -354,6 +496,22 @@ class _Packing:
             if constant_of(arg) is None
         }
         return groups.pop() if len(groups) == 1 else channels
+
+
+def _moves_pixels(call: Call) -> bool:
+    """Whether a slice, a padding or a concatenation leaves channels as they are."""
+    name = op_name(call)
+    if name == "relax.concat":
+        return int(call.attrs.axis) % _IMAGE_RANK in _MOVED_AXES
+    if name == "relax.nn.pad":
+        # In padding, an infinity would be multiplied by zeros.
+        return not any(int(w) for w in call.attrs.pad_width[2:4]) and math.isfinite(
+            float(call.attrs.pad_value)
+        )
+    if name != "relax.strided_slice":
+        return False
+    axes, *others = (integers_of(argument) for argument in call.args[1:])
+    return bool(axes) and all(others) and {axis % _IMAGE_RANK for axis in axes} <= set(_MOVED_AXES)
 
 
 def choose_layouts(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:

@@ -18,7 +18,16 @@ from builder.kernels.rewriter import (
     shape_of,
     widened,
 )
-from builder.kernels.spaces import columns, concatenation, matmul, quantisation, rows, sorting, transpose
+from builder.kernels.spaces import (
+    columns,
+    concatenation,
+    matmul,
+    padding,
+    quantisation,
+    rows,
+    sorting,
+    transpose,
+)
 
 Legalisation = Callable[[relax.BlockBuilder, Call], relax.Expr]
 
@@ -26,12 +35,14 @@ Legalisation = Callable[[relax.BlockBuilder, Call], relax.Expr]
 def legalise_map() -> dict[str, Legalisation]:
     """Return our tensor expressions by the operator that they replace."""
     own: dict[str, Legalisation] = {"relax.nn.softmax": _softmax}
-    own["relax.nn.log_softmax"] = rows.log_softmax
+    own["relax.nn.log_softmax"] = _log_softmax
     own["relax.nn.layer_norm"] = rows.layer_norm
-    own |= dict.fromkeys(rows.REDUCTIONS, rows.reduction)
+    own |= dict.fromkeys(rows.REDUCTIONS, _reduction)
+    own |= dict.fromkeys(("relax.argmax", "relax.argmin"), _place_of_extremum)
     own["relax.matmul"] = matmul.legalise
     own["relax.permute_dims"] = transpose.legalise
     own["relax.power"] = _power
+    own["relax.nn.pad"] = padding.legalise
     own["relax.take"] = _take
     own["relax.concat"] = concatenation.legalise
     own["relax.cumsum"] = _cumsum
@@ -49,6 +60,26 @@ def _softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     if int(call.attrs.axis) in (-1, last) or str(call.ty.dtype) != "float32":
         return rows.softmax(bb, call)
     return columns.softmax(bb, call)
+
+
+def _log_softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise the logarithm of softmax: along rows, or along columns."""
+    last = len(shape_of(call)) - 1
+    if int(call.attrs.axis) in (-1, last) or str(call.ty.dtype) != "float32":
+        return rows.log_softmax(bb, call)
+    return columns.log_softmax(bb, call)
+
+
+def _reduction(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise a reduction: of rows, of columns, or as TVM does."""
+    reduced = columns.reduction(bb, call)
+    return rows.reduction(bb, call) if reduced is None else reduced
+
+
+def _place_of_extremum(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise `argmax` or `argmin`: of columns, or as TVM does."""
+    place = columns.place_of_extremum(bb, call)
+    return legalise_as_tvm(bb, call) if place is None else place
 
 
 def _power(bb: relax.BlockBuilder, call: Call) -> relax.Expr:

@@ -17,6 +17,7 @@ from tvm.ir import Call
 from builder.kernels.passes.routes import Route
 from builder.kernels.rewriter import Values, shape_of
 from builder.kernels.spaces import channels, convolution
+from builder.kernels.spaces.unpacking import unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class LayoutValues(Values):
         """Return `expr` in the plain layout; convert it when it is first asked for."""
         if isinstance(expr, relax.Var) and expr not in self._plain:
             if expr in self._packed:
-                self.define(expr, self._unpack(self._packed[expr]))
+                self.define(expr, self.unpacked(self._packed[expr]))
             else:
                 self.define(expr, self.bb.emit(self.call(self._calls[expr])))
         return super().plain(expr)
@@ -169,7 +170,8 @@ class LayoutValues(Values):
             self._packed[expr] = value
         return value
 
-    def _unpack(self, value: Packed) -> relax.Expr:
+    def unpacked(self, value: Packed) -> relax.Expr:
+        """Return a packed value in the plain layout."""
         n, blocks, h, w, b = shape_of(value.expr)
         if value.is_whole and (h * w == 1 or b == 1):
             return self.bb.emit(relax.op.reshape(value.expr, (n, blocks * b, h, w)))
@@ -190,18 +192,6 @@ def pack(x: te.Tensor, block: int) -> te.Tensor:
         return tvm.tirx.if_then_else(o * block + b < c, value, tvm.tirx.const(0, x.dtype))
 
     return te.compute((n, -(-c // block), h, w, block), element, name="pack")
-
-
-def unpack(x: te.Tensor, channels: int, group: int) -> te.Tensor:
-    """Convert `[N, blocks, H, W, b]`, with padding after each `group` channels, to `[N, channels, H, W]`."""
-    n, _, h, w, block = (int(d) for d in x.shape)
-    padded = -(-group // block) * block
-
-    def element(i: tvm.tirx.Var, c: tvm.tirx.Var, y: tvm.tirx.Var, z: tvm.tirx.Var) -> tvm.tirx.Expr:
-        at = c if group in (channels, padded) else c // group * padded + c % group
-        return x[i, at // block, y, z, at % block]
-
-    return te.compute((n, channels, h, w), element, name="unpack")
 
 
 def pack_array(array: np.ndarray, block: int, fill: float, group: int) -> np.ndarray:

@@ -50,7 +50,7 @@ def recognise(mod: tvm.IRModule) -> tvm.IRModule:
 def _emit(table: Values, var: relax.Var, call: Call) -> bool:
     if not isinstance(call.ty, relax.TensorType):
         return False
-    for form in (_reshape, _product, _elementwise, _quotient, _layer_norm, _affine):
+    for form in (_reshape, _product, _elementwise, _quotient, _layer_norm, _affine, _swapped_norm):
         new = form(table, call)
         if new is not None:
             table.define(var, new)
@@ -208,6 +208,8 @@ def _layer_norm(table: Values, call: Call) -> relax.Expr | None:
     if root is None or centred is None or shape_of(centred) != shape_of(call):
         return None
     x = centred.args[0]
+    if _is_of_channels(table, centred.args[1], x):
+        return _channel_norm(table, root, x, args[0])
     count = _mean_of(table, centred.args[1], x) if isinstance(x, relax.Var) else 0
     axes = _last_axes(shape_of(x), count)
     kept = (*shape_of(x)[: len(shape_of(x)) - axes], *(1,) * axes)
@@ -230,6 +232,57 @@ def _layer_norm(table: Values, call: Call) -> relax.Expr | None:
         )
     )
     return norm if axes == 1 else table.bb.emit(relax.op.reshape(norm, shape_of(x)))
+
+
+def _channel_norm(table: Values, root: Call, x: relax.Expr, centred: relax.Expr) -> relax.Expr | None:
+    """Return the layer norm over the channels of an image; `root` is the root of variance and epsilon."""
+    total = definition(table, root.args[0], "relax.add")
+    if total is None:
+        return None
+    variance, epsilon = total.args
+    if constant_of(variance) is not None:
+        variance, epsilon = epsilon, variance
+    number = constant_of(epsilon)
+    mean = definition(table, variance, "relax.mean")
+    if mean is None:
+        known = _is_of_channels(table, variance, x, "relax.variance")
+    else:
+        known = _is_of_channels(table, variance, mean.args[0]) and _is_square_of(table, mean.args[0], centred)
+    if number is None or number.size != 1 or not known:
+        return None
+    count = shape_of(x)[1]
+    one, zero = relax.const(np.ones(count, "f4")), relax.const(np.zeros(count, "f4"))
+    options = {"epsilon": float(number.item()), "center": False, "scale": False}
+    return table.bb.emit(relax.op.nn.layer_norm(x, one, zero, axes=[1], **options))
+
+
+def _is_of_channels(table: Values, expr: relax.Expr, x: relax.Expr, operator: str = "relax.mean") -> bool:
+    """Whether `expr` is the mean of the channels of each pixel of `x`, an image."""
+    mean = definition(table, expr, operator)
+    if mean is None or mean.attrs.axis is None or not mean.args[0].same_as(x):
+        return False
+    axes, rank = [int(axis) for axis in mean.attrs.axis], len(shape_of(x))
+    return rank == _IMAGE_RANK and [axis % rank for axis in axes] == [1] and bool(mean.attrs.keepdims)
+
+
+def _swapped_norm(table: Values, call: Call) -> relax.Expr | None:
+    """Return a layer norm of the last axis between two transposes as one over the channels of an image."""
+    if op_name(call) != "relax.permute_dims" or call.attrs.axes is None:
+        return None
+    if [int(axis) for axis in call.attrs.axes] != [0, 3, 1, 2]:
+        return None
+    norm = definition(table, table.plain(call.args[0]), "relax.nn.layer_norm")
+    first = None if norm is None else definition(table, norm.args[0], "relax.permute_dims")
+    if norm is None or first is None or first.attrs.axes is None or str(call.ty.dtype) != "float32":
+        return None
+    if [int(axis) for axis in first.attrs.axes] != [0, 2, 3, 1]:
+        return None
+    if [int(axis) % _IMAGE_RANK for axis in norm.attrs.axes] != [_IMAGE_RANK - 1]:
+        return None
+    gain, shift = norm.args[1:]
+    options = {"epsilon": float(norm.attrs.epsilon)}
+    options |= {"center": bool(norm.attrs.center), "scale": bool(norm.attrs.scale)}
+    return table.bb.emit(relax.op.nn.layer_norm(first.args[0], gain, shift, axes=[1], **options))
 
 
 def _source(table: Values, expr: relax.Expr) -> relax.Expr:
@@ -275,12 +328,22 @@ def _variance_of(table: Values, expr: relax.Expr, x: relax.Expr, centred: relax.
 def _is_square_of(table: Values, expr: relax.Expr, x: relax.Expr) -> bool:
     """Whether `expr` is the square of `x`, as a power, a product or a square."""
     value = definition(table, expr, "relax.power", "relax.multiply", "relax.square")
-    if value is None or not value.args[0].same_as(x):
+    if value is None or not _equal(table, value.args[0], x):
         return False
     if op_name(value) == "relax.power":
         exponent = constant_of(value.args[1])
         return exponent is not None and bool(np.all(exponent == 2))
-    return op_name(value) == "relax.square" or value.args[1].same_as(x)
+    return op_name(value) == "relax.square" or _equal(table, value.args[1], x)
+
+
+def _equal(table: Values, one: relax.Expr, other: relax.Expr) -> bool:
+    """Whether two values are the same, or the same difference of the same values."""
+    if one.same_as(other):
+        return True
+    first, second = (definition(table, expr, "relax.subtract") for expr in (one, other))
+    if first is None or second is None:
+        return False
+    return all(a.same_as(b) for a, b in zip(first.args, second.args, strict=True))
 
 
 def _affine(table: Values, call: Call) -> relax.Expr | None:
@@ -292,6 +355,8 @@ def _affine(table: Values, call: Call) -> relax.Expr | None:
         norm = definition(table, table.plain(x), "relax.nn.layer_norm")
         numbers = constant_of(other)
         if norm is None or numbers is None or numbers.shape[-1:] != shape_of(call)[-1:]:
+            continue
+        if [int(axis) % len(shape_of(call)) for axis in norm.attrs.axes] != [len(shape_of(call)) - 1]:
             continue
         if numbers.size != numbers.shape[-1] or shape_of(norm) != shape_of(call) or norm.attrs.center:
             continue

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import relax
 from tvm.ir import Call
 
-from builder.kernels.rewriter import constant_of, op_name, shape_of
+from builder.kernels.rewriter import constant_of, integers_of, op_name, shape_of
 from builder.kernels.spaces.channels import Pick, Spread
 
 OPERATORS: Final = ("relax.concat", "relax.strided_slice", "relax.take", "relax.reshape")
@@ -123,7 +123,7 @@ class Route:
         before = known.get(call.args[0])
         if op_name(call) != "relax.strided_slice" or before is None or before.spread is None:
             return None
-        axes, begins, ends, *strides = (_integers(argument) for argument in call.args[1:])
+        axes, begins, ends, *strides = (integers_of(argument) for argument in call.args[1:])
         if sorted(axes) != [2, 3] or any(set(each) != {1} for each in strides):
             return None
         found = {
@@ -152,14 +152,8 @@ def _chosen(call: Call, channels: list[int]) -> list[tuple[int, int]] | None:
             return None
         # As legalised: an index out of range takes the nearest channel.
         return [(0, int(channel)) for channel in np.clip(indices, 0, channels[0] - 1)]
-    axes, begins, ends, *strides = (_integers(argument) for argument in call.args[1:])
+    axes, begins, ends, *strides = (integers_of(argument) for argument in call.args[1:])
     if axes not in ([1], [-3]) or len(begins) != 1 or len(ends) != 1 or strides not in ([], [[1]]):
         return None
     found = range(*slice(begins[0], ends[0]).indices(channels[0]))
     return [(0, channel) for channel in found] if len(found) == shape_of(call)[1] else None
-
-
-def _integers(expr: relax.Expr) -> list[int]:
-    """Return the integers of a tuple; an empty list if some are not known."""
-    fields = list(expr.fields) if isinstance(expr, relax.Tuple) else []
-    return [int(field) for field in fields] if all(isinstance(f, tirx.IntImm) for f in fields) else []

@@ -108,6 +108,47 @@ class Conv2d:
         return (self.in_width + self.padding[1] + self.padding[3] - span) // self.strides[1] + 1
 
 
+def without_idle_taps(op: Conv2d, weight: np.ndarray) -> tuple[Conv2d, np.ndarray]:
+    """Drop the taps at the edges of a window that read only padding, as with a dilation of a whole image.
+
+    Parameters
+    ----------
+    op
+        The geometry.
+    weight
+        `[OC, IC/groups, KH, KW]`.
+
+    Returns
+    -------
+    op, weight
+        A convolution with the same results.
+    """
+    rows = _used(op.kernel[0], op.strides[0], op.dilation[0], (op.padding[0], op.in_height, op.out_height))
+    columns = _used(op.kernel[1], op.strides[1], op.dilation[1], (op.padding[1], op.in_width, op.out_width))
+    if (len(rows), len(columns)) == op.kernel:
+        return op, weight
+    top, left = op.padding[0] - rows[0] * op.dilation[0], op.padding[1] - columns[0] * op.dilation[1]
+    bottom = (op.out_height - 1) * op.strides[0] + (len(rows) - 1) * op.dilation[0] + 1 - op.in_height - top
+    right = (op.out_width - 1) * op.strides[1] + (len(columns) - 1) * op.dilation[1] + 1 - op.in_width - left
+    kernel = np.ascontiguousarray(weight[:, :, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
+    return replace(op, kernel=(len(rows), len(columns)), padding=(top, left, bottom, right)), kernel
+
+
+def _used(taps: int, stride: int, dilation: int, extents: tuple[int, int, int]) -> range:
+    """Return the taps along an axis that must stay: those that read the input, and no padding is negative.
+
+    `extents` has the padding before the input, and the extents of input and output.
+    """
+    before, inputs, outputs = extents
+    reach = (outputs - 1) * stride
+    used = [tap for tap in range(taps) if -reach <= tap * dilation - before < inputs]
+    first = min(used[0], before // dilation) if used else 0
+    last = used[-1] if used else taps - 1
+    while last < taps - 1 and reach + last * dilation + 1 < inputs + before:
+        last += 1
+    return range(first, last + 1)
+
+
 def merge_groups(op: Conv2d, weight: np.ndarray, lanes: int) -> tuple[Conv2d, np.ndarray, int]:
     """Merge groups, or pad their outputs, so that these fill whole blocks.
 
@@ -217,11 +258,29 @@ def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: in
     return np.ascontiguousarray(full)
 
 
+def packed_weights(weight: te.Tensor, in_block: int, out_block: int, together: int) -> te.Tensor:
+    """Return the tensor expression of what `pack_weights` makes of constants."""
+    outputs, inputs, kh, kw = (int(d) for d in weight.shape)
+    blocks, in_blocks = -(-outputs // (out_block * together)), -(-inputs // in_block)
+    is_whole = blocks * together * out_block == outputs and in_blocks * in_block == inputs
+
+    def element(*i: tirx.Var) -> tirx.Expr:
+        panel, ic, y, z, ii, t, v = i
+        o, c = (panel * together + t) * out_block + v, ic * in_block + ii
+        if is_whole:
+            return weight[o, c, y, z]
+        inside = tirx.all(o < outputs, c < inputs)
+        return tirx.if_then_else(inside, weight[o, c, y, z], tirx.const(0, weight.dtype))
+
+    shape = (blocks, in_blocks, kh, kw, in_block, together, out_block)
+    return te.compute(shape, element, name="pack_weights")
+
+
 def emit(
     bb: relax.BlockBuilder,
     op: Conv2d,
     x: relax.Expr,
-    weight: np.ndarray,
+    weight: np.ndarray | relax.Expr,
     out_block: int,
     target: DeviceTarget,
 ) -> relax.Expr:
@@ -236,7 +295,7 @@ def emit(
     x
         The input, `[N, IC/bi, H, W, bi]`.
     weight
-        `[OC, IC/groups, KH, KW]`, float32.
+        `[OC, IC/groups, KH, KW]`, float32: a constant, or computed, which is packed at each run.
     out_block
         `bo`, the channels in a block of the output.
     target
@@ -248,7 +307,12 @@ def emit(
         in_block = part
     columns = Columns(op.kernel[1], op.strides[1], op.dilation[1])
     tiles = space(blocks, op.out_width, in_block, target, columns, groups=op.groups).default
-    packed = emit_weights(bb, pack_weights(weight, in_block, out_block, tiles.oc))
+    packed: relax.Expr
+    if isinstance(weight, np.ndarray):
+        packed = emit_weights(bb, pack_weights(weight, in_block, out_block, tiles.oc))
+    else:
+        sizes = (in_block, out_block, tiles.oc)
+        packed = bb.emit(bb.call_te(packed_weights, weight, *sizes, primfunc_name_hint="pack_weights"))
 
     def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
         return convolve(pad(data, op), w, op, blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,13 +19,16 @@ from builder.kernels.spaces.register_tile import even_part, tilings
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "depthwise"
+# A larger window stays a loop: unrolled, it would be more code than a core keeps decoded, and LLVM's time
+# grows with it.
+_MOST_TAPS: Final = 81
 
 
 def emit(
     bb: relax.BlockBuilder,
     op: Conv2d,
     x: relax.Expr,
-    weight: np.ndarray,
+    weight: np.ndarray | relax.Expr,
     zero: relax.Expr | None = None,
 ) -> relax.Expr:
     """Emit the depthwise convolution of packed `x` as a call of a tensor expression with packed weights.
@@ -38,21 +42,41 @@ def emit(
     x
         The input, `[N, C/b, H, W, b]`: float32, or bytes.
     weight
-        `[C, 1, KH, KW]`, float32.
+        `[C, 1, KH, KW]`, float32: a constant, or computed, which is packed at each run.
     zero
         The zero point of bytes, int32, a scalar. They become float32 numbers as they are padded.
     """
     _, blocks, _, _, b = shape_of(x)
-    full = np.zeros((blocks * b, *op.kernel), weight.dtype)
-    full[: op.in_channels] = weight[:, 0]
-    packed = np.ascontiguousarray(full.reshape(blocks, b, *op.kernel).transpose(0, 2, 3, 1))
+    packed: relax.Expr
+    if isinstance(weight, np.ndarray):
+        full = np.zeros((blocks * b, *op.kernel), weight.dtype)
+        full[: op.in_channels] = weight[:, 0]
+        packed = emit_weights(
+            bb, np.ascontiguousarray(full.reshape(blocks, b, *op.kernel).transpose(0, 2, 3, 1))
+        )
+    else:
+        packed = bb.emit(bb.call_te(packed_weights, weight, b, primfunc_name_hint="pack_weights"))
 
     def compute(data: te.Tensor, w: te.Tensor, *point: te.Tensor) -> te.Tensor:
         return convolve(_numbers(data, point[0], op) if point else pad(data, op), w, op)
 
-    operands = [x, emit_weights(bb, packed), *([] if zero is None else [zero])]
+    operands = [x, packed, *([] if zero is None else [zero])]
     name = "depthwise" if zero is None else "integer_depthwise"
     return bb.emit(bb.call_te(compute, *operands, primfunc_name_hint=name, primfunc_attrs=FUSES_ELEMENTWISE))
+
+
+def packed_weights(weight: te.Tensor, block: int) -> te.Tensor:
+    """Return the tensor expression of `[C, 1, KH, KW]` packed as `[C/b, KH, KW, b]`."""
+    channels, _, kh, kw = (int(d) for d in weight.shape)
+    blocks = -(-channels // block)
+
+    def element(c: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        value = weight[c * block + v, 0, y, z]
+        if channels % block == 0:
+            return value
+        return tirx.if_then_else(c * block + v < channels, value, tirx.const(0, weight.dtype))
+
+    return te.compute((blocks, kh, kw, block), element, name="pack_weights")
 
 
 def _numbers(x: te.Tensor, zero: te.Tensor, op: Conv2d) -> te.Tensor:
@@ -175,7 +199,8 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: DepthwiseTiles, 
     epilogue.place(zo)
     sch.parallel(outer)
     sch.vectorize(v)
-    for loop in (zi, kw, kh):
+    taps = [int(sch.get(loop).extent) for loop in (kh, kw)]
+    for loop in (zi, kw, kh) if math.prod(taps) <= _MOST_TAPS else (zi,):
         sch.unroll(loop)
     sch.decompose_reduction(block, kh)
     for producer in padding:

@@ -42,6 +42,8 @@ _EXPENSIVE: Final = {
     f"tirx.{n}" for n in ("exp", "erf", "tanh", "log", "pow", "sin", "cos", "sigmoid", "call_extern")
 }
 
+_NARROW: Final = (4, 8)  # channels of a block that is less than a vector
+
 _CHEAP_PRODUCTS: Final = 4  # a polynomial that approximates exp or erf has more
 
 
@@ -133,10 +135,11 @@ def _order(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) 
         sch.parallel(parallel)
         sch.decompose_reduction(block, reduction[0])
         return
-    if extents[-1] >= lanes and len(spatial) > 1 and not _is_straight(sch.get(block)):
+    is_row = extents[-1] >= lanes or extents[-1] in _NARROW
+    if is_row and len(spatial) > 1 and not _is_straight(sch.get(block)):
         sch.parallel(sch.fuse(*spatial[: _for_jobs(extents[:-1], target.cores * 4)]))
         if _reads_rows(sch.get(block)):
-            sch.vectorize(sch.split(inner, [None, lanes])[1])
+            sch.vectorize(sch.split(inner, [None, min(lanes, extents[-1])])[1])
         return
     fused = sch.fuse(*spatial)
     if elements < lanes:
@@ -159,9 +162,15 @@ def _is_straight(block: tirx.Stmt) -> bool:
 
 
 def _reads_rows(block: tirx.Stmt) -> bool:
-    """Whether neighbours along the last axis are computed from neighbours, or from the same elements."""
+    """Whether neighbours along the last axis are computed from neighbours, or from the same elements.
+
+    A condition may choose for a whole row, as in padding, but not for each element.
+    """
     last = block.iter_vars[-1].var
-    return not _branches(block) and all(
+    calls: list[Call] = []
+    tvm_ffi.structural_walk(block.body, (Call, calls.append))
+    tests = [call.args[0] for call in calls if op_name(call) == "prim.if_then_else"]
+    return all(last not in tirx.analysis.undefined_vars(test) for test in tests) and all(
         last not in tirx.analysis.undefined_vars(index) or _is_shifted(index, last)
         for load in _loads(block)
         for index in load.indices

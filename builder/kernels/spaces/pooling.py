@@ -1,7 +1,9 @@
-"""Pooling on packed channels: the maximum or mean of each window, and the mean of a whole plane."""
+"""Pooling on packed channels: of each window, or of whole planes, rows or columns."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from typing import Final
 
 from tvm import relax, te, tirx
@@ -11,6 +13,7 @@ from tvm.ir import Call
 from builder.kernels.decisions import Chooser
 from builder.kernels.rewriter import op_name, shape_of
 from builder.kernels.signature import SPACE_MARK
+from builder.kernels.spaces import rows
 from builder.kernels.spaces.epilogue import Epilogue
 from builder.kernels.spaces.register_tile import tilings
 from builder.target.device_target import DeviceTarget
@@ -30,12 +33,8 @@ def emit(bb: relax.BlockBuilder, call: Call, x: relax.Expr) -> relax.Expr | None
     name = op_name(call)
     if name in ("relax.nn.max_pool2d", "relax.nn.avg_pool2d"):
         return _window(bb, call, x, is_max=name == "relax.nn.max_pool2d")
-    if name == "relax.mean":
-        axes = sorted(int(a) % 4 for a in call.attrs.axis) if call.attrs.axis is not None else []
-        if axes == [2, 3] and call.attrs.keepdims:
-            return _plane(bb, x)
     if name == "relax.nn.adaptive_avg_pool2d" and shape_of(call)[2:] == (1, 1):
-        return _plane(bb, x)
+        return reduction(bb, "relax.mean", x, (2, 3))
     return None
 
 
@@ -105,26 +104,53 @@ def _window(bb: relax.BlockBuilder, call: Call, x: relax.Expr, *, is_max: bool) 
     return bb.emit(call)
 
 
-def _plane(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
-    """Emit the mean of each plane."""
+def reduction(bb: relax.BlockBuilder, name: str, x: relax.Expr, axes: Collection[int]) -> relax.Expr:
+    """Emit a reduction of packed `x`, `[N, C/b, H, W, b]`, over rows (axis 2), columns (axis 3) or both.
+
+    Parameters
+    ----------
+    bb
+        Receives the call.
+    name
+        One of `rows.REDUCTIONS`.
+    x
+        The input.
+    axes
+        2, 3 or both.
+
+    Returns
+    -------
+    relax.Expr
+        `[N, C/b, H, W, b]`, in which the axes have an extent of 1.
+    """
     n, blocks, height, width, b = shape_of(x)
+    taps = (height if 2 in axes else 1, width if 3 in axes else 1)
+    shape = (n, blocks, height // taps[0], width // taps[1], b)
+    reducer, _ = rows.REDUCTIONS[name]
 
     def compute(data: te.Tensor) -> te.Tensor:
-        kh = te.reduce_axis((0, height), "kh")
-        kw = te.reduce_axis((0, width), "kw")
+        kh, kw = te.reduce_axis((0, taps[0]), "kh"), te.reduce_axis((0, taps[1]), "kw")
+        mark = {SPACE_MARK: KIND}
         total = te.compute(
-            (n, blocks, 1, 1, b),
-            lambda i, c, _y, _z, v: te.sum(data[i, c, kh, kw, v], axis=[kh, kw]),
+            shape,
+            lambda i, c, y, z, v: reducer(data[i, c, y + kh, z + kw, v], axis=[kh, kw]),
             name="pool",
-            attrs={SPACE_MARK: KIND},
+            attrs=mark,
         )
-        return te.compute(
-            (n, blocks, 1, 1, b),
-            lambda i, c, y, z, v: total[i, c, y, z, v] * tirx.const(1.0 / (height * width), data.dtype),
-            name="mean",
-        )
+        if name == "relax.sum":
+            return total
 
-    return bb.emit(bb.call_te(compute, x, primfunc_name_hint="global_avg_pool2d"))
+        def element(*i: tirx.Var) -> tirx.Expr:
+            value = total(*i)
+            if name == "relax.mean":
+                return value * tirx.const(1.0 / math.prod(taps), data.dtype)
+            # The identity is finite, so a plane of infinities has it as its result.
+            _, identity = rows.REDUCTIONS[name]
+            return tirx.Select(value == tirx.const(identity, data.dtype), data(*i), value)
+
+        return te.compute(shape, element, name=name.removeprefix("relax."))
+
+    return bb.emit(bb.call_te(compute, x, primfunc_name_hint=f"{name.removeprefix('relax.')}_of_planes"))
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:

@@ -1,4 +1,4 @@
-"""`sort`, `argsort` and `topk`, by the rank of each element.
+"""`sort`, `argsort` and `topk`, by the rank of each element; `selection` has the `topk` of few elements.
 
 An element's rank is the number of elements that precede it; of equal elements, the one with the lower index
 comes first. So the order is the same on every device. A rank takes n comparisons, without branches and in
@@ -16,6 +16,7 @@ from tvm import relax, te, tirx
 from tvm.ir import Call
 
 from builder.kernels.rewriter import shape_of
+from builder.kernels.spaces import selection
 
 # An axis of this extent takes about a second on a small board. A longer one is not legalised here, and code
 # generation refuses it.
@@ -26,10 +27,14 @@ Index = tuple[tirx.Expr, ...]
 
 def topk(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     """Legalise `topk`: the k largest or smallest elements along an axis, in order, their indices, or both."""
+    attrs, (x,) = call.attrs, call.args
+    if selection.applies(shape_of(x)[int(attrs.axis)], int(attrs.k)):
+        count, dtype, largest = int(attrs.k), str(attrs.dtype), bool(attrs.largest)
+        values, indices = selection.emit(bb, x, int(attrs.axis), count, largest=largest, dtype=dtype)
+        return {"values": values, "indices": indices}.get(str(attrs.ret_type), relax.Tuple([values, indices]))
     if _too_long(call):
         return call
-    attrs = call.attrs
-    ordered = _Ordered(bb, call.args[0], int(attrs.axis), descending=bool(attrs.largest), count=int(attrs.k))
+    ordered = _Ordered(bb, x, int(attrs.axis), descending=bool(attrs.largest), count=int(attrs.k))
     if attrs.ret_type == "values":
         return ordered.values()
     if attrs.ret_type == "indices":

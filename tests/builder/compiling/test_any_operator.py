@@ -180,9 +180,123 @@ def resize(draw: Draw, graph: Graph) -> str:
     return graph.node("Resize", x, "", "", sizes, mode=mode, coordinate_transformation_mode=transform, **how)
 
 
+def signals(draw: Draw, graph: Graph) -> str:
+    return chain(draw, graph, (extent(draw, 6, 30),))
+
+
+def pictures(draw: Draw, graph: Graph) -> str:
+    return chain(draw, graph, (extent(draw, 4, 9), extent(draw, 4, 20)))
+
+
+def videos(draw: Draw, graph: Graph) -> str:
+    return chain(draw, graph, (extent(draw, 3, 6), extent(draw, 4, 6), extent(draw, 4, 7)))
+
+
+def computed_weights(draw: Draw, graph: Graph) -> str:
+    channels, kernel = extent(draw, 2, 36), [extent(draw, 1, 3), extent(draw, 1, 3)]
+    x, _ = image(draw, graph, channels)
+    if draw(st.booleans()):
+        weight = graph.node("Tanh", graph.input(channels, 1, *kernel))
+        return graph.node("Conv", before(draw, graph, x), weight, kernel_shape=kernel, group=channels)
+    weight = graph.node("Tanh", graph.input(extent(draw, 1, 36), channels, *kernel))
+    return graph.node("Conv", before(draw, graph, x), weight, kernel_shape=kernel, pads=[1, 0, 1, 2])
+
+
+def chain(draw: Draw, graph: Graph, extents: tuple[int, ...]) -> str:
+    """A convolution, whose channels are packed, and what stands between it and the next one."""
+    channels, outputs = extent(draw, 2, 20), extent(draw, 4, 36)
+    ones = [1] * len(extents)
+    x = graph.input(extent(draw, 1, 2), channels, *extents)
+    x = graph.node("Conv", x, graph.random(outputs, channels, *ones, scale=0.3), kernel_shape=ones)
+    for _ in range(extent(draw, 1, 3)):
+        x = draw(st.sampled_from(BETWEEN))(draw, graph, x, shape_of(graph, x))
+    if draw(st.booleans()):
+        weight = graph.random(5, shape_of(graph, x)[1], *ones, scale=0.3)
+        x = graph.node("Conv", x, weight, kernel_shape=ones)
+    return x
+
+
+def shape_of(graph: Graph, x: str) -> list[int]:
+    return [each.dim_value for each in graph.model(x).graph.output[0].type.tensor_type.shape.dim]
+
+
+def cut(draw: Draw, graph: Graph, x: str, shape: list[int]) -> str:
+    axis = extent(draw, 1, len(shape) - 1)
+    begin = extent(draw, 0, shape[axis] - 1)
+    end, step = extent(draw, begin + 1, shape[axis]), extent(draw, 1, 2)
+    bounds = [graph.weight(np.array([number], "i8")) for number in (begin, end, axis, step)]
+    return graph.node("Slice", x, *bounds)
+
+
+def halves(draw: Draw, graph: Graph, x: str, shape: list[int]) -> str:
+    if shape[1] % 2:
+        return x
+    x = graph.node("Split", x, axis=1, num_outputs=2)
+    graph.nodes[-1].output.append(f"{x}b")
+    return graph.node("Mul", x, f"{x}b") if draw(st.booleans()) else f"{x}b"
+
+
+def padded(draw: Draw, graph: Graph, x: str, shape: list[int]) -> str:
+    mode = draw(st.sampled_from(["constant", "reflect", "edge"]))
+    most = [0, 0, *(min(2, extent - 1) for extent in shape[2:])]
+    widths = [extent(draw, 0, limit) for limit in most * 2]
+    return graph.node("Pad", x, graph.weight(np.array(widths, "i8")), mode=mode)
+
+
+def joined(draw: Draw, graph: Graph, x: str, shape: list[int]) -> str:
+    parts = [x, graph.node("Relu", x), *[graph.node("Neg", x)] * extent(draw, 0, 1)]
+    return graph.node("Concat", *parts, axis=extent(draw, 1, len(shape) - 1))
+
+
+def gated(draw: Draw, graph: Graph, x: str, shape: list[int]) -> str:
+    axes = draw(st.sets(st.integers(1, len(shape) - 1), min_size=1))
+    op = draw(st.sampled_from(["ReduceMean", "ReduceMax", "ReduceMin", "ReduceSum"]))
+    number = graph.node(op, x, graph.weight(np.array(sorted(axes), "i8")), keepdims=1)
+    return graph.node("Mul", x, graph.node("Tanh", number))
+
+
+def sloped(draw: Draw, graph: Graph, x: str, shape: list[int]) -> str:
+    channels = draw(st.sampled_from([1, shape[1]]))
+    return graph.node("PRelu", x, graph.random(channels, *[1] * (len(shape) - 2)))
+
+
+def normalised(draw: Draw, graph: Graph, x: str, shape: list[int]) -> str:
+    if draw(st.booleans()):
+        return graph.node("InstanceNormalization", x, graph.random(shape[1]), graph.random(shape[1]))
+    axis = graph.weight(np.array([1], "i8"))
+    less = graph.node("Sub", x, graph.node("ReduceMean", x, axis))
+    square = graph.node("Pow", less, graph.weight(np.array(2, "f4")))
+    root = graph.node(
+        "Sqrt", graph.node("Add", graph.node("ReduceMean", square, axis), graph.weight(np.array(1e-3, "f4")))
+    )
+    return graph.node("Div", less, root)
+
+
+def pooled(draw: Draw, graph: Graph, x: str, shape: list[int]) -> str:
+    size = [extent(draw, 1, min(3, each)) for each in shape[2:]]
+    return graph.node(
+        draw(st.sampled_from(["MaxPool", "AveragePool"])), x, kernel_shape=size, strides=[1] * len(size)
+    )
+
+
+Between = Callable[[Draw, Graph, str, list[int]], str]
+BETWEEN: tuple[Between, ...] = (cut, halves, padded, joined, gated, sloped, normalised, pooled)
 OPERATORS: dict[str, Callable[[Draw, Graph], str]] = {
     each.__name__: each
-    for each in (convolution, depthwise, transposed, matmul, attention, pooling, rows, resize)
+    for each in (
+        convolution,
+        depthwise,
+        transposed,
+        matmul,
+        attention,
+        pooling,
+        rows,
+        resize,
+        signals,
+        pictures,
+        videos,
+        computed_weights,
+    )
 }
 ACTIVATIONS = ("Relu", "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Erf", "Softplus")
 
@@ -195,7 +309,7 @@ def before(draw: Draw, graph: Graph, x: str) -> str:
 
 def after(draw: Draw, graph: Graph, x: str) -> str:
     """Put up to three element-wise operators behind an operator: they are fused with it."""
-    shape = [each.dim_value for each in graph.model(x).graph.output[0].type.tensor_type.shape.dim]
+    shape = shape_of(graph, x)
     for kind in draw(st.lists(st.sampled_from(["activation", "bias", "residual", "gate"]), max_size=3)):
         if kind == "activation":
             x = graph.node(draw(st.sampled_from(ACTIVATIONS)), x)

@@ -93,6 +93,19 @@ def test_what_nothing_bounds_is_named() -> None:
     assert "--input-values" in (caught.value.hint or "")
 
 
+def test_a_range_that_may_begin_below_zero_is_named() -> None:
+    """The last five of some elements: of three, the places -2 to 2."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[12] v) => (float[m] y) {
+            half = Constant<value_float = 0.5>() high = Greater(v, half) some = Compress(v, high)
+            size = Shape(some) end = Squeeze(size) five = Constant<value_int = 5>() begin = Sub(end, five)
+            one = Constant<value_int = 1>() places = Range(begin, end, one) y = Gather(some, places)
+        }"""
+    )
+    with pytest.raises(UnsupportedOperatorError, match=r"Range .*below zero"):
+        import_onnx(model)
+
+
 def test_what_cannot_take_a_length_is_named() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]> g (float[1,1,8] x) => (float[1,1,m] y) {

@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import relax
 
 from builder.kernels.passes.canonical import canonicalise
-from tests.builder.kernels.machines import Build, Randn, Result, close, machine, run
+from tests.builder.kernels.machines import Build, Randn, Result, close, conv2d, machine, run
 
 
 def kernels(result: Result) -> str:
@@ -88,3 +88,17 @@ def canonicalised(build: Build) -> tvm.IRModule:
         bb.emit_func_output(out)
     with machine(8).tvm_target:
         return canonicalise(bb.get())
+
+
+def test_a_power_of_two_is_a_square_and_stays_packed(randn: Randn) -> None:
+    x, w = randn(1, 8, 5, 6), randn(16, 8, 1, 1)
+    back = randn(8, 16, 1, 1)
+
+    def build(v: relax.Expr) -> relax.Expr:
+        y = relax.op.power(relax.op.nn.conv2d(v, relax.const(w)), number(2.0))
+        return relax.op.nn.conv2d(y, relax.const(back))
+
+    result = run(build, {"x": x}, machine(8))
+    close(result.outputs[0], conv2d(conv2d(x, w) ** 2, back))
+    assert "square" in kernels(result)
+    assert kernels(result).count("unpack") == 1

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tvm import relax
+import tvm_ffi
+from tvm import relax, tirx
 
 from builder.kernels.spaces import depthwise
 from builder.target.device_target import DeviceTarget
-from tests.builder.kernels.machines import Randn, close, conv2d, run
+from tests.builder.kernels.machines import Randn, close, conv2d, machine, run
 
 
 @pytest.mark.slow
@@ -26,6 +27,31 @@ def test_depthwise_agrees_with_its_definition(
     )
     close(result.outputs[0], np.clip(conv2d(x, w, **how), 0, 6))
     assert channels == 1 or depthwise.KIND in result.schedules
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [(13, 13), (1, 101)])
+def test_a_large_window_is_not_written_out(kernel: tuple[int, int], randn: Randn) -> None:
+    x, w = randn(1, 16, 14, 104), randn(16, 1, *kernel)
+    result = run(lambda v: relax.op.nn.conv2d(v, relax.const(w), groups=16), {"x": x}, machine(8))
+    close(result.outputs[0], conv2d(x, w, groups=16))
+    assert depthwise.KIND in result.schedules
+    loops: list[tirx.For] = []
+    for func in result.lowered.kernels.functions.values():
+        tvm_ffi.structural_walk(func.body, (tirx.For, loops.append))
+    unrolled = [int(loop.extent) for loop in loops if loop.kind == tirx.ForKind.UNROLLED]
+    assert max(unrolled, default=1) < max(kernel)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("channels", [16, 13])
+def test_computed_filters(channels: int, target: DeviceTarget, randn: Randn) -> None:
+    x, w = randn(1, channels, 9, 8), randn(channels, 1, 3, 4)
+    result = run(
+        lambda v, f: relax.op.nn.conv2d(v, relax.op.tanh(f), groups=channels), {"x": x, "w": w}, target
+    )
+    close(result.outputs[0], conv2d(x, np.tanh(w.astype("f8")), groups=channels))
+    assert depthwise.KIND in result.schedules
 
 
 @pytest.mark.slow

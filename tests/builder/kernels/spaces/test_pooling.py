@@ -68,6 +68,23 @@ def test_window(
     assert pooling.KIND in result.schedules
 
 
+@pytest.mark.parametrize("axes", [[2], [3], [2, 3]])
+@pytest.mark.parametrize("name", ["mean", "sum", "max", "min"])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_reductions_of_planes(
+    axes: list[int], name: str, keeps: bool, target: DeviceTarget, randn: Randn
+) -> None:
+    x = randn(2, 20, 7, 9)
+    x[0, 3] = {"max": -np.inf, "min": np.inf}.get(name, 1.0)
+    operator, definition = getattr(relax.op, name), getattr(np, name)
+    build = lambda v: operator(relax.op.nn.avg_pool2d(v), axes, keepdims=keeps)  # noqa: E731 - which packs
+    result = run(build, {"x": x}, target)
+    want = definition(x.astype("f8"), axis=tuple(axes), keepdims=keeps)
+    np.testing.assert_allclose(result.outputs[0], want, rtol=1e-5, atol=1e-5)
+    assert pooling.KIND in result.schedules
+    assert not result.schedules & {"rows", "columns"}
+
+
 def test_mean_of_a_plane(target: DeviceTarget, randn: Randn) -> None:
     x = randn(2, 32, 7, 7)
     result = run(lambda v: packed(v, lambda p: relax.op.mean(p, [2, 3], keepdims=True)), {"x": x}, target)

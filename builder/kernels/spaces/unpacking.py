@@ -1,0 +1,57 @@
+"""Channels that leave their blocks: `[N, C/b, H, W, b]` becomes `[N, C, H, W]`.
+
+Neighbours in a row of the result are a block apart in the source. So the channels of a block are computed one
+after the other for the same few pixels, whose cache lines then serve all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tvm import s_tir as st
+from tvm import te, tirx
+
+from builder.errors import UnsuitedError
+from builder.kernels.decisions import Chooser
+from builder.kernels.signature import SPACE_MARK
+from builder.kernels.spaces import fallback
+from builder.target.device_target import DeviceTarget
+
+KIND: Final = "unpack"
+_RANK: Final = 4
+
+
+def unpack(x: te.Tensor, channels: int, group: int) -> te.Tensor:
+    """Convert `[N, blocks, H, W, b]`, with padding after each `group` channels, to `[N, channels, H, W]`."""
+    n, _, h, w, block = (int(d) for d in x.shape)
+    padded = -(-group // block) * block
+
+    def element(i: tirx.Var, c: tirx.Var, y: tirx.Var, z: tirx.Var) -> tirx.Expr:
+        at = c if group in (channels, padded) else c // group * padded + c % group
+        return x[i, at // block, y, z, at % block]
+
+    mark = {SPACE_MARK: KIND, "edge.block": block}
+    return te.compute((n, channels, h, w), element, name="unpack", attrs=mark)
+
+
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+    """Order the loops: a few pixels of a block of channels are one job.
+
+    Raises
+    ------
+    UnsuitedError
+        If the function holds more than the conversion and element-wise blocks.
+    """
+    del choose
+    size = int(sch.get(block).annotations["edge.block"])
+    fallback.inline(sch)
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    if len(blocks) != 1 or len(sch.get_loops(blocks[0])) != _RANK:
+        raise UnsuitedError("expected a conversion and element-wise blocks, got another block")
+    image, channel, row, column = sch.get_loops(blocks[0])
+    lanes = min(target.simd.lanes, int(sch.get(column).extent))
+    outer, inner = sch.split(channel, [None, min(size, int(sch.get(channel).extent))])
+    pixels, vector = sch.split(column, [None, lanes])
+    sch.reorder(image, outer, row, pixels, inner, vector)
+    sch.parallel(sch.fuse(image, outer, row))
+    sch.vectorize(vector)
