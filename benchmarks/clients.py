@@ -217,7 +217,7 @@ class Trip:
     seconds
         From the call to the answer.
     cpu_s
-        Processor time of this process, all threads: what does not depend on other work on the machine.
+        Processor time of this process, all threads. Other work on the machine changes it little.
     """
 
     seconds: float

@@ -78,7 +78,8 @@ def reads(path: Path) -> int:
 def test_what_a_child_does_is_seen(
     monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], int], kind: str
 ) -> None:
-    monkeypatch.setattr(verdicts, "LIMIT_S", 1.0)
+    if kind == "slow":  # the others end by themselves, however busy the machine is
+        monkeypatch.setattr(verdicts, "LIMIT_S", 1.0)
     monkeypatch.setattr(verdicts, "MEMORY_BYTES", 100 << 20)
     assert judge(7, CASE, read).kind == kind
 
