@@ -24,7 +24,7 @@ from rich.console import Console
 
 from benchmarks import costs, engines, footprint, layers, pictures, tables
 from benchmarks.engines import ENGINES, OURS, UNTUNED, bundle_of
-from benchmarks.prepare import HEADLINE, MODELS, Prepared, prepare
+from benchmarks.prepare import HEADLINE, INT8, MODELS, Prepared, prepare
 from benchmarks.rounds import Measured, measure
 from benchmarks.zoo import __main__ as zoo
 from benchmarks.zoo.models import DEFAULT, NAMES
@@ -88,8 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document["seconds"] = time.perf_counter() - began
     (args.output / "bench.json").write_text(json.dumps(document, indent=1) + "\n")
     (args.output / MARKDOWN).write_text(_markdown(document, results))
-    _picture(document, args.output / "latency.png")
-    pictures.publish([args.output / "latency.png", args.output / "roofline.png"], args.pictures)
+    _pictures(document, args.output)
+    names = ("latency.png", "int8.png", "roofline.png")
+    pictures.publish([args.output / name for name in names], args.pictures)
     console.print(f"{document['seconds']:.0f} s; in {args.output}: {', '.join(_written(args.output))}")
     return 0
 
@@ -133,15 +134,22 @@ def _costs(paths: Mapping[str, Path]) -> list[tuple[str, float, float]]:
     ]
 
 
-def _picture(document: dict[str, Any], path: Path) -> None:
+def _pictures(document: dict[str, Any], folder: Path) -> None:
+    """Draw `latency.png` of the networks in float32, and `int8.png` of those in int8."""
     times: dict[str, dict[int, dict[str, float]]] = {}
     for result in document["results"]:
         times.setdefault(result["model"], {})[result["threads"]] = result["median_ms"]
     where = document["machine"]
-    title = (
-        f"Milliseconds per inference, float32 unless int8, batch 1: {where['processor']}, {where['vectors']}"
-    )
-    pictures.latency(times, path, title)
+    for name, precision, models in (
+        ("latency.png", "float32", times.keys() - set(INT8)),
+        ("int8.png", "int8", times.keys() & set(INT8)),
+    ):
+        title = f"Milliseconds per inference, {precision}, batch 1: {where['processor']}, {where['vectors']}"
+        (folder / name).unlink(missing_ok=True)
+        if models:
+            pictures.latency(
+                {model: times[model] for model in times if model in models}, folder / name, title
+            )
 
 
 def _written(folder: Path) -> list[str]:

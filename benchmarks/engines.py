@@ -1,8 +1,9 @@
 """The engines that are compared, each behind the same two calls: load a model once, run it on fixed inputs.
 
-Every engine gets float32, a batch of 1, fixed shapes and the same number of threads, and its fastest
+Every engine gets float32 or int8, a batch of 1, fixed shapes and the same number of threads, and its fastest
 documented settings that do not change the numbers (no bfloat16, no fast math). An engine that has its own
-converter gets the file that converts best; the conversion is not timed.
+converter gets the file that converts best; the conversion is not timed. LiteRT's converter does not take a
+quantised network: it gets the one before, and LiteRT's own quantiser makes int8 of it, of the same tensors.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ def bundle_of(model: Path, engine: str) -> Path:
 def simplified_of(model: Path) -> Path:
     """Return the path of the model with fixed shapes and folded constants, which some converters need."""
     return model.with_suffix(".simplified.onnx")
+
+
+def float_of(model: Path) -> Path:
+    """Return the path of the network, with fixed shapes, that a quantised `model` was made from."""
+    return model.with_suffix(".float.onnx")
 
 
 def load_edgebundle(model: Path, inputs: Arrays, threads: int) -> Run:
@@ -165,6 +171,8 @@ def load_pytorch(model: Path, inputs: Arrays, threads: int) -> Run:
     """Load the model in PyTorch: converted from ONNX with its shapes written out, eval mode, not compiled."""
     import torch
 
+    if float_of(model).exists():
+        raise UnavailableError("onnx2torch does not convert quantised networks")
     torch.set_num_threads(threads)
     network, tensors = _torch_module(model, inputs)
 
@@ -184,7 +192,8 @@ def _torch_module(model: Path, inputs: Arrays) -> tuple[Any, tuple[Any, ...]]:
     from benchmarks.fixed_shapes import write_out
 
     reasons = []
-    for source in (simplified_of(model), model):
+    sources = (float_of(model),) if float_of(model).exists() else (simplified_of(model), model)
+    for source in sources:
         try:
             network = onnx2torch.convert(onnx.load(source)).eval()
         except NotImplementedError as error:
@@ -208,17 +217,34 @@ def load_litert(model: Path, inputs: Arrays, threads: int) -> Run:
     places = sorted(interpreter.get_input_details(), key=lambda place: place["name"])
     results = sorted(interpreter.get_output_details(), key=lambda place: place["name"])
     for place, value in zip(places, inputs.values(), strict=True):
-        interpreter.set_tensor(place["index"], value.astype(place["dtype"]))  # the converter narrows int64
+        interpreter.set_tensor(place["index"], _as_tensor(value, place["dtype"], *place["quantization"]))
 
     def run() -> list[np.ndarray[Any, Any]]:
         interpreter.invoke()
-        return [interpreter.get_tensor(place["index"]) for place in results]
+        return [
+            _dequantised(interpreter.get_tensor(place["index"]), *place["quantization"]) for place in results
+        ]
 
     return run
 
 
+def _as_tensor(
+    value: np.ndarray[Any, Any], dtype: type[np.generic], scale: float, zero: int
+) -> np.ndarray[Any, Any]:
+    """Return an input as the converter has it: integers are narrowed, numbers with a scale quantised."""
+    if scale:
+        limits = np.iinfo(np.dtype(dtype).name)
+        value = np.clip(np.rint(value / np.float32(scale)) + zero, limits.min, limits.max)
+    return value.astype(dtype)
+
+
+def _dequantised(value: np.ndarray[Any, Any], scale: float, zero: int) -> np.ndarray[Any, Any]:
+    """Return the numbers that a tensor stands for; a scale of 0 says that it is not quantised."""
+    return (value.astype(np.float32) - zero) * np.float32(scale) if scale else value
+
+
 def convert_for_litert(model: Path, inputs: Arrays, path: Path) -> None:
-    """Convert a model for LiteRT, by way of PyTorch, and write it to `path`.
+    """Convert a model for LiteRT, by way of PyTorch, quantise it if `model` is, and write it to `path`.
 
     Raises
     ------
@@ -235,7 +261,36 @@ def convert_for_litert(model: Path, inputs: Arrays, path: Path) -> None:
         raise UnavailableError(f"litert-torch cannot convert it: {type(error).__name__}") from error
     part = path.with_suffix(".part.tflite")
     converted.export(str(part))
+    if float_of(model).exists():
+        whole, part = part, path.with_suffix(".int8.tflite")
+        _quantise_for_litert(whole, part, inputs, dynamic=_finds_ranges(model))
+        whole.unlink()
     part.rename(path)
+
+
+def _quantise_for_litert(source: Path, path: Path, inputs: Arrays, *, dynamic: bool) -> None:
+    """Quantise a float network by LiteRT's own quantiser: weights for each channel, activations of 8 bits.
+
+    If `dynamic`, activations are quantised while the network runs.
+    """
+    from ai_edge_litert.interpreter import Interpreter
+    from ai_edge_quantizer import quantizer, recipe
+
+    work = quantizer.Quantizer(str(source))
+    work.load_quantization_recipe(recipe.dynamic_wi8_afp32() if dynamic else recipe.static_wi8_ai8())
+    found = None
+    if not dynamic:
+        ((signature, sides),) = Interpreter(str(source)).get_signature_list().items()
+        found = work.calibrate({signature: [dict(zip(sides["inputs"], inputs.values(), strict=True))]})
+    work.quantize(found).export_model(str(path), overwrite=True)
+
+
+def _finds_ranges(model: Path) -> bool:
+    """Whether a quantised network finds the ranges of its activations while it runs."""
+    import onnx
+
+    nodes = onnx.load(model, load_external_data=False).graph.node
+    return any(node.op_type == "DynamicQuantizeLinear" for node in nodes)
 
 
 # What torch.export and the converter's passes raise for a model that they cannot express; exceptions of

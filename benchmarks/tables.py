@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engines import OTHERS, OURS, TITLES, UNTUNED
-from benchmarks.prepare import HEADLINE
+from benchmarks.prepare import HEADLINE, INT8
 from benchmarks.quantised import SUFFIX
 from benchmarks.rounds import Measured, Ratio
 
@@ -27,9 +27,11 @@ def milliseconds(ms: float | None) -> str:
     return f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}" if ms >= 1 else f"{ms:.3f}"
 
 
-def geometric_mean(results: Sequence[Measured], ours: str) -> float | None:
-    """Return the geometric mean of the headline models' ratios, None unless each of them has one."""
-    ratios = [r.ratio(ours) for r in results if r.model in HEADLINE]
+def geometric_mean(
+    results: Sequence[Measured], ours: str, models: Collection[str] = HEADLINE
+) -> float | None:
+    """Return the geometric mean of the ratios of `models`, None unless each that was measured has one."""
+    ratios = [r.ratio(ours) for r in results if r.model in models]
     values = [ratio.value for ratio in ratios if ratio is not None]
     return statistics.geometric_mean(values) if values and len(values) == len(ratios) else None
 
@@ -107,7 +109,10 @@ def costs(figures: Sequence[tuple[str, float, float]]) -> tuple[list[str], list[
 
 
 def headline(results: Sequence[Measured]) -> Mapping[str, float]:
-    """Return the headline figures: geometric means over the best engine, and MobileNetV2 over PyTorch."""
+    """Return the headline figures: geometric means over the best engine, and MobileNetV2 over PyTorch.
+
+    Networks in int8 have a mean of their own for each number of threads.
+    """
     found = {}
     for ours, key in (
         (UNTUNED, "geometric mean over the best, untuned"),
@@ -116,6 +121,10 @@ def headline(results: Sequence[Measured]) -> Mapping[str, float]:
         mean = geometric_mean(results, ours)
         if mean is not None:
             found[key] = mean
+    for threads in sorted({r.threads for r in results}):
+        mean = geometric_mean([r for r in results if r.threads == threads], OURS, INT8)
+        if mean is not None:
+            found[f"int8: geometric mean over the best, threads: {threads}"] = mean
     for r in results:
         ratio = r.ratio(other="pytorch")
         if r.model == "mobilenetv2" and ratio is not None:

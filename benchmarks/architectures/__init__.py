@@ -13,7 +13,9 @@ from typing import Final
 import onnx
 
 from benchmarks.architectures.bert import bert
+from benchmarks.architectures.efficientnet import efficientnet_b0
 from benchmarks.architectures.mobilenet import mobilenetv2
+from benchmarks.architectures.mobilenet_v3 import mobilenetv3
 from benchmarks.architectures.resnet import resnet18, resnet50, resnet50_v2
 from benchmarks.architectures.slim320 import slim320
 
@@ -22,6 +24,8 @@ ARCHITECTURES: Final[Mapping[str, Callable[..., onnx.ModelProto]]] = {
     "resnet50": resnet50,
     "resnet50-v2": resnet50_v2,
     "mobilenetv2": mobilenetv2,
+    "mobilenetv3": mobilenetv3,
+    "efficientnet-b0": efficientnet_b0,
     "bert": bert,
     "slim-320": slim320,
 }

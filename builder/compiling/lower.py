@@ -77,7 +77,7 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
         mod = use_halves(recognise(canonicalise(_convolutions(mod, target))))
         mod = write_blocks(choose_layouts(mod, target), target)
         mod = write_classic(write_recurrent(mod, target), target)
-        mod = carry(mod, legalise(mod))
+        mod = carry(mod, legalise(mod, target))
         # No constant folding from here on: it would transform weights now instead of at load.
         mod = _run(mod, t.AnnotateTIROpPattern(), t.DeadCodeElimination(["main"]))
         mod = _run(fuse_operators(mod), t.CanonicalizeBindings(), t.DeadCodeElimination(["main"]))

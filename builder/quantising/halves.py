@@ -82,7 +82,7 @@ class HalvesReport:
             more = len(self.floats) - _NAMED
             names = ", ".join(name[:40] for name in self.floats[:_NAMED])
             kept = f"{names} and {more} more" if more > 0 else names
-        rows.append(("large numbers", f"in {kept}, measured on {self.samples} {source}"))
+        rows.append(("large numbers", f"{kept} (measured on {self.samples} {source})"))
         return [f"  {name:<16}{text}" for name, text in rows]
 
 

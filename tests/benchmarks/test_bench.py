@@ -100,7 +100,7 @@ def test_the_demo_model_is_measured_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Pictures need matplotlib, which is in the other engines' environment.
-    monkeypatch.setattr(bench, "_picture", lambda *_: None)
+    monkeypatch.setattr(bench, "_pictures", lambda *_: None)
     options = [
         "--models",
         "digits",

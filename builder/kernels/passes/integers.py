@@ -42,6 +42,8 @@ _EXACT: Final = 1 << 24
 # an instruction that multiplies four adjacent bytes, only one in four is.
 _FEWEST_CHANNELS: Final = 8
 _FEWEST_OF_FOUR: Final = 3
+# Scales of two operands of a sum that are further apart are not expressed in each other.
+_LEAST_RATIO: Final = 2.0**-16
 # Operators that only move elements, or take one of them: of their first operand.
 _MOVES: Final = {
     *RESHAPES,
@@ -110,9 +112,9 @@ class _Integers:
             return self._move(table, var, call)
         if name == "relax.concat":
             return self._concat(table, var, call)
-        if name in ("relax.add", "relax.nn.relu", "relax.clip"):
-            return self._after_sum(table, var, call, name)
-        return False
+        if name in ("relax.add", "relax.nn.relu", "relax.clip") and self._after_sum(table, var, call, name):
+            return True
+        return name in ("relax.add", "relax.subtract") and self._combine(table, var, call)
 
     def _dequantize(self, table: Forms, var: relax.Var, call: Call) -> bool:
         data, scale, zero = call.args[0], constant_of(call.args[1]), constant_of(call.args[2])
@@ -354,6 +356,31 @@ class _Integers:
         table.reals[var] = replace(first, integers=table.bb.emit(Call(call.op, [parts], call.attrs)))
         return True
 
+    def _combine(self, table: Forms, var: relax.Var, call: Call) -> bool:
+        """Add or subtract two tensors of bytes in units of one's scale; what reads the sum is in its units.
+
+        (a - za) * sa + (b - zb) * sb  =  ((a - za) + (b - zb) * (sb / sa)) * sa
+        """
+        a, b = (table.real(arg) for arg in call.args)
+        if a is None or b is None or not (a.is_one_scale and b.is_one_scale):
+            return False
+        if any(shape_of(arg) != shape_of(call) for arg in call.args) or self._users[var] != 1:
+            return False
+        with np.errstate(all="ignore"):
+            ratio = float(b.scale / a.scale) * (-1.0 if op_name(call) == "relax.subtract" else 1.0)
+        if not (a.scale > 0 and _LEAST_RATIO <= abs(ratio) <= 1 / _LEAST_RATIO):
+            return False
+
+        def emit() -> relax.Expr:
+            first, second = (_centred(table, real) for real in (a, b))
+            return table.bb.emit(
+                relax.op.add(first, table.bb.emit(relax.op.multiply(second, relax.const(np.float32(ratio)))))
+            )
+
+        shape = (1,) * len(shape_of(call))
+        table.sums[var] = Sum(emit, shape, a.scale.reshape(1), np.zeros(1), nodes=names_of(call))
+        return True
+
     def _after_sum(self, table: Forms, var: relax.Var, call: Call, name: str) -> bool:
         """Take a bias or an activation into the layer before it."""
         x, *others = call.args
@@ -410,12 +437,18 @@ def _shift(dtype: str, other: str) -> int:
     return 0 if dtype == other else {"uint8": -128, "int8": 128}[dtype]
 
 
+def _centred(table: Forms, x: Real) -> relax.Expr:
+    """Emit integers less their zero point as float32 numbers."""
+    data = table.bb.emit(relax.op.astype(x.integers, "float32"))
+    if float(x.zero):
+        data = table.bb.emit(relax.op.subtract(data, relax.const(np.float32(x.zero))))
+    return data
+
+
 def _floats(table: Forms, call: Call, x: Real, weights: np.ndarray) -> relax.Expr:
     """Emit a convolution of the integers as float32 numbers."""
     bb = table.bb
-    data = bb.emit(relax.op.astype(x.integers, "float32"))
-    if float(x.zero):
-        data = bb.emit(relax.op.subtract(data, relax.const(np.float32(x.zero))))
+    data = _centred(table, x)
     return bb.emit(Call(call.op, [data, relax.const(weights.astype("float32"))], call.attrs))
 
 

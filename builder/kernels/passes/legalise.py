@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import tvm
@@ -28,12 +29,13 @@ from builder.kernels.spaces import (
     sorting,
     transpose,
 )
+from builder.target.device_target import DeviceTarget
 
 Legalisation = Callable[[relax.BlockBuilder, Call], relax.Expr]
 
 
-def legalise_map() -> dict[str, Legalisation]:
-    """Return our tensor expressions by the operator that they replace."""
+def legalise_map(target: DeviceTarget) -> dict[str, Legalisation]:
+    """Return our tensor expressions for a device by the operator that they replace."""
     own: dict[str, Legalisation] = {"relax.nn.softmax": _softmax}
     own["relax.nn.log_softmax"] = _log_softmax
     own["relax.nn.layer_norm"] = rows.layer_norm
@@ -49,7 +51,7 @@ def legalise_map() -> dict[str, Legalisation]:
     own["relax.topk"] = sorting.topk
     own["relax.sort"] = sorting.sort
     own["relax.argsort"] = sorting.argsort
-    own["relax.quantize"] = quantisation.quantize
+    own["relax.quantize"] = partial(quantisation.quantize, fma=target.simd.fma)
     own["relax.dequantize"] = quantisation.dequantize
     return own
 
@@ -142,9 +144,9 @@ def _cumsum(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     )
 
 
-def legalise(mod: tvm.IRModule) -> tvm.IRModule:
+def legalise(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     """Make every operator a call of a tensor expression.
 
     Reshapes stay: the graph keeps them as other names for the same storage.
     """
-    return relax.transform.LegalizeOps(legalise_map(), skip_ops=list(RESHAPES))(mod)
+    return relax.transform.LegalizeOps(legalise_map(target), skip_ops=list(RESHAPES))(mod)

@@ -162,7 +162,8 @@ def _as_rows(
 def _quotient(table: Values, call: Call) -> relax.Expr | None:
     """Return a division by a constant as a multiplication.
 
-    Only if that changes nothing (a power of two), or next to nothing (the argument of an erf, as in GELU).
+    Only if that changes nothing (a power of two), or next to nothing: the argument of an erf, as in GELU, and
+    what was clipped, as in hard swish, whose definition has a multiplication by a sixth.
     """
     name = op_name(call)
     if name == "relax.erf":
@@ -176,7 +177,8 @@ def _quotient(table: Values, call: Call) -> relax.Expr | None:
         inverse = _inverse(call.args[1])
         if inverse is None or not isinstance(call.args[0], relax.Var):
             return None
-        if np.all(np.frexp(inverse.value.numpy())[0] == 0.5):
+        is_gate = definition(table, table.plain(call.args[0]), "relax.clip") is not None
+        if is_gate or np.all(np.frexp(inverse.value.numpy())[0] == 0.5):
             return table.bb.emit(relax.op.multiply(table.plain(call.args[0]), inverse))
     return None
 

@@ -12,6 +12,7 @@ a constant for each output channel, and left to the caller.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +23,7 @@ from tvm import s_tir as st
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import shape_of
 from builder.kernels.signature import SPACE_MARK
+from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.convolution import Conv2d, Rows, filled, pad, schedule_pad
 from builder.kernels.spaces.dot_loops import (
     fits_halves,
@@ -233,7 +235,10 @@ def tile_cost(vectors: int, columns: int, width: int, target: DeviceTarget) -> f
         others = min(weights, 4) + columns + (5 if target.dot.halves else 2)
         fits = weights * columns + others <= registers
         return weights + columns / 4 + 1 if fits else None
-    return 2 * weights + columns + 1 if weights * columns <= registers // 2 else None
+    # Measured for 32 registers: with half of them as sums, LLVM spills if it unrolls a short reduction, and
+    # a product of matrices takes a tenth longer than with one sum less.
+    most = registers // 2 - 1 if registers >= 32 else registers // 2
+    return 2 * weights + columns + 1 if weights * columns <= most else None
 
 
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, target: DeviceTarget) -> None:
@@ -244,9 +249,12 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, ta
     oo, oi = sch.split(o, [None, tiles.oc])
     yo, yi = sch.split(y, [None, tiles.oh])
     zo, zi = sch.split(z, [None, tiles.ow])
+    is_prefetched = not target.dot.held and _worth_prefetching(sch, tiles, zo, (kh, kw, iq, oi, v, *ig))
     io, iu = sch.split(iq, [None, tiles.iq])
     *vectors, v = lane_loops(sch, v, len(ig))
     sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, oi, zi, *vectors, v, *ig)
+    if is_prefetched:
+        prefetch.mark(sch, ic, rows=tiles.oh)
     outer = sch.fuse(n, yo, oo, yi)
     epilogue.place(zo)
     if target.dot.held:
@@ -258,6 +266,28 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, ta
     mark_dot(sch, v)
     for producer in padding:
         schedule_pad(sch, producer)
+
+
+def _worth_prefetching(
+    sch: st.Schedule, tiles: IntegerTiles, columns: st.schedule.LoopRV, step: Sequence[st.schedule.LoopRV]
+) -> bool:
+    """Whether each tile can prefetch at least a line of cache in a round of the loop over input blocks.
+
+    A panel of weights serves the tiles of `tiles.oh` rows. If there are many, a panel is read so often from
+    the caches that it hardly matters that the first tile waits for it.
+
+    Parameters
+    ----------
+    sch, tiles
+        The schedule and its decisions.
+    columns
+        The loop over the tiles of a row.
+    step
+        The loops over the weights of a round.
+    """
+    weights = math.prod(int(sch.get(loop).extent) for loop in step)
+    served = tiles.oh * int(sch.get(columns).extent)
+    return bool(weights >= prefetch.LINE_BYTES * served)
 
 
 def lane_loops(sch: st.Schedule, loop: st.schedule.LoopRV, axes: int) -> list[st.schedule.LoopRV]:

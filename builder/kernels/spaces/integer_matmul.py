@@ -20,7 +20,7 @@ from tvm.ir import Call
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import Values, constant_of, shape_of
 from builder.kernels.signature import SPACE_MARK
-from builder.kernels.spaces import tiled
+from builder.kernels.spaces import prefetch, tiled
 from builder.kernels.spaces.dot_loops import (
     fits_halves,
     group_axes,
@@ -35,16 +35,30 @@ from builder.kernels.spaces.register_tile import hold_operand, tilings
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "integer_matmul"
-# Steps of the reduction that are unrolled, in bytes of a row: one vector of a held operand.
+# Steps of the reduction that are unrolled, in bytes of a row: one vector of a held operand. With many
+# registers and nothing held, twice as many, so that a round has a line of the next panel to prefetch.
 _UNROLLED: Final = 16
 
 
 def panel_width(columns: int, rows: int, target: DeviceTarget) -> int:
-    """Return the columns of a panel: the widest that leaves room for several rows, but not much padding."""
+    """Return the columns of a panel: for several rows, those of the tile with the fewest loads a product.
+
+    If data are held in registers, or for one row, it is the widest without much padding.
+    """
     lanes = max(target.dot.lanes, target.simd.lanes)
     most = 4 if rows > 1 else 8
     widths = [lanes * count for count in range(1, most + 1) if rows == 1 or _rows(count * lanes, target) > 1]
-    return min(widths or [lanes], key=lambda width: (-(-columns // width) * width, -width))
+
+    def whole(width: int) -> int:
+        return -(-columns // width) * width
+
+    def loads(width: int) -> float:
+        at_once = min(_rows(width, target), rows)
+        return whole(width) / width * (tile_cost(1, at_once, width, target) or math.inf) / at_once
+
+    if rows == 1 or target.dot.held:
+        return min(widths or [lanes], key=lambda width: (whole(width), -width))
+    return min(widths or [lanes], key=lambda width: (loads(width), -width))
 
 
 def _rows(width: int, target: DeviceTarget) -> int:
@@ -176,7 +190,8 @@ def space(rows: int, steps: int, panel: int, target: DeviceTarget) -> IntegerMat
     most = _rows(panel, target)
     best = min((r for r in options if r <= most), key=lambda r: (-(-rows // r) * (panel + r), -r))
     ks = tuple(k for k in (1, 2, 4, 8) if steps % k == 0)
-    wanted = max(1, _UNROLLED // (target.dot.group * np.dtype(target.dot.data).itemsize))
+    unrolled = _UNROLLED if target.dot.held or target.simd.registers < 32 else 2 * _UNROLLED
+    wanted = max(1, unrolled // (target.dot.group * np.dtype(target.dot.data).itemsize))
     return IntegerMatmulSpace(options, ks, IntegerMatmulTiles(best, max(k for k in ks if k <= wanted)))
 
 
@@ -208,6 +223,8 @@ def apply(
     epilogue.place(io, vector=width)
     if target.dot.held:
         hold_operand(sch, block, ko)
+    else:
+        prefetch.mark(sch, ko, rows=1)
     sch.parallel(jo)
     for loop in (jt, ii, ki):
         sch.unroll(loop)

@@ -23,7 +23,7 @@ from tvm_ffi import WalkResult
 from builder.target.device_target import DeviceTarget
 
 _MARK: Final = "edge.panel_rounds"
-_LINE_BYTES: Final = 64
+LINE_BYTES: Final = 64
 # Arguments of llvm.prefetch. The next panel goes to the L2 cache: the L1 cache holds the current panel.
 _READ, _L2, _DATA = 0, 2, 1
 
@@ -96,7 +96,7 @@ def _prefetches(outer: tirx.For, between: tuple[tirx.For, ...], inner: tirx.For)
     elements = math.prod(int(d) for d in weights.shape)
     panel = elements * rows // int(outer.extent)
     rounds = rows * math.prod(int(q.extent) for q in loops)
-    line = _LINE_BYTES // np.dtype(str(weights.dtype)).itemsize
+    line = LINE_BYTES // np.dtype(str(weights.dtype)).itemsize
     lines = round(panel / (rounds * line))
     at = outer.loop_var % rows
     for loop in loops:
@@ -113,5 +113,11 @@ def _second_factor(body: tirx.Stmt) -> tirx.Buffer | None:
     """Return the buffer of the weights: the second factor of the innermost product."""
     products: list[tirx.Mul] = []
     tvm_ffi.structural_walk(body, (tirx.Mul, products.append))
-    loads = [p.b.source for p in products if isinstance(p.a, TensorLoad) and isinstance(p.b, TensorLoad)]
+    pairs = [(_widened(product.a), _widened(product.b)) for product in products]
+    loads = [b.source for a, b in pairs if isinstance(a, TensorLoad) and isinstance(b, TensorLoad)]
     return loads[0] if loads else None
+
+
+def _widened(factor: tirx.Expr) -> tirx.Expr:
+    """Return what a factor of a product of small integers was before it was made wider."""
+    return factor.value if isinstance(factor, tirx.Cast) else factor

@@ -34,6 +34,10 @@ REDUCTIONS: Final[Mapping[str, tuple[Callable[..., tirx.Expr], float]]] = {
     "relax.max": (te.max, _LOWEST),
     "relax.min": (te.min, -_LOWEST),
 }
+# Reductions of a whole tensor that may be divided into parts, whose results are reduced again: a sum would be
+# rounded otherwise.
+_OF_PARTS: Final = ("relax.max", "relax.min")
+_MOST_PARTS, _FEWEST_OF_A_PART = 64, 256
 
 
 def softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
@@ -136,6 +140,25 @@ def reduction(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     if axes != list(range(first, len(shape))) or str(call.ty.dtype) != "float32" or columns < _PARTS:
         return legalise_as_tvm(bb, call)
     name = op_name(call)
+    if lead == (1,) and name in _OF_PARTS and (parts := _parts_of(columns)) > 1:
+        x = bb.emit(relax.op.reshape(x, (parts, columns // parts)))
+        lead, columns = (parts,), columns // parts
+    reduced = _reduction(bb, x, name, lead, columns)
+    if math.prod(lead) > math.prod(shape[:first]):
+        reduced = _reduction(bb, reduced, name, (1,), lead[0])
+    return relax.op.reshape(reduced, shape_of(call))
+
+
+def _parts_of(count: int) -> int:
+    """Return into how many rows a single one is divided, so that each of some cores has several."""
+    most = min(_MOST_PARTS, count // _FEWEST_OF_A_PART)
+    return next((parts for parts in range(most, 1, -1) if count % parts == 0), 1)
+
+
+def _reduction(
+    bb: relax.BlockBuilder, x: relax.Expr, name: str, lead: tuple[int, ...], columns: int
+) -> relax.Expr:
+    """Emit the reduction `name` of `x`, seen as rows `[*lead, columns]`; its shape is `[*lead, 1]`."""
     reducer, identity = REDUCTIONS[name]
 
     def compute(rows: te.Tensor) -> te.Tensor:
@@ -152,9 +175,8 @@ def reduction(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 
         return te.compute((*lead, 1), element, name="reduction", attrs=_MARK)
 
-    rows = x if shape == (*lead, columns) else bb.emit(relax.op.reshape(x, (*lead, columns)))
-    reduced = bb.emit(bb.call_te(compute, rows, primfunc_name_hint=name.removeprefix("relax.")))
-    return relax.op.reshape(reduced, shape_of(call))
+    rows = x if shape_of(x) == (*lead, columns) else bb.emit(relax.op.reshape(x, (*lead, columns)))
+    return bb.emit(bb.call_te(compute, rows, primfunc_name_hint=name.removeprefix("relax.")))
 
 
 def _reduced(x: te.Tensor, reducer: Callable[..., tirx.Expr], identity: float, name: str) -> te.Tensor:

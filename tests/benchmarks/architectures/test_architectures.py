@@ -21,6 +21,8 @@ SMALL: dict[str, dict[str, int]] = {
     "resnet50": {"size": 64, "width": 16},
     "resnet50-v2": {"size": 64, "width": 16},
     "mobilenetv2": {"size": 64},
+    "mobilenetv3": {"size": 64},
+    "efficientnet-b0": {"size": 64},
     "bert": {"layers": 2, "hidden": 96, "heads": 4, "vocabulary": 200, "positions": 64},
     "slim-320": {"height": 64, "width": 64},
 }
@@ -81,6 +83,8 @@ def test_activations_stay_sane_and_outputs_depend_on_inputs(name: str) -> None:
         ("resnet50", 25.56),
         ("resnet50-v2", 25.55),
         ("mobilenetv2", 3.50),
+        ("mobilenetv3", 5.48),
+        ("efficientnet-b0", 5.29),
         ("bert", 109.48),
         ("slim-320", 0.2602),
     ],

@@ -36,8 +36,7 @@ TARGETS = ("host", "rpi5", "rpi4", "llvm -mtriple=x86_64-linux-gnu -mcpu=cascade
 def network(padding: int = 1) -> onnx.ModelProto:
     """Two convolutions of bytes with a zero point in the middle, and what is between them."""
     g = QuantisedGraph(np.random.default_rng(3), "int8")
-    g.input(1, 16, 9, 7)
-    x = g.quantise("x0", 3.0, like=None)
+    x = g.input(1, 16, 9, 7)
     shape = (1, 24, 7 + 2 * padding, 5 + 2 * padding)
     y = g.op(
         "Conv", x, g.weight((24, 16, 3, 3), 0), g.bias(24), shape=shape,

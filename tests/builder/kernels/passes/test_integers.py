@@ -49,6 +49,12 @@ class _Graph:
     def add(self, a: Any, b: Any) -> Any:
         return relax.op.add(a, relax.const(b) if isinstance(b, np.ndarray) else b)
 
+    def flipped(self, x: Any) -> Any:
+        return relax.op.flip(x, 3)
+
+    def sub(self, a: Any, b: Any) -> Any:
+        return relax.op.subtract(a, b)
+
     def max_pool(self, x: Any) -> Any:
         return relax.op.nn.max_pool2d(x, (3, 3), (2, 2), (1, 1, 1, 1))
 
@@ -105,6 +111,11 @@ class _Numbers:
         return np.maximum(np.minimum(x, high), low)
 
     add, matmul, transpose = staticmethod(np.add), staticmethod(np.matmul), staticmethod(np.transpose)
+    sub = staticmethod(np.subtract)
+
+    def flipped(self, x: Any) -> Any:
+        return np.flip(x, 3)
+
     reshape = staticmethod(np.reshape)
     concat = staticmethod(np.concatenate)
 
@@ -165,6 +176,18 @@ def residual(o: Any, x: Any) -> Any:
     d = o.dq(x, 0.01, 117, "uint8")
     y = o.conv(d, o.dq(W1, 0.002, 0, "int8"))
     return o.q(o.relu(o.add(d, o.dq(o.q(y, 0.03, 120, "uint8"), 0.03, 120, "uint8"))), 0.05, 3, "uint8")
+
+
+def combined(operator: str, other: float) -> Layer:
+    """A sum or a difference of bytes with two scales, and a convolution of it."""
+
+    def layer(o: Any, x: Any) -> Any:
+        a, b = o.dq(x, 0.0117, 117, "uint8"), o.dq(o.flipped(x), other, 3, "uint8")
+        y = o.relu(getattr(o, operator)(a, b))
+        d = o.dq(o.q(y, 0.0231, 5, "uint8"), 0.0231, 5, "uint8")
+        return o.q(o.conv(d, o.dq(W1, 0.002, 0, "int8")), 0.1, 120, "uint8"), y
+
+    return layer
 
 
 def read_twice(o: Any, x: Any) -> Any:
@@ -256,6 +279,10 @@ LAYERS: dict[str, Layer] = {
     "a negative scale": lambda o, x: o.q(o.clip(conv(o, x), -1.0, 0.5), -0.02, 100, "uint8"),
     "read twice": read_twice,
     "residual of the input itself": residual,
+    "sum of two scales": combined("add", 0.0191),
+    "difference of two scales": combined("sub", 0.00713),
+    "sum of scales that are far apart": combined("add", 1e-9),
+    "sum with a scale of 0": combined("add", 0.0),
     "concatenation of one scale": concatenated(0.03),
     "concatenation of two scales": concatenated(0.01),
     "moves": moved,

@@ -129,3 +129,12 @@ def test_division_is_a_product_only_where_that_is_exact(target: DeviceTarget) ->
     for divisor in (3.0, 8.0):
         build = lambda v, d=divisor: op.floor(op.divide(v, relax.const(np.float32(d))))  # noqa: E731
         assert np.array_equal(run(build, {"x": x}, target).outputs[0], np.floor(x / np.float32(divisor)))
+
+
+def test_a_hard_swish_has_no_division(target: DeviceTarget, randn: Randn) -> None:
+    x = randn(3, 40) * 4
+    three, six = relax.const(np.float32(3)), relax.const(np.float32(6))
+    build = lambda v: op.multiply(v, op.divide(op.clip(op.add(v, three), 0, 6), six))  # noqa: E731
+    result = run(build, {"x": x}, target)
+    close(result.outputs[0], x * np.clip(x.astype("f8") + 3, 0, 6) / 6)
+    assert " / " not in str(result.lowered.kernels.script())

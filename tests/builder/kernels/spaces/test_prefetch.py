@@ -7,7 +7,10 @@ import pytest
 from tvm import relax
 
 from builder.target.device_target import DeviceTarget, resolve
+from tests.builder.kernels.integer_machines import device
 from tests.builder.kernels.machines import Randn, close, conv2d, lower_expression, machine, run
+
+CASCADELAKE = device("cascadelake")
 
 
 def prefetches(randn: Randn, size: int, target: DeviceTarget) -> int:
@@ -24,6 +27,24 @@ def test_a_small_plane_prefetches_the_next_panel(randn: Randn) -> None:
 
 def test_a_large_plane_prefetches_nothing(randn: Randn) -> None:
     assert prefetches(randn, 56, machine(16)) == 0
+
+
+def test_products_of_bytes_prefetch_too(randn: Randn) -> None:
+    w = np.ones((128, 64, 1, 1), np.int8)
+
+    def counted(size: int, target: DeviceTarget) -> int:
+        x = {"x": np.zeros((1, 64, size, size), np.uint8)}
+        build = lambda v: relax.op.nn.conv2d(v, relax.const(w), out_dtype="int32")  # noqa: E731
+        lowered = lower_expression(build, x, target)
+        return sum(f.script().count("prefetch(") for f in lowered.kernels.functions.values())
+
+    # Two blocks of 16 x 64 weights are 32 lines, for 7 rows x 4 blocks of input channels.
+    assert counted(7, CASCADELAKE) == round(32 / 28)
+    assert counted(56, CASCADELAKE) == 0
+    assert counted(7, resolve("rpi5")) == 0
+    product = lambda v: relax.op.matmul(v, relax.const(w[:, :, 0, 0].T.copy()), out_dtype="int32")  # noqa: E731
+    lowered = lower_expression(product, {"x": np.zeros((20, 64), np.uint8)}, CASCADELAKE)
+    assert "prefetch(" in str(lowered.kernels.script())
 
 
 def test_arm_prefetches_nothing(randn: Randn) -> None:

@@ -41,6 +41,34 @@ def test_quantisation_rounds_to_even_before_it_adds_the_zero_point(dtype: str) -
         assert np.array_equal(got, onnx_quantize(x, scale, zero, dtype)), (scale, zero)
 
 
+@pytest.mark.parametrize("is_constant", [True, False])
+def test_a_quotient_is_rounded_as_a_division_rounds_it(is_constant: bool) -> None:
+    # Pictures are often halfway between two steps, all of them.
+    halves = np.arange(-150, 300, dtype="f8") + 0.5
+    for scale in (0.1, 2 / 255, 1 / 127.5, 0.0187, 3.7e-20, 7.3e12, 2.9):
+        near = (halves * np.float32(scale)).astype("f4")
+        x = np.concatenate([near, *(np.nextafter(near, np.float32(end)) for end in (-1e30, 1e30)), LARGE])
+
+        def build(v: relax.Expr, s: relax.Expr, scale: float = scale) -> relax.Expr:
+            step = const(scale, "float32") if is_constant else s
+            return relax.op.quantize(v, step, const(127, "uint8"), axis=0, out_dtype="uint8")
+
+        (got,) = run_here(build, {"x": x, "s": np.asarray(scale, "f4")}, device("host")).outputs
+        assert np.array_equal(got, onnx_quantize(x, scale, 127, "uint8")), scale
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.1, 1e-42])
+def test_scales_of_a_run_that_are_unusual(scale: float) -> None:
+    x = np.linspace(-3, 3, 77, dtype="f4") * np.float32(abs(scale) or 0)
+
+    def build(v: relax.Expr, s: relax.Expr) -> relax.Expr:
+        return relax.op.quantize(v, s, const(10, "uint8"), axis=0, out_dtype="uint8")
+
+    (got,) = run_here(build, {"x": x, "s": np.asarray(scale, "f4")}, device("host")).outputs
+    expected = onnx_quantize(x, scale, 10, "uint8") if scale < 0 else np.full(77, 10)
+    assert np.array_equal(got, expected)
+
+
 def test_what_is_no_number_becomes_some_byte() -> None:
     x = np.full(33, np.nan, "f4")
     build = lambda v: relax.op.quantize(  # noqa: E731
@@ -65,9 +93,9 @@ def test_dequantisation_is_a_difference_times_the_scale(dtype: str) -> None:
 
 
 VECTOR = {
-    "rpi4": r"\tfdiv\tv\d+\.4s",
-    "rpi-armv7": r"\tvadd\.f32\tq",  # NEON of 32 bits has no division; the rest is vectors
-    "cascadelake": r"\tvdivps\t.*zmm",
+    "rpi4": r"\tfml[as]\tv\d+\.4s",
+    "rpi-armv7": r"\tvfm[as]\.f32\tq",
+    "cascadelake": r"\tvfn?m(add|sub)\d+ps\t.*zmm",
     "x86-64-v2": r"\tdivps\t",
 }
 
@@ -82,4 +110,5 @@ def test_quantisation_is_written_with_vectors(name: str) -> None:
     )
     assembly = build_kernels(lowered.kernels, target.tvm_target).inspect_source("asm")
     assert re.search(VECTOR[name], assembly)
-    assert not re.search(r"nearbyint|roundeven|\brintf?\b|lround", assembly)
+    assert not re.search(r"nearbyint|roundeven|\brintf?\b|lround|\bfmaf?\b", assembly)
+    assert name == "x86-64-v2" or not re.search(r"\t(fdiv|vdiv)", assembly)

@@ -117,6 +117,21 @@ def test_reductions_of_rows(
     assert result.schedules == {rows.KIND}
 
 
+@pytest.mark.parametrize("shape", [(128, 768), (3, 1000), (1, 7919), (7, 11, 23)])
+def test_extrema_of_a_whole_tensor(shape: tuple[int, ...], target: DeviceTarget, randn: Randn) -> None:
+    # As DynamicQuantizeLinear asks for them: in parts, which have extrema in turn.
+    x = randn(*shape)
+    build = lambda v: relax.Tuple([relax.op.max(v), relax.op.min(v)])  # noqa: E731
+    for largest, least in ((0, x.size - 1), (x.size - 1, x.size // 2)):
+        x.ravel()[[largest, least]] = 99, -99
+        result = run(build, {"x": x}, target)
+        assert [float(output) for output in result.outputs] == [99, -99]
+        assert all(output.shape == () for output in result.outputs)
+        x.ravel()[[largest, least]] = 0
+    is_divided = shape in ((128, 768), (3, 1000))
+    assert len(result.lowered.kernels.functions) == (4 if is_divided else 2)
+
+
 def test_reductions_carry_infinity_and_nan(target: DeviceTarget, randn: Randn) -> None:
     x = randn(4, 33)
     x[0, 5], x[1, 32], x[2, :], x[3, :] = np.inf, -np.inf, -np.inf, np.inf
