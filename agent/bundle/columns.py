@@ -155,8 +155,8 @@ def _check_input(declared: InputColumns, spec: TensorSpec) -> None:
         largest = max(len(column.categories) - 1, column.unknown or 0)
         if largest > most:
             raise ValueError(
-                f"column {column.name!r:.80}: expected places of categories up to {most} for input {spec!s:.120}, "
-                f"got {largest}"
+                f"column {column.name!r:.80}: expected places of categories up to {most} "
+                f"for input {spec!s:.120}, got {largest}"
             )
         if column.unknown is not None and column.unknown < 0 and spec.datatype.startswith(("U", "BOOL")):
             raise ValueError(f"columns: expected a signed input for {column.name!r:.80}, got {spec!s:.120}")

@@ -82,9 +82,7 @@ class RowReader:
         for _, spec in self._parts:
             if count > 1 and spec.shape[:1] != (1,):
                 raise InputError(f"expected one row for input {spec!s:.120}, got {count}")
-        return {
-            spec.name: spec.shape if count == 1 else (count, *spec.shape[1:]) for _, spec in self._parts
-        }
+        return {spec.name: spec.shape if count == 1 else (count, *spec.shape[1:]) for _, spec in self._parts}
 
     def arrays(self, rows: Sequence[object]) -> dict[str, Array]:
         """Return the inputs for some rows.
