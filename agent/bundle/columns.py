@@ -20,8 +20,8 @@ MAX_NAME_CHARACTERS: Final = 128
 # Of all columns together: names of cities, of products.
 MAX_CATEGORIES: Final = 1 << 14
 MAX_CATEGORY_CHARACTERS: Final = 256
-# Whole numbers from 0 that a small datatype has.
-_MOST_PLACES: Final = {"BOOL": 2, "INT8": 1 << 7, "UINT8": 1 << 8, "FP16": 1 << 11}
+# The largest place of a category that a small datatype holds exactly; others hold all.
+_LARGEST_PLACE: Final = {"BOOL": 1, "INT8": 127, "UINT8": 255, "FP16": 1 << 11}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,8 @@ def check_columns(declared: Sequence[InputColumns], inputs: Sequence[TensorSpec]
     Raises
     ------
     ValueError
-        If an input has other columns than values, no columns at all, or does not exist; if a name is used
-        twice; or if an input cannot hold what its columns may have.
+        If the number of an input's columns is not that of its values, or the input does not exist; if a name
+        is used twice; or if an input cannot hold what its columns may have.
     """
     specs = {spec.name: spec for spec in inputs}
     names = [each.input for each in declared]
@@ -151,9 +151,13 @@ def _check_input(declared: InputColumns, spec: TensorSpec) -> None:
     for column in declared.columns:
         if column.categories is None:
             continue
-        most = _MOST_PLACES.get(spec.datatype, MAX_CATEGORIES)
-        if max(len(column.categories), column.unknown or 0) > most:
-            raise ValueError(f"columns: expected at most {most} categories for input {spec!s:.120}")
+        most = _LARGEST_PLACE.get(spec.datatype, MAX_CATEGORIES)
+        largest = max(len(column.categories) - 1, column.unknown or 0)
+        if largest > most:
+            raise ValueError(
+                f"column {column.name!r:.80}: expected places of categories up to {most} "
+                f"for input {spec!s:.120}, got {largest}"
+            )
         if column.unknown is not None and column.unknown < 0 and spec.datatype.startswith(("U", "BOOL")):
             raise ValueError(f"columns: expected a signed input for {column.name!r:.80}, got {spec!s:.120}")
 

@@ -69,6 +69,21 @@ class RowReader:
             return [document["row"]]
         return [document]
 
+    def shapes(self, count: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the inputs for `count` rows, by name; nothing is read or allocated.
+
+        Raises
+        ------
+        InputError
+            If there are no rows, or an input takes only one.
+        """
+        if not count:
+            raise InputError("expected a row, got none")
+        for _, spec in self._parts:
+            if count > 1 and spec.shape[:1] != (1,):
+                raise InputError(f"expected one row for input {spec!s:.120}, got {count}")
+        return {spec.name: spec.shape if count == 1 else (count, *spec.shape[1:]) for _, spec in self._parts}
+
     def arrays(self, rows: Sequence[object]) -> dict[str, Array]:
         """Return the inputs for some rows.
 
@@ -89,10 +104,9 @@ class RowReader:
         InputError
             If there are no rows, or a row does not fit.
         """
-        if not rows:
-            raise InputError("expected a row, got none")
+        shapes = self.shapes(len(rows))
         table = [self._values(row, _where(index, rows)) for index, row in enumerate(rows)]
-        arrays = {}
+        arrays: dict[str, Array] = {}
         begin = 0
         for each, spec in self._parts:
             end = begin + len(each.columns)
@@ -101,7 +115,8 @@ class RowReader:
                 for index, row in enumerate(table)
                 for place in range(begin, end)
             ]
-            arrays[spec.name] = _array(cells, spec, len(rows))
+            wide = np.float64 if spec.datatype.startswith("FP") else spec.dtype
+            arrays[spec.name] = np.array(cells, wide).astype(spec.dtype).reshape(shapes[spec.name])
             begin = end
         return arrays
 
@@ -191,15 +206,6 @@ class RowReader:
 
 # The largest finite numbers of IEEE 754's formats.
 _LARGEST: Final = {"FP16": 65504.0, "FP32": float(np.finfo(np.float32).max), "FP64": 1.7976931348623157e308}
-
-
-def _array(cells: Sequence[float | int], spec: TensorSpec, count: int) -> Array:
-    """Return the input for `count` rows."""
-    if count > 1 and spec.shape[:1] != (1,):
-        raise InputError(f"expected one row for input {spec!s:.120}, got {count}")
-    wide = np.float64 if spec.datatype.startswith("FP") else spec.dtype
-    array: Array = np.array(cells, wide).astype(spec.dtype)
-    return array.reshape(spec.shape if count == 1 else (count, *spec.shape[1:]))
 
 
 def _range(datatype: str) -> tuple[int, int]:

@@ -127,7 +127,7 @@ class Codec:
         Raises
         ------
         InputError
-            If it is no JSON.
+            If the payload is not JSON.
         """
         media_type = _media_type(request.content_type) or JSON
         if media_type == RAW:
@@ -251,10 +251,9 @@ class Codec:
                 f"expected one row, got {len(rows)}: model {self._manifest.name} takes one at a time",
                 hint="send each in a request of its own",
             )
-        arrays = self._rows.arrays(rows)
-        if self._fit is not None:
-            self._fit({name: array.shape for name, array in arrays.items()}, None)
-        for name, array in arrays.items():
+        if self._fit is not None:  # before any value is read: it knows how many rows the model takes
+            self._fit(self._rows.shapes(len(rows)), None)
+        for name, array in self._rows.arrays(rows).items():
             self._target(name)[...] = array
         return Decoded(given_id)
 

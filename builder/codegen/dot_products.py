@@ -10,6 +10,11 @@ a short loop, the group, over adjacent elements of both factors:
 The group may be two loops, over halves `h` and the elements of a half, where weights are stored by halves:
 `weights[b + 2 * lanes * h + 2 * v + g]`.
 
+A depthwise convolution has lanes with data of their own (`dot_loops.mark_lanes`), and the elements of a group
+are in several rows:
+
+            sums[s + v] += int32(x[a + g * row + v]) * int32(weights[b + v * group + g])
+
 LLVM does not find the instruction for such loops. So they are written here: with the instruction if the
 processor has it, else with arithmetic that any processor has. So the kernels of another device also run on
 this machine, and give exactly the same sums. All sums wrap around as int32.
@@ -21,7 +26,7 @@ What the instructions compute: Intel 64 and IA-32 Architectures Software Develop
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,7 +37,7 @@ from tvm.ir import Call, TensorLoad
 from tvm.target.codegen import llvm_lookup_intrinsic_id
 
 from builder.errors import BuildError
-from builder.kernels.spaces.dot_loops import DOT_MARK
+from builder.kernels.spaces.dot_loops import DOT_MARK, LANES_MARK
 from builder.target.dot import Dot
 
 _FACTORS: Final = ("uint8", "int8", "int16")
@@ -57,10 +62,11 @@ def write_dot_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
     errors: list[BuildError] = []
 
     def loop(stmt: tirx.For) -> tirx.Stmt:
-        if DOT_MARK not in stmt.annotations:
+        kind = next((kind for mark, kind in _LOOPS.items() if mark in stmt.annotations), None)
+        if kind is None:
             return stmt
         try:
-            return _DotLoop.of(stmt).write(dot)
+            return kind.of(stmt).write(dot)
         except BuildError as error:  # TVM, which calls this, would make a RuntimeError of it
             errors.append(error)
             return stmt
@@ -197,6 +203,96 @@ class _DotLoop:
         return tirx.BufferLoad(buffer, [_ramp(at + first * self.group, lanes * self.group)])
 
 
+@dataclass(frozen=True, slots=True)
+class _LaneLoop:
+    """A marked loop whose lanes have data of their own, in several rows.
+
+    Attributes
+    ----------
+    lanes, group
+        Extents of the loops.
+    row
+        Elements from one row of data to the next.
+    sums, data, weights
+        Buffers, each with the index of its first element.
+    """
+
+    lanes: int
+    group: int
+    row: int
+    sums: tuple[tirx.Buffer, tirx.Expr]
+    data: tuple[tirx.Buffer, tirx.Expr]
+    weights: tuple[tirx.Buffer, tirx.Expr]
+
+    @classmethod
+    def of(cls, loop: tirx.For) -> _LaneLoop:
+        """Read a marked loop.
+
+        Raises
+        ------
+        BuildError
+            If it has another form than described above: a fault of the design space.
+        """
+        inner = loop.body
+        store = inner.body if isinstance(inner, tirx.For) else inner
+        factors = _factors(store) if isinstance(store, tirx.BufferStore) else None
+        if factors is None or store is inner:
+            raise BuildError(f"expected a sum of products of integers in two loops, got {loop.body}")
+        group, variables = int(inner.extent), [loop.loop_var, inner.loop_var]
+
+        def steps(indices: Sequence[tirx.Expr]) -> tuple[list[int | None], tirx.Expr | None]:
+            parts = sym.detect_linear_equation(indices[0], variables)
+            known = [int(p) if isinstance(p, tirx.IntImm) else None for p in parts[:-1]]
+            return known, parts[-1] if parts else None
+
+        data, weights = factors
+        (sums, s), (values, a), (numbers, b) = (steps(x.indices) for x in (store, data, weights))
+        if sums != [1, 0] or numbers != [group, 1] or values[:1] != [1] or values[1] is None:
+            raise BuildError(f"expected lanes with data of their own, got {store}")
+        return cls(
+            int(loop.extent), group, values[1], (store.buffer, s), (data.source, a), (weights.source, b)
+        )
+
+    def write(self, dot: Dot) -> tirx.Stmt:
+        """Return the loop with an instruction of `dot` for each vector, or without one if it does not fit."""
+        value = _INTERLEAVED.get(dot.name)
+        dtypes = (str(self.data[0].dtype), str(self.weights[0].dtype))
+        whole = self.group == dot.group and self.lanes % max(dot.lanes, 8) == 0
+        if value is None or not whole or dtypes != (dot.data, "int8"):
+            return self._store(0, self.lanes, self._plain())
+        stores = []
+        for first in range(0, self.lanes, dot.lanes):
+            buffer, at = self.weights
+            weights = tirx.BufferLoad(buffer, [_ramp(at + first * self.group, dot.lanes * self.group)])
+            operands = value(self, first, dot.lanes), weights
+            sums = _intrinsic(dot.name, f"int32x{dot.lanes}", self._old(first, dot.lanes), *operands)
+            stores.append(self._store(first, dot.lanes, sums))
+        return stores[0] if len(stores) == 1 else tirx.SeqStmt(stores)
+
+    def rows(self, first: int, lanes: int) -> list[tirx.Expr]:
+        """Return the data of some lanes: a vector for each row."""
+        buffer, at = self.data
+        return [
+            tirx.BufferLoad(buffer, [_ramp(at + (g * self.row + first), lanes)]) for g in range(self.group)
+        ]
+
+    def _old(self, first: int, lanes: int) -> tirx.Expr:
+        buffer, at = self.sums
+        return tirx.BufferLoad(buffer, [_ramp(at + first, lanes)])
+
+    def _store(self, first: int, lanes: int, value: tirx.Expr) -> tirx.Stmt:
+        buffer, at = self.sums
+        return tirx.BufferStore(buffer, value, [_ramp(at + first, lanes)])
+
+    def _plain(self) -> tirx.Expr:
+        """Return the sums of all lanes, in arithmetic that any processor has."""
+        (buffer, at), total = self.weights, self._old(0, self.lanes)
+        for g, row in enumerate(self.rows(0, self.lanes)):
+            factors = tirx.BufferLoad(buffer, [tirx.Ramp(at + g, _int(self.group), self.lanes)])
+            total = total + row.astype(f"int32x{self.lanes}") * factors.astype(f"int32x{self.lanes}")
+        return total
+
+
 def _factors(store: tirx.BufferStore) -> tuple[TensorLoad, TensorLoad] | None:
     """Return the two loads of `sums[...] = sums[...] + int32(load) * int32(load)`, else None."""
     value = store.value
@@ -270,3 +366,40 @@ _INSTRUCTIONS: Final[Mapping[str, Callable[[_DotLoop, int, Dot], tirx.Expr]]] = 
     "aarch64.neon.sdot.v4i32.v16i8": _turned,
     "aarch64.neon.saddlp": _halves,
 }
+
+
+def _transposed(loop: _LaneLoop, first: int, lanes: int) -> tirx.Expr:
+    """Return the data of some lanes, the four bytes of each lane together (VPERMD and VPSHUFB, or VPERMB)."""
+    rows, size = loop.rows(first, lanes), 4 * lanes
+    dtype = str(loop.data[0].dtype)
+    whole = tirx.Shuffle(rows, [_int(k) for k in range(size)])
+    words = tirx.reinterpret(f"int32x{lanes}", whole)
+    order = [lanes // 4 * row + word for word in range(lanes // 4) for row in range(4)]
+    near = tirx.reinterpret(f"{dtype}x{size}", tirx.Shuffle([words], [_int(k) for k in order]))
+    turned = [16 * part + 4 * row + k for part in range(lanes // 4) for k in range(4) for row in range(4)]
+    return tirx.Shuffle([near], [_int(k) for k in turned])
+
+
+def _zipped(loop: _LaneLoop, first: int, lanes: int) -> tirx.Expr:
+    """Return the data of four lanes, the four bytes of each lane together (ZIP1 and ZIP2)."""
+    size = 16 if loop.lanes % 16 == 0 else 8
+    rows, inside = loop.rows(first // size * size, size), first % size
+    half = inside // 8 * 8
+    pairs = [
+        tirx.reinterpret(
+            "int16x8", tirx.Shuffle(two, [_int(half + k // 2 + k % 2 * size) for k in range(16)])
+        )
+        for two in (rows[:2], rows[2:])
+    ]
+    order = [inside % 8 // 4 * lanes + k // 2 + k % 2 * 8 for k in range(8)]
+    return tirx.reinterpret("int8x16", tirx.Shuffle(pairs, [_int(k) for k in order]))
+
+
+# Instruction -> what puts the bytes of each lane together. The operands of all are sums, data, weights.
+_INTERLEAVED: Final[Mapping[str, Callable[[_LaneLoop, int, int], tirx.Expr]]] = {
+    "x86.avx512.vpdpbusd.512": _transposed,
+    "x86.avx512.vpdpbusd.256": _transposed,
+    "aarch64.neon.sdot.v4i32.v16i8": _zipped,
+}
+
+_LOOPS: Final[Mapping[str, type[_DotLoop] | type[_LaneLoop]]] = {DOT_MARK: _DotLoop, LANES_MARK: _LaneLoop}

@@ -1,8 +1,8 @@
 """Which layers of a quantised model are computed with integers, and which in float32.
 
 A layer counts as one of integers if the loops of one of its kernels are those of an integer design space. So
-this says what was compiled, not what the model asks for: a depthwise convolution of bytes is computed in
-float32, though its result is the same.
+this says what was compiled, not what the model asks for: on a processor on which bytes are no faster, a
+depthwise convolution of bytes is computed in float32, though its result is the same.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ from builder.importer import ImportedModel
 from builder.importer.multiply_adds import multiply_adds_of
 from builder.importer.onnx_graph import OnnxGraph
 from builder.kernels.schedule import SCHEDULE
-from builder.kernels.spaces import integer_convolution, integer_matmul, integer_winograd
+from builder.kernels.spaces import integer_convolution, integer_depthwise, integer_matmul, integer_winograd
 
-_KINDS: Final = (integer_convolution.KIND, integer_matmul.KIND, integer_winograd.KIND)
+_KINDS: Final = (
+    integer_convolution.KIND,
+    integer_depthwise.KIND,
+    integer_matmul.KIND,
+    integer_winograd.KIND,
+)
 
 
 def integer_work(

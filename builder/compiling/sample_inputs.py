@@ -78,7 +78,8 @@ def make_inputs(
         elif spec.name in bounds:
             arrays[spec.name] = rng.integers(0, max(1, bounds[spec.name]), spec.shape).astype(dtype)
         else:
-            arrays[spec.name] = (rng.random(spec.shape) < 0.9).astype(dtype)
+            # NumPy compares a scalar to a number that is no array.
+            arrays[spec.name] = np.asarray(rng.random(spec.shape) < 0.9, dtype)
     return arrays
 
 

@@ -1,8 +1,9 @@
-"""Padded copies that write zeros only around the data, instead of everywhere before the data.
+"""Padded copies that write their padding only around the data, instead of everywhere before the data.
 
-TVM decomposes a padded copy into two nests of loops: one fills all of the buffer with zeros, the other copies
-the data into it. Here the first one skips the data: in a row with data, it writes only the columns beside it.
-A depthwise convolution with few products for each element spends a tenth of its time with these zeros.
+TVM decomposes a padded copy into two nests of loops: one fills all of the buffer with zeros (or with the zero
+point of bytes), the other copies the data into it. Here the first one skips the data: in a row with data, it
+writes only the columns beside it. A depthwise convolution with few products for each element spends a tenth
+of its time with these zeros.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def write_only_borders(func: tirx.PrimFunc) -> tirx.PrimFunc:
     leaves = [r for r in realizes if isinstance(r.block.body, tirx.BufferStore)]
     for zeros in leaves:
         store = zeros.block.body
-        if not isinstance(store.value, tirx.FloatImm) or float(store.value.value) != 0.0:
+        if not isinstance(store.value, tirx.FloatImm | tirx.IntImm):
             continue
         copies = [r for r in leaves if r.block.body.buffer.same_as(store.buffer) and not r.same_as(zeros)]
         variables = [var.var for var in zeros.block.iter_vars]

@@ -9,8 +9,8 @@ whose int32 sums are exact, followed by one multiplication:
 The second sum is a constant for each output channel and is added with the bias. Operators that only move
 elements, and maxima, are applied to the bytes. All else computes with real numbers, as the model says.
 
-Layers for which bytes do not pay (depthwise, grouped, of few input channels) compute with float32 numbers
-that are integers. Their sums are exact too: no sum is as large as 2^24.
+Layers for which bytes do not pay (grouped, of few input channels, depthwise on some processors) compute with
+float32 numbers that are integers. Their sums are exact too: no sum is as large as 2^24.
 
 The definitions are those of QuantizeLinear and DequantizeLinear in ONNX. Activations are kept in the byte
 type that the processor's instruction takes, whichever the model has: with the zero point moved by 128, `int8`
@@ -33,6 +33,7 @@ from builder.importer.spans import names_of
 from builder.kernels.passes.integer_forms import INT32, Forms, Real, Shifted, Sum
 from builder.kernels.passes.paddings import Padding
 from builder.kernels.rewriter import RESHAPES, constant_of, op_name, rewrite_main, shape_of, users_of
+from builder.kernels.spaces import integer_depthwise
 from builder.target.device_target import DeviceTarget
 
 _BYTES: Final = ("uint8", "int8")
@@ -87,6 +88,7 @@ class _Integers:
 
     def __init__(self, mod: tvm.IRModule, target: DeviceTarget) -> None:
         self._users = users_of(mod["main"])
+        self._target = target
         self._byte = target.dot.data if target.dot.data in _BYTES else None
         of_four = target.dot.group == 4 and not target.dot.halves
         self._fewest = _FEWEST_OF_FOUR if of_four else _FEWEST_CHANNELS
@@ -202,7 +204,7 @@ class _Integers:
         zeros = np.zeros(len(weights))
         shape = (1, len(weights), 1, 1)
         dense = int(attrs.groups) == 1 and shape_of(call.args[0])[1] >= self._fewest
-        parts = ByteWeights.of(weights, 0) if dense else None
+        parts = ByteWeights.of(weights, 0) if dense or self._is_depthwise(call, weights) else None
         if parts is not None and depth * _largest_product(parts) <= INT32:
             bias = (-self._preferred_zero(x) * parts.total).astype(np.float64)
             table.sums[var] = Sum(
@@ -221,6 +223,14 @@ class _Integers:
             return True
         return False
 
+    def _is_depthwise(self, call: Call, weights: np.ndarray) -> bool:
+        """Whether a convolution is depthwise, and faster with bytes."""
+        channels = shape_of(call.args[0])[1]
+        if not 1 < channels == len(weights) == int(call.attrs.groups) or weights.ndim != 4:
+            return False
+        fits = weights.min() >= -128 and weights.max() <= 127
+        return bool(fits) and integer_depthwise.taps_at_once(weights.astype(np.int8), self._target) > 0
+
     def _bytes(self, table: Forms, call: Call, x: Real, weights: ByteWeights) -> relax.Expr:
         """Emit a convolution of bytes whose padding is the zero point."""
         attrs, bb = call.attrs, table.bb
@@ -232,8 +242,8 @@ class _Integers:
             data = bb.emit(relax.op.nn.pad(data, widths, pad_value=int(self._preferred_zero(x))))
 
         def convolve(filters: np.ndarray) -> relax.Expr:
-            how = {"strides": attrs.strides, "dilation": attrs.dilation, "out_dtype": "int32"}
-            return bb.emit(relax.op.nn.conv2d(data, relax.const(filters), **how))
+            how = {"strides": attrs.strides, "dilation": attrs.dilation, "groups": int(attrs.groups)}
+            return bb.emit(relax.op.nn.conv2d(data, relax.const(filters), out_dtype="int32", **how))
 
         sums = convolve(weights.numbers)
         if not weights.moved.any():

@@ -39,6 +39,7 @@ from builder.kernels.spaces import (
     half_matmul,
     half_winograd,
     integer_convolution,
+    integer_depthwise,
     integer_matmul,
     integer_winograd,
     matmul,
@@ -244,9 +245,18 @@ class _Packing:
             _, _, height, width = shape_of(data)
             op = replace(op, in_height=height, in_width=width, padding=padding.widths)
         takes = self._target.dot.data
-        if op.groups > 1 or (takes in ("int8", "uint8") and takes != str(data.ty.dtype)):
+        if takes in ("int8", "uint8") and takes != str(data.ty.dtype):
             return False
         have = table.packed(data)
+        if op.is_depthwise and integer_depthwise.taps_at_once(weight, self._target):
+            fits = have is not None and have.is_dense and have.block % max(8, self._target.dot.lanes) == 0
+            block = have.block if have is not None and fits else block_of(op.in_channels, self._target)
+            x = table.as_packed(data, block)
+            new = integer_depthwise.emit(table.bb, op, x.expr, point, weight, self._target)
+            table.define_packed(var, Packed.dense(new, op.out_channels))
+            return True
+        if op.groups > 1:
+            return False
         fits = have is not None and have.is_dense and have.block % max(4, self._target.dot.group) == 0
         block = have.block if have is not None and fits else in_block_of(op.in_channels, self._target)
         x = table.as_packed(data, block)

@@ -10,11 +10,20 @@ from tvm import s_tir as st
 from tvm import te, tirx
 
 DOT_MARK: Final = "edge.dot"
+LANES_MARK: Final = "edge.dot_lanes"
 
 
 def mark_dot(sch: st.Schedule, loop: st.schedule.LoopRV) -> None:
     """Mark the loop over the lanes of a vector of sums; only the loop over a group may be inside it."""
     sch.annotate(loop, DOT_MARK, 1)
+
+
+def mark_lanes(sch: st.Schedule, loop: st.schedule.LoopRV) -> None:
+    """Mark the loop over the lanes of a vector of sums if each lane has data of its own, in several rows.
+
+    Only the loop over the rows, which are the elements of a group, may be inside it.
+    """
+    sch.annotate(loop, LANES_MARK, 1)
 
 
 def in_halves(weights: np.ndarray) -> np.ndarray:

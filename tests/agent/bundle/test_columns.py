@@ -52,7 +52,7 @@ def test_limits() -> None:
         check_columns((InputColumns("colour", (Column("a"),), missing=True),), (COLOUR,))
     categories = tuple(map(str, range(129)))
     for spec in (TensorSpec("x", "INT8", (1,)), TensorSpec("x", "BOOL", (1,))):
-        with pytest.raises(ValueError, match=r"at most .* categories"):
+        with pytest.raises(ValueError, match=r"places of categories up to (127|1) .*, got 128"):
             check_columns((InputColumns("x", (Column("a", categories),)),), (spec,))
     with pytest.raises(ValueError, match="signed"):
         unsigned = TensorSpec("x", "UINT8", (1,))
@@ -62,8 +62,16 @@ def test_limits() -> None:
         check_columns((InputColumns("x", (Column("a", half), Column("b", half))),), (X,))
 
 
+@pytest.mark.parametrize(("datatype", "most"), [("BOOL", 1), ("INT8", 127), ("UINT8", 255), ("FP16", 2048)])
+def test_an_unknown_text_has_a_place_that_the_input_holds(datatype: str, most: int) -> None:
+    spec = TensorSpec("x", datatype, (1,))
+    check_columns((InputColumns("x", (Column("a", ("b",), most),)),), (spec,))
+    with pytest.raises(ValueError, match=f"up to {most} for input x {datatype}.*, got {most + 1}"):
+        check_columns((InputColumns("x", (Column("a", ("b",), most + 1),)),), (spec,))
+
+
 @pytest.mark.parametrize("name", ["", " a", "a ", "a\n", "\0", "x" * 129])
-def test_names_that_are_none(name: str) -> None:
+def test_names_that_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="a column's name"):
         Column(name)
 
@@ -71,7 +79,7 @@ def test_names_that_are_none(name: str) -> None:
 @pytest.mark.parametrize(
     ("categories", "unknown"), [(None, 0), ((), None), (("a", "a"), None), (("\n",), None), (("a",), -2)]
 )
-def test_categories_that_are_none(categories: tuple[str, ...] | None, unknown: int | None) -> None:
+def test_categories_that_are_refused(categories: tuple[str, ...] | None, unknown: int | None) -> None:
     with pytest.raises(ValueError, match=r"column|categor|unknown"):
         Column("a", categories, unknown)
 

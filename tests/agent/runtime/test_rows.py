@@ -1,4 +1,4 @@
-"""Rows become tensors: by name, by place, in any order, and what does not fit is told in one line."""
+"""Rows become tensors: by name, by place, in any order; an error says in one line what does not fit."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def test_values_that_do_not_fit(change: dict[str, Any], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_names_of_cbor_that_are_no_texts_are_not_told() -> None:
+def test_keys_of_cbor_that_are_not_texts_are_not_in_messages() -> None:
     row: dict[Any, object] = {10**5000: 1, None: 2, "humid": 3}
     with pytest.raises(InputError, match=r"not a column of the model: 'humid'$"):
         read(row)
 
 
-def test_missing_columns_are_told_with_what_may_be_meant() -> None:
+def test_a_missing_column_is_named_with_what_may_be_meant() -> None:
     given = {"temprature": 1, **{key: value for key, value in ROW.items() if key != "temperature"}}
     with pytest.raises(InputError) as caught:
         read(given)

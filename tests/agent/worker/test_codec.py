@@ -684,6 +684,14 @@ def test_rows_that_are_refused(text: str, message: str) -> None:
     assert len(str(caught.value)) < 700
 
 
+def test_too_many_rows_are_refused_before_they_are_read() -> None:
+    def fit(given: Mapping[str, tuple[int, ...]], _nbytes: int | None) -> Mapping[str, TensorSpec]:
+        raise InputError(f"expected at most 8 rows, got {given['x'][0]}")
+
+    with pytest.raises(InputError, match="expected at most 8 rows, got 9"):
+        RowBench(fit).decode(b'{"rows": [' + b'"no row",' * 8 + b'"no row"]}')
+
+
 def test_several_rows_choose_the_bucket() -> None:
     shapes: list[Any] = []
 

@@ -96,3 +96,11 @@ def test_a_quantised_input_takes_all_values_of_its_type() -> None:
     model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], weights))
     values = make_inputs([TensorSpec("x", "INT8", (1, 4000))], model)["x"]
     assert (values.min(), values.max()) == (-128, 127)
+
+
+def test_an_input_without_axes_is_an_array() -> None:
+    """ONNX Runtime refuses NumPy's scalars."""
+    specs = [TensorSpec(datatype, datatype, ()) for datatype in ("UINT8", "INT64", "BOOL", "FP32")]
+    for spec, made in zip(specs, make_inputs(specs, lookup(10)).values(), strict=True):
+        assert type(made) is np.ndarray
+        assert (made.shape, str(made.dtype)) == ((), spec.dtype)

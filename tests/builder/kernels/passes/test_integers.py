@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from builder.kernels.spaces import integer_convolution, integer_matmul, integer_winograd
+from builder.kernels.spaces import integer_convolution, integer_depthwise, integer_matmul, integer_winograd
 from tests.builder.kernels.integer_machines import any_bytes, const, device, lower_for, run_here
 from tests.builder.kernels.machines import Result, conv2d
 
@@ -291,7 +291,7 @@ LAYERS: dict[str, Layer] = {
     "grouped": grouped(2, W[:, :5]),
     "one dimension": one_dimensional,
 }
-FLOATS = {"depthwise", "grouped"}
+FLOATS = {"grouped"}
 DEVICES = ("host", "rpi5", "cascadelake", "rpi4")
 
 
@@ -300,7 +300,7 @@ DEVICES = ("host", "rpi5", "cascadelake", "rpi4")
 def test_bytes_are_those_of_the_model(name: str) -> None:
     at = list(LAYERS).index(name)
     result = both(LAYERS[name], images(), DEVICES[at % len(DEVICES)])
-    kinds = {integer_convolution.KIND, integer_matmul.KIND}
+    kinds = {integer_convolution.KIND, integer_depthwise.KIND, integer_matmul.KIND}
     assert bool(kinds & result.schedules) == (name not in FLOATS)
 
 

@@ -1,0 +1,160 @@
+"""Depthwise convolution of bytes, against exact integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from builder.codegen.dot_products import write_dot_products
+from builder.codegen.lowering import build_kernels, to_loops
+from builder.kernels.decisions import heuristic
+from builder.kernels.spaces import depthwise, integer_depthwise
+from builder.target.device_target import DeviceTarget
+from tests.builder.kernels.integer_machines import (
+    DEVICES,
+    RandomChooser,
+    any_bytes,
+    device,
+    lower_for,
+    numbers,
+    run_here,
+)
+from tests.builder.kernels.machines import conv2d
+
+Shape = tuple[int, ...]
+
+
+def convolve(
+    x: np.ndarray, w: np.ndarray, zero: int, target: DeviceTarget, choose: Any = heuristic, **how: Any
+) -> set[str]:
+    """Convolve as numbers with scales of 1, compare with the sums of integers, and return the spaces."""
+    kind, how = str(x.dtype), {**how, "groups": len(w)}
+
+    def build(v: relax.Expr) -> relax.Expr:
+        return relax.op.nn.conv2d(numbers(v, zero, kind), numbers(relax.const(w), 0, "int8"), **how)
+
+    result = run_here(build, {"x": x}, target, choose)
+    wanted = conv2d(x.astype("i8") - zero, w, **how)
+    assert np.array_equal(result.outputs[0].astype("i8"), wanted.astype("i8"))
+    return result.schedules
+
+
+def assembly(w: np.ndarray, name: str) -> str:
+    """Return the code of a convolution of a plane of bytes with `w` for a device."""
+    target, kind = device(name), device(name).dot.data
+    x = np.zeros((1, len(w), 9, 9), kind)
+    kernels = lower_for(
+        lambda v: relax.op.nn.conv2d(
+            numbers(v, 3, kind), numbers(relax.const(w), 0, "int8"), groups=len(w), padding=(1, 1, 1, 1)
+        ),
+        {"x": x},
+        target,
+    ).kernels
+    return str(build_kernels(kernels, target.tvm_target).inspect_source("asm"))
+
+
+# Channels, rows and columns of the input, window, dtype, zero point, geometry.
+CASES: dict[str, tuple[Shape, Shape, str, int, dict[str, Any]]] = {
+    "same": ((1, 32, 9, 11), (3, 3), "uint8", 255, {"padding": (1, 1, 1, 1)}),
+    "stride": ((1, 24, 10, 13), (3, 3), "int8", -128, {"padding": (0, 1, 1, 0), "strides": (2, 2)}),
+    "batch": ((2, 19, 7, 6), (5, 5), "uint8", 0, {"padding": (2, 2, 2, 2)}),
+    "dilation": ((1, 7, 12, 9), (3, 3), "int8", 127, {"padding": (2, 1, 0, 3), "dilation": (2, 3)}),
+    "wide": ((1, 16, 8, 15), (4, 7), "uint8", 131, {"strides": (1, 2)}),
+    "tall": ((1, 17, 14, 5), (7, 1), "int8", 3, {"padding": (3, 0, 3, 0), "strides": (3, 1)}),
+    "row": ((1, 40, 1, 30), (1, 5), "int8", -1, {"padding": (0, 2, 0, 2)}),
+    "even": ((1, 8, 6, 6), (2, 2), "int8", 5, {}),
+    "single": ((1, 33, 5, 4), (1, 1), "uint8", 9, {"padding": (1, 0, 0, 2)}),
+    "no padding": ((1, 16, 5, 17), (3, 3), "uint8", 128, {"strides": (2, 1)}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rpi5", "rpi4", "cascadelake", "alderlake"])
+@pytest.mark.parametrize("case", CASES)
+def test_sums_are_exact(name: str, case: str) -> None:
+    shape, window, kind, zero, how = CASES[case]
+    random = np.random.default_rng(3)
+    w = np.maximum(any_bytes(random, (shape[1], 1, *window), "int8"), -127)
+    kinds = convolve(any_bytes(random, shape, kind), w, zero, device(name), **how)
+    by_rows = window[0] >= 3 or name.startswith("rpi")
+    assert (integer_depthwise.KIND if by_rows else depthwise.KIND) in kinds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in DEVICES if name not in ("host", "rpi4", "rpi5")])
+def test_every_processor_gets_the_same_sums(name: str) -> None:
+    random = np.random.default_rng(5)
+    x, w = any_bytes(random, (1, 20, 8, 7), "uint8"), any_bytes(random, (20, 1, 3, 3), "int8")
+    convolve(x, w, 77, device(name), padding=(1, 1, 1, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rpi5", "rpi4", "cascadelake"])
+def test_the_largest_sums_are_exact(name: str) -> None:
+    kind = device(name).dot.data
+    info = np.iinfo(kind)
+    x = np.full((1, 16, 6, 6), info.min, kind)
+    x[:, ::2] = info.max
+    for weight in (-127, 127):
+        w = np.full((16, 1, 5, 5), weight, "int8")
+        assert integer_depthwise.KIND in convolve(x, w, int(info.max), device(name), padding=(2, 2, 2, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "word"), [("rpi5", "sdot"), ("rpi4", "smlal"), ("cascadelake", "vpdpbusd")])
+def test_the_processor_s_instruction_is_used(name: str, word: str) -> None:
+    code = assembly(np.full((16, 1, 3, 3), 5, "int8"), name)
+    assert word in code
+    assert "fmla" not in code
+    assert "vfmadd" not in code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("weights", "fits"), [((-128, -128), False), ((-128, 1), True)])
+def test_two_products_of_the_lowest_bytes_are_not_added_in_16_bits(
+    weights: tuple[int, int], *, fits: bool
+) -> None:
+    """Then float32 takes over, and the sums are as exact."""
+    w = np.zeros((16, 1, 3, 3), "int8")
+    w[5, 0, 1, :2] = weights
+    kinds = convolve(np.full((1, 16, 4, 4), -128, "int8"), w, 0, device("rpi4"))
+    assert (integer_depthwise.KIND in kinds) == fits
+    assert integer_depthwise.taps_at_once(w, device("rpi5")) == 4
+
+
+@pytest.mark.parametrize(
+    ("window", "at_once"),
+    [((3, 3), (4, 2, 4, 0)), ((1, 9), (2, 2, 0, 0)), ((2, 2), (2, 2, 0, 0)), ((7, 1), (4, 2, 4, 0))],
+)
+def test_which_taps_are_added_at_once(window: Shape, at_once: Shape) -> None:
+    w = np.ones((8, 1, *window), "int8")
+    names = ("rpi5", "rpi4", "cascadelake", "x86-64-v3")
+    assert tuple(integer_depthwise.taps_at_once(w, device(name)) for name in names) == at_once
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "seed"), [("cascadelake", 2), ("rpi5", 3), ("rpi4", 4)])
+def test_every_point_of_the_space_is_valid(name: str, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    x, w = any_bytes(random, (1, 20, 11, 13), "int8"), np.full((20, 1, 3, 3), -7, "int8")
+    chooser = RandomChooser(seed)
+    convolve(x, w, 9, device(name), chooser, padding=(1, 0, 0, 1), strides=(1, 2))
+    assert set(chooser.made) >= {"ow", "oh"}
+
+
+@pytest.mark.parametrize("name", ["rpi5", "rpi4", "cascadelake"])
+def test_incomplete_tiles_have_no_conditions_around_a_sum(name: str) -> None:
+    chosen = {"ow": 3, "oh": 2}
+    kind = device(name).dot.data
+    kernels = lower_for(
+        lambda v: relax.op.nn.conv2d(
+            numbers(v, 1, kind), numbers(relax.const(np.ones((9, 1, 3, 3), "int8")), 0, "int8"), groups=9
+        ),
+        {"x": np.zeros((1, 9, 7, 6), kind)},
+        device(name),
+        lambda name, _, default: chosen.get(name, default),
+    ).kernels
+    write_dot_products(to_loops(kernels), device(name).dot)  # refuses conditions around a sum
