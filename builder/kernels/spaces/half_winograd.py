@@ -184,6 +184,17 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     order_output(sch, half_out, epilogue, m)
 
 
+def _growth() -> np.ndarray:
+    """Return by how much each element of the transformed picture may exceed its largest number."""
+    rows = np.array([float(sum(map(abs, row))) for row in transforms(TILE).input])
+    return np.outer(rows, rows)
+
+
+def picture_growth() -> float:
+    """Return by how much the transformed picture may exceed its largest number."""
+    return float(_growth().max())
+
+
 def largest_factors(weight: np.ndarray) -> np.ndarray:
     """Return by how much each transformed product may exceed the largest number of the picture.
 
@@ -198,8 +209,6 @@ def largest_factors(weight: np.ndarray) -> np.ndarray:
         `[OC * (m + 2)**2, IC]` up to the order of rows: the magnitude of a transformed weight, times the
         largest value that the picture's transform makes of numbers up to 1.
     """
-    found = transforms(TILE)
-    g = np.array([[float(v) for v in row] for row in found.weights])
-    growth = np.array([float(sum(map(abs, row))) for row in found.input])
+    g = np.array([[float(v) for v in row] for row in transforms(TILE).weights])
     whole = np.abs(np.einsum("ai,ocij,bj->oabc", g, weight.astype(np.float64), g, optimize=True))
-    return np.asarray((whole * np.outer(growth, growth)[:, :, None]).reshape(-1, weight.shape[1]))
+    return np.asarray((whole * _growth()[:, :, None]).reshape(-1, weight.shape[1]))
