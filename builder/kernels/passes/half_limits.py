@@ -56,7 +56,12 @@ _WITHIN: Final = {
     "relax.nn.relu6": (0.0, 6.0),
 }
 # Functions that are at least this, and at most their operand.
-_GATES: Final = {"relax.nn.relu": 0.0, "relax.nn.silu": -0.3, "relax.nn.gelu": -0.2, "relax.nn.gelu_tanh": -0.2}
+_GATES: Final = {
+    "relax.nn.relu": 0.0,
+    "relax.nn.silu": -0.3,
+    "relax.nn.gelu": -0.2,
+    "relax.nn.gelu_tanh": -0.2,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ ANY: Final = Interval(-math.inf, math.inf)
 
 
 def most_for(factors: float) -> float:
-    """Return the largest magnitude of a product's left factors, given the `largest_growth` of its right ones."""
+    """Return the largest magnitude of left factors whose sums, by `growth_of` the right ones, fit float16."""
     return _SAFE / factors if factors > 0 else LARGEST
 
 

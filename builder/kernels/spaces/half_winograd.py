@@ -24,7 +24,13 @@ from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces.convolution import Conv2d, pack_weights
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
 from builder.kernels.spaces.half_sums import chunk_of
-from builder.kernels.spaces.register_tile import TileChoices, best_tile, hold_operand, tilings
+from builder.kernels.spaces.register_tile import (
+    TileChoices,
+    best_tile,
+    hold_operand,
+    multiplies_by_element,
+    tilings,
+)
 from builder.kernels.spaces.winograd import WEIGHTS_KIND
 from builder.kernels.spaces.winograd_loops import order_input, order_output
 from builder.kernels.spaces.winograd_stages import Stages
@@ -149,7 +155,7 @@ def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int) -> te.
 def space(tiles: int, out_blocks: int, target: DeviceTarget) -> tuple[int, int]:
     """Return the heuristic's register tile: blocks of output channels, and tiles of the picture."""
     choices = TileChoices((out_blocks, tiles), tilings(out_blocks, 8), tilings(tiles, 32))
-    return best_tile(choices, target, held=True)
+    return best_tile(choices, target, held=multiplies_by_element(target))
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
@@ -173,7 +179,8 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     sch.compute_at(products, co, preserve_unit_loops=True)
     _, io, it, _, lane, ic, ii = sch.get_loops(products)[-7:]
     sch.reorder(ic, ii, io, it, lane)
-    hold_operand(sch, products, ic)
+    if multiplies_by_element(target):
+        hold_operand(sch, products, ic)
     for loop in (ii, io, it, oi, ti):
         sch.unroll(loop)
     for loop in (lane, v):
