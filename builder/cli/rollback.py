@@ -40,7 +40,10 @@ def _rollback(args: argparse.Namespace) -> int:
 
     broker = broker_of(args)
     if not args.yes and not _confirmed(args):
-        raise FleetError("nothing was changed: expected a confirmation, got none", hint="or add --yes")
+        raise FleetError(
+            "nothing was changed: expected a confirmation, got none",
+            hint="answer y on a terminal, or add --yes",
+        )
     with show_deployment(quiet=args.json) as steps:
         result = asyncio.run(rollback_async(args.agent, args.model, broker, wait_s=args.wait, progress=steps))
     print_result(result, as_json=args.json)

@@ -69,7 +69,7 @@ def run_rows(args: argparse.Namespace, package: Package, name: str) -> int:
                         zip(names if is_whole else result.outputs, result.outputs.values(), strict=True)
                     )
                 flat = {key: _flat(value) for key, value in answers.items()}
-                table.add(line, cells_of(flat, labels), _ranked(flat))
+                table.add(line, cells_of(flat, labels), _ranked(flat, labels))
             except (BuildError, EdgeError) as error:
                 table.failed(line, str(error))
     return table.finish()
@@ -212,6 +212,8 @@ class _Table:
                     self._waiting.pop()
                 continue
             yield row.line, values
+        if self._truths is not None and next(self._truths, None) is not None:
+            raise ModelError(f"--accuracy: {self._args.accuracy} has more rows than {self.file.path}")
         if not self._done and not self._failed:
             raise ModelError(f"{self.file.path}: expected rows, got none")
 
@@ -294,11 +296,18 @@ def _flat(value: Any) -> Sequence[Any]:  # noqa: ANN401 - an array, or texts
     return value if isinstance(value, tuple) else value.reshape(-1)
 
 
-def _ranked(values: Mapping[str, Sequence[Any]]) -> list[list[str]]:
-    """Return the names of each class in an answer, best first: its label and its number."""
+def _ranked(values: Mapping[str, Sequence[Any]], known: Sequence[str] = ()) -> list[list[str]]:
+    """Return the names of each class in an answer, best first: its label and its number.
+
+    An answer with one class, as that of trees, has its number, which is a place among the `known` labels.
+    """
     prefix = next((name.removesuffix("indices") for name in values if name.endswith("indices")), None)
     if prefix is None:
-        return []
+        places = next((v for name, v in values.items() if name.endswith("label") and len(v) == 1), ())
+        numbers = [place.item() if hasattr(place, "item") else place for place in places]
+        return [
+            [known[each], str(each)] for each in numbers if isinstance(each, int) and 0 <= each < len(known)
+        ]
     numbers = [str(int(number)) for number in values[f"{prefix}indices"]]
     labels = values.get(f"{prefix}labels")
     if labels is None:

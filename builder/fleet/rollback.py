@@ -23,6 +23,7 @@ from builder.fleet.client import Client
 from builder.fleet.deploy import Deployment, DeployProgress, DeployResult
 from builder.fleet.presence import unknown_agent
 from edgebundle.broker import Broker
+from edgebundle.errors import BrokerError
 
 # The report of an agent is retained: it arrives with the subscription.
 _REPORT_LIMIT_S: Final = 2.0
@@ -82,7 +83,10 @@ async def rollback_async(
         raise await unknown_agent(agent, broker)
     if not result.ok:
         return result
-    active = await _reported(agent, model, broker)
+    try:
+        active = await _reported(agent, model, broker)
+    except (FleetError, BrokerError):  # only the version's name is missing: the agent has changed to it
+        return result
     return replace(result, version=active.version) if active.digest == digest else result
 
 

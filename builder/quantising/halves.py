@@ -3,7 +3,8 @@
 The model's file does not change: which nodes stay in float32 is a mark for the compiler. They are those whose
 numbers could be too large for float16. The largest number of every tensor is measured on samples, and may be
 `HEADROOM` times as large on the device. A product stays in float32 too if a sum of such numbers as were
-measured could overflow, whatever their signs.
+measured could overflow, whatever their signs. Larger numbers than these are limited on the device, so that
+no input makes an infinity (`builder.kernels.passes.half_limits`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from builder.importer import ImportedModel
 from builder.importer.multiply_adds import multiply_adds_of
 from builder.importer.onnx_graph import OnnxGraph
 from builder.importer.shapes import infer_shapes
-from builder.kernels.passes.halves import LARGEST, mark
-from builder.kernels.spaces.half_sums import LONGEST
-from builder.kernels.spaces.half_winograd import largest_factors
+from builder.kernels.passes.half_limits import LARGEST, growth_of_convolution, growth_of_matrix, most_for
+from builder.kernels.passes.halves import mark
 from builder.quantising.calibration import CalibrationData, Source, open_calibration
 from builder.quantising.folding import fold_into_weights
 from builder.quantising.session import Sample, Session
@@ -192,25 +192,14 @@ def _fits(node: onnx.NodeProto, graph: OnnxGraph, largest: dict[str, float]) -> 
     weight = graph.constant(node.input[1])
     if weight is None or weight.ndim < 2 or not weight.size:
         return True
-    return largest[node.input[0]] * _chunk(node, weight) <= LARGEST
+    return largest[node.input[0]] <= most_for(_growth(node, weight))
 
 
-def _chunk(node: onnx.NodeProto, weight: NDArray[Any]) -> float:
-    """Return the largest sum of magnitudes of as many factors of one output as a chunk may have."""
+def _growth(node: onnx.NodeProto, weight: NDArray[Any]) -> float:
+    """Return how much larger than its largest factor a product's sums in float16 may be."""
     if node.op_type == "Conv":
-        factors = np.abs(weight.reshape(len(weight), -1).astype(np.float64))
-        if weight.shape[2:] == (3, 3):
-            return max(_sum(factors), _sum(largest_factors(weight)))
-    elif node.op_type == "ConvTranspose":
-        factors = np.abs(weight.swapaxes(0, 1).reshape(weight.shape[1], -1).astype(np.float64))
-    else:
-        turned = any(a.name == "transB" and a.i for a in node.attribute)
-        factors = np.abs((weight if turned else weight.swapaxes(-1, -2)).astype(np.float64))
-    return _sum(factors.reshape(-1, factors.shape[-1]))
-
-
-def _sum(factors: NDArray[Any]) -> float:
-    """Return the largest sum of a row, of at most as many numbers as a chunk has."""
-    if factors.shape[1] > LONGEST:
-        factors = np.partition(factors, -LONGEST, axis=1)[:, -LONGEST:]
-    return float(factors.sum(axis=1).max())
+        return growth_of_convolution(weight)
+    if node.op_type == "ConvTranspose":
+        return growth_of_convolution(weight.swapaxes(0, 1))
+    turned = any(a.name == "transB" and a.i for a in node.attribute)
+    return growth_of_matrix(weight.swapaxes(-1, -2) if turned else weight)

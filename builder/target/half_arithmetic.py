@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from builder.errors import TargetError
 from builder.target.device_target import DeviceTarget
 
-# FEAT_FP16 of ARMv8.2, as /proc/cpuinfo names it. A bundle that needs it says so, and a device without it
-# refuses the bundle, as for every feature.
-FEATURE: Final = "asimdhp"
+# Architecture -> the feature, as /proc/cpuinfo names it: FEAT_FP16 of ARMv8.2, and AVX512-FP16. A bundle that
+# needs it says so, and a device without it refuses the bundle, as for every feature.
+FEATURES: Final[Mapping[str, str]] = {"aarch64": "asimdhp", "x86_64": "avx512_fp16"}
+
+
+def computes_halves(target: DeviceTarget) -> bool:
+    """Whether a target has vector instructions for arithmetic in float16."""
+    return FEATURES.get(target.arch) in target.features
 
 
 def require_half_arithmetic(target: DeviceTarget) -> None:
@@ -20,9 +26,9 @@ def require_half_arithmetic(target: DeviceTarget) -> None:
     TargetError
         If it has none.
     """
-    if FEATURE not in target.features:
+    if not computes_halves(target):
         raise TargetError(
-            f"--precision fp16: expected a target that computes in float16, such as rpi5, got {target.name} "
-            f"({target.cpu}), where it would be slower than float32",
+            f"--precision fp16: expected a target that computes in float16, such as rpi5 or an x86-64 with "
+            f"AVX512-FP16, got {target.name} ({target.cpu}), where it would be slower than float32",
             hint="weights-fp16 only stores the weights in float16, and runs on any target",
         )

@@ -6,11 +6,13 @@ exact enough, in float16. Functions such as the exponential, and softmax, norms 
 float32. Everything after the last product is too: the boxes of a detector have more digits than float16.
 
 A module is marked with the nodes that must stay in float32 (`mark`), because numbers there may be too large.
+What is computed in float16 is finite for any finite input: numbers are limited where they need to be
+(`half_limits`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -21,8 +23,9 @@ from tvm.ir import Call
 from tvm.tirx import FloatImm
 
 from builder.importer.spans import bindings_of, names_of
+from builder.kernels.passes import half_limits
+from builder.kernels.passes.half_limits import ANY, LARGEST, MOVES, Interval
 from builder.kernels.rewriter import (
-    RESHAPES,
     Values,
     constant_of,
     op_name,
@@ -34,7 +37,6 @@ from builder.kernels.spaces.convolution import Conv2d
 from builder.kernels.spaces.half_sums import LONGEST
 
 MARK: Final = "edge.floats"
-LARGEST: Final = 65504.0
 
 _PRODUCTS: Final = ("relax.nn.conv2d", "relax.matmul")
 # A constant operand of these is applied to the sums, before they are rounded.
@@ -50,10 +52,8 @@ _WIDE: Final = {
     f"relax.{n}"
     for n in ("nn.silu", "nn.gelu", "nn.gelu_tanh", "nn.softplus", "sigmoid", "tanh", "erf", "exp")
 }
-_MOVES: Final = {
-    *RESHAPES,
-    *(f"relax.{n}" for n in ("permute_dims", "strided_slice", "concat", "nn.max_pool2d")),
-}
+# Their own limits can be narrowed instead of adding another one.
+_LIMITING: Final = ("relax.nn.relu", "relax.clip")
 
 
 def mark(mod: tvm.IRModule, floats: Collection[str]) -> tvm.IRModule:
@@ -84,15 +84,26 @@ def use_halves(mod: tvm.IRModule) -> tvm.IRModule:
     if floats is None:
         return mod
     halving = _Halving(mod, floats)
-    mod = rewrite_main(mod, halving.emit, _Forms)
+    mod = rewrite_main(mod, halving.emit, lambda bb: _Forms(bb, halving))
     return relax.transform.DeadCodeElimination(["main"])(mod)
 
 
 class _Forms(Values):
-    """A table of values that may exist as float32, as float16, or as both."""
+    """A table of values that may exist as float32, as float16, or as both.
 
-    def __init__(self, bb: relax.BlockBuilder) -> None:
+    Parameters
+    ----------
+    bb
+        Receives the new bindings.
+    halving
+        Knows what reads each value.
+    """
+
+    def __init__(self, bb: relax.BlockBuilder, halving: _Halving) -> None:
         super().__init__(bb)
+        self._halving = halving
+        self._intervals: dict[relax.Var, Interval] = {}
+        self._half_intervals: dict[relax.Var, Interval] = {}
         self.halves: dict[relax.Var, relax.Expr] = {}
 
     def plain(self, expr: relax.Expr) -> relax.Expr:
@@ -114,8 +125,45 @@ class _Forms(Values):
         if not isinstance(expr, relax.Var):
             return expr
         if expr not in self.halves:
-            self.halves[expr] = self.bb.emit(relax.op.astype(self.plain(expr), "float16"))
+            self.define_half(expr, relax.op.astype(self.plain(expr), "float16"))
         return self.halves[expr]
+
+    def define_half(self, var: relax.Var, new: Call) -> None:
+        """Make `new` the float16 form of the old variable `var`, limited if it may be too large."""
+        interval = self._intervals.get(var, ANY)
+        most = self._halving.need(var)
+        if half_limits.needs_limit(interval, most) and not self._halving.waits(var, self.half_interval):
+            low, high = -most, most
+            if op_name(new) == "relax.clip":
+                low, high = (min(max(float(a.value), -most), most) for a in new.args[1:])
+            if op_name(new) == "relax.nn.relu":
+                low = 0.0
+            source = new.args[0] if op_name(new) in _LIMITING else self.bb.emit(new)
+            new = relax.op.clip(source, low, high)
+            interval = interval.within(most)
+        self._half_intervals[var] = interval
+        self.halves[var] = self.bb.emit(new)
+
+    def note(self, var: relax.Var, interval: Interval) -> None:
+        """Remember in which interval a value is before it is rounded and limited."""
+        self._intervals[var] = interval
+
+    def interval(self, expr: relax.Expr) -> Interval:
+        """Return the interval of a value as operators in float32 read it."""
+        if isinstance(expr, relax.Var) and expr not in self._plain and expr in self._half_intervals:
+            return self._half_intervals[expr]
+        return self._interval(expr, self._intervals)
+
+    def half_interval(self, expr: relax.Expr) -> Interval:
+        """Return the interval of a value in float16; anything if it is not in float16 yet."""
+        return self._interval(expr, self._half_intervals)
+
+    @staticmethod
+    def _interval(expr: relax.Expr, known: Mapping[relax.Var, Interval]) -> Interval:
+        numbers = constant_of(expr)
+        if numbers is not None and numbers.size:
+            return Interval.of((numbers.min(), numbers.max()))
+        return known.get(expr, ANY) if isinstance(expr, relax.Var) else ANY
 
 
 class _Halving:
@@ -127,12 +175,38 @@ class _Halving:
         # Values that are computed from products, and are read by others: they are kept in float16.
         self._inner: set[relax.Var] = set()
         self._feeds: set[relax.Var] = set()
+        self._needs: dict[relax.Var, float] = {}
+        # The first call that reads a value, and the variable of its result.
+        self._reader: dict[relax.Var, tuple[relax.Var, Call]] = {}
         for binding in reversed(bindings_of(mod)):
             value = binding.value
             if (isinstance(value, Call) and self._is_product(value)) or binding.var in self._feeds:
                 relax.analysis.post_order_visit(
                     value, lambda e: self._feeds.add(e) if isinstance(e, relax.Var) else None
                 )
+            if isinstance(value, Call):
+                self._read(binding.var, value)
+
+    def _read(self, var: relax.Var, call: Call) -> None:
+        """Note what a call, whose readers are known, needs of its operands."""
+        product = self._is_product(call)
+        need = half_limits.most_for(half_limits.growth_of(call)) if product else self.need(var)
+        for arg in _operands(call):
+            if isinstance(arg, relax.Var):
+                self._reader[arg] = var, call
+                if product or half_limits.passes_need(call, only=self._users.get(arg, 0) == 1):
+                    self._needs[arg] = min(self.need(arg), need)
+
+    def need(self, var: relax.Var) -> float:
+        """Return the largest magnitude in float16 that all products which read a value can take."""
+        return self._needs.get(var, LARGEST)
+
+    def waits(self, var: relax.Var, half_interval: Callable[[relax.Expr], Interval]) -> bool:
+        """Whether a value may be infinite, because the only call that reads it makes a number of it."""
+        if self._users.get(var, 0) != 1 or var not in self._reader:
+            return False
+        result, call = self._reader[var]
+        return self._may_be_half(result, call) and half_limits.passes_infinity(call, half_interval, var)
 
     def _is_product(self, call: Call) -> bool:
         """Whether a call is a product that is computed in float16."""
@@ -156,10 +230,10 @@ class _Halving:
             return True
         if not isinstance(call.ty, relax.TensorType) or str(call.ty.dtype) != "float32":
             return False
+        table.note(var, half_limits.interval_of(call, table.interval))
         if var not in self._feeds or not self._floats.isdisjoint(names_of(call)):
             return False
-        operands = [f for a in call.args for f in (a.fields if isinstance(a, relax.Tuple) else [a])]
-        tensors = [a for a in operands if isinstance(a.ty, relax.TensorType)]
+        tensors = [a for a in _operands(call) if isinstance(a.ty, relax.TensorType)]
         if not any(isinstance(a, relax.Var) and a in self._inner for a in tensors):
             return False
         if any(str(a.ty.dtype) != "float32" for a in tensors):
@@ -170,12 +244,22 @@ class _Halving:
         if name in _WIDE or scales:
             self._wide(table, var, table.bb.emit(table.call(call)))
             return True
-        if name not in _NARROW | _MOVES or not all(self._fits(a) for a in operands):
+        if not self._may_be_half(var, call):
             return False
         args = [table.half(a) for a in call.args]
-        table.halves[var] = table.bb.emit(Call(call.op, args, call.attrs, span=call.span))
+        table.note(var, half_limits.interval_of(call, table.half_interval))
+        table.define_half(var, Call(call.op, args, call.attrs, span=call.span))
         self._inner.add(var)
         return True
+
+    def _may_be_half(self, var: relax.Var, call: Call) -> bool:
+        """Whether a call whose operands are in float16 is computed so."""
+        return (
+            op_name(call) in _NARROW | MOVES
+            and var in self._feeds
+            and self._floats.isdisjoint(names_of(call))
+            and all(self._fits(a) for a in _operands(call))
+        )
 
     @staticmethod
     def _fits(expr: relax.Expr) -> bool:
@@ -189,7 +273,7 @@ class _Halving:
         """Define a float32 result, which is rounded at once if it is read more than once."""
         self._inner.add(var)
         if self._users.get(var, 0) > 1 and var in self._feeds:
-            table.halves[var] = table.bb.emit(relax.op.astype(new, "float16"))
+            table.define_half(var, relax.op.astype(new, "float16"))
         else:
             table.define(var, new)
 
@@ -197,6 +281,7 @@ class _Halving:
         weight = constant_of(call.args[1])
         assert weight is not None
         x, w = table.half(call.args[0]), relax.const(weight.astype(np.float16))
+        table.note(var, half_limits.interval_of(call, table.half_interval))
         if op_name(call) == "relax.matmul":
             self._wide(table, var, table.bb.emit(relax.op.matmul(x, w, out_dtype="float32")))
             return
@@ -208,11 +293,16 @@ class _Halving:
             "groups": int(attrs.groups),
         }
         if op is not None and op.is_depthwise:  # few products: their sum is rounded as each of them is
-            new = table.bb.emit(relax.op.nn.conv2d(x, w, out_dtype="float16", **options))
+            new = relax.op.nn.conv2d(x, w, out_dtype="float16", **options)
             if var in self._feeds:
-                table.halves[var] = new
+                table.define_half(var, new)
             else:
-                table.define(var, table.bb.emit(relax.op.astype(new, "float32")))
+                table.define(var, table.bb.emit(relax.op.astype(table.bb.emit(new), "float32")))
             self._inner.add(var)
             return
         self._wide(table, var, table.bb.emit(relax.op.nn.conv2d(x, w, out_dtype="float32", **options)))
+
+
+def _operands(call: Call) -> list[relax.Expr]:
+    """Return the operands of a call, and the members of those that are tuples."""
+    return [f for a in call.args for f in (a.fields if isinstance(a, relax.Tuple) else [a])]

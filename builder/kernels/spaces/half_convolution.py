@@ -26,6 +26,7 @@ from builder.kernels.spaces.register_tile import (
     divisors,
     even_part,
     hold_operand,
+    multiplies_by_element,
     tilings,
 )
 from builder.target.device_target import DeviceTarget
@@ -146,7 +147,7 @@ def space(out_blocks: int, out_width: int, target: DeviceTarget, groups: int = 1
     """Return the heuristic's tile: that of the convolution in float32, with vectors of twice the lanes."""
     ocs = tilings(out_blocks, 8) if groups == 1 else divisors(out_blocks // groups, 8)
     choices = TileChoices((out_blocks // groups, out_width), ocs, tilings(out_width, 32))
-    return HalfTiles(*best_tile(choices, target, held=True))
+    return HalfTiles(*best_tile(choices, target, held=multiplies_by_element(target)))
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
@@ -181,7 +182,8 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
         for loop in (oi, zi):
             sch.unroll(loop)
         sch.vectorize(v)
-    hold_operand(sch, products, wi)
+    if multiplies_by_element(target):
+        hold_operand(sch, products, wi)
     for loop in (ii, io, iz):
         sch.unroll(loop)
     sch.vectorize(lane)

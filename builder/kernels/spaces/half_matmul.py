@@ -19,7 +19,7 @@ from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.half_sums import MOST
 from builder.kernels.spaces.matmul import best_rows, pack
-from builder.kernels.spaces.register_tile import hold_operand, tilings
+from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, tilings
 from builder.kernels.spaces.tiled import most_rows
 from builder.target.device_target import DeviceTarget
 
@@ -123,7 +123,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     count = int(sch.get(i).extent)
     options = tilings(count, 32)
     vectors = panel // width
-    best = best_rows(count, options, vectors, most_rows(vectors, target, held=True))
+    best = best_rows(count, options, vectors, most_rows(vectors, target, held=multiplies_by_element(target)))
     rows = choose("rows", options, best)
     io, ii = sch.split(i, [None, rows])
     jo, jt, ji = sch.split(j, [None, vectors, width])
@@ -136,7 +136,8 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     nt, ni = sch.split(n, [None, width])
     ko, ki = sch.split(k, [None, _UNROLLED])
     sch.reorder(ko, ki, row, nt, ni)
-    hold_operand(sch, products, ko)
+    if multiplies_by_element(target):
+        hold_operand(sch, products, ko)
     for loop in (ki, row, nt, ii, jt):
         sch.unroll(loop)
     for loop in (ni, ji):

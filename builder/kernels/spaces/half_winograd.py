@@ -24,7 +24,13 @@ from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces.convolution import Conv2d, pack_weights
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
 from builder.kernels.spaces.half_sums import chunk_of
-from builder.kernels.spaces.register_tile import TileChoices, best_tile, hold_operand, tilings
+from builder.kernels.spaces.register_tile import (
+    TileChoices,
+    best_tile,
+    hold_operand,
+    multiplies_by_element,
+    tilings,
+)
 from builder.kernels.spaces.winograd import WEIGHTS_KIND
 from builder.kernels.spaces.winograd_loops import order_input, order_output
 from builder.kernels.spaces.winograd_stages import Stages
@@ -149,7 +155,7 @@ def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int) -> te.
 def space(tiles: int, out_blocks: int, target: DeviceTarget) -> tuple[int, int]:
     """Return the heuristic's register tile: blocks of output channels, and tiles of the picture."""
     choices = TileChoices((out_blocks, tiles), tilings(out_blocks, 8), tilings(tiles, 32))
-    return best_tile(choices, target, held=True)
+    return best_tile(choices, target, held=multiplies_by_element(target))
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
@@ -173,7 +179,8 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     sch.compute_at(products, co, preserve_unit_loops=True)
     _, io, it, _, lane, ic, ii = sch.get_loops(products)[-7:]
     sch.reorder(ic, ii, io, it, lane)
-    hold_operand(sch, products, ic)
+    if multiplies_by_element(target):
+        hold_operand(sch, products, ic)
     for loop in (ii, io, it, oi, ti):
         sch.unroll(loop)
     for loop in (lane, v):
@@ -182,6 +189,17 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     sch.decompose_reduction(products, ic)
     sch.decompose_reduction(product, co)
     order_output(sch, half_out, epilogue, m)
+
+
+def _growth() -> np.ndarray:
+    """Return by how much each element of the transformed picture may exceed its largest number."""
+    rows = np.array([float(sum(map(abs, row))) for row in transforms(TILE).input])
+    return np.outer(rows, rows)
+
+
+def picture_growth() -> float:
+    """Return by how much the transformed picture may exceed its largest number."""
+    return float(_growth().max())
 
 
 def largest_factors(weight: np.ndarray) -> np.ndarray:
@@ -198,8 +216,6 @@ def largest_factors(weight: np.ndarray) -> np.ndarray:
         `[OC * (m + 2)**2, IC]` up to the order of rows: the magnitude of a transformed weight, times the
         largest value that the picture's transform makes of numbers up to 1.
     """
-    found = transforms(TILE)
-    g = np.array([[float(v) for v in row] for row in found.weights])
-    growth = np.array([float(sum(map(abs, row))) for row in found.input])
+    g = np.array([[float(v) for v in row] for row in transforms(TILE).weights])
     whole = np.abs(np.einsum("ai,ocij,bj->oabc", g, weight.astype(np.float64), g, optimize=True))
-    return np.asarray((whole * np.outer(growth, growth)[:, :, None]).reshape(-1, weight.shape[1]))
+    return np.asarray((whole * _growth()[:, :, None]).reshape(-1, weight.shape[1]))

@@ -76,15 +76,18 @@ def make_bundle(
     params: bytes = b"weights",
     abi: str = "tvm-ffi-0.1",
     features: tuple[str, ...] = ("avx2",),
+    target: Target | None = None,
 ) -> Bundle:
-    """Pack and sign a bundle that a `FakeModels` runs."""
+    """Pack and sign a bundle that a `FakeModels` runs, for a `target`, or for an x86-64 with `features`."""
+    target = target or Target("x86_64-linux-gnu", "x86-64-v3", features)
     raw = build(
         {**FILES, "mod.params": params},
         key=key,
         name=name,
         version=version,
         security_counter=counter,
-        target=Target("x86_64-linux-gnu", "x86-64-v3", features),
+        target=target,
+        compatible=(f"linux-{target.triple.partition('-')[0]}",),
         runtime=Runtime(tvm="0.27.0", tvm_ffi="0.1.14", executor="graph", abi=abi, glibc="2.28"),
     )
     return Bundle(raw, name, version, counter)

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from agent.bundle.manifest import Target
 from builder.errors import FleetError, PackageError
 from builder.fleet.deploy_set import deploy_set_async
+from builder.target.device_target import resolve
+from builder.target.half_arithmetic import FEATURES
 from edgebundle.broker import Broker
 from tests.agent.deploy.rig import MACHINE, Bundle, make_bundle
 from tests.builder.fleet.rig import Device
@@ -55,6 +58,50 @@ async def test_two_devices_take_different_variants(
     assert notes[1:] == [
         "plain.bundle is the best of 2 bundles for old",
         "wide.bundle is the best of 2 bundles for new",
+    ]
+
+
+@pytest.mark.slow
+async def test_float16_goes_to_the_device_that_computes_in_it(
+    mosquitto: BrokerProcess, tmp_path: Path
+) -> None:
+    """A set of float, float16 and int8: the order says which of two that run is preferred."""
+    targets, machines = {}, {}
+    for name in ("rpi4", "rpi5"):
+        device = resolve(name)
+        targets[name] = Target(device.triple, device.cpu, device.features)
+        machines[name] = replace(
+            MACHINE,
+            arch="aarch64",
+            cpu_model=device.cpu.title(),
+            features=frozenset(device.features),
+            compatible=frozenset({"linux-aarch64"}),
+        )
+    assert FEATURES["aarch64"] in targets["rpi5"].features
+    files = {
+        name: write(tmp_path, f"{name}.bundle", make_bundle(params=name.encode(), target=targets[target]))
+        for name, target in (("fp16", "rpi5"), ("int8", "rpi5"), ("float", "rpi4"))
+    }
+    broker, notes = Broker(mosquitto.url), list[str]()
+    async with (
+        Device(
+            tmp_path / "4", mosquitto.url, device="pi4", machine=machines["rpi4"], published=machines["rpi4"]
+        ),
+        Device(
+            tmp_path / "5", mosquitto.url, device="pi5", machine=machines["rpi5"], published=machines["rpi5"]
+        ),
+    ):
+        for agent in ("pi4", "pi5"):
+            assert (await deploy_set_async([*files.values()], agent, broker, progress=notes.append)).ok
+        # The Pi 4 decides by itself, too: it refuses what was compiled for the other.
+        with pytest.raises(FleetError, match="asimdhp"):
+            await deploy_set_async([files["fp16"], files["int8"]], "pi4", broker)
+        other = [files["int8"], files["fp16"], files["float"]]
+        assert (await deploy_set_async(other, "pi5", broker, progress=notes.append)).ok
+    assert [line for line in notes if "best" in line] == [
+        "float.bundle is the best of 3 bundles for pi4",
+        "fp16.bundle is the best of 3 bundles for pi5",
+        "int8.bundle is the best of 3 bundles for pi5",
     ]
 
 

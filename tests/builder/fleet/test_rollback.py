@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.wire.reported import ReportedModel
 from builder.errors import FleetError
+from builder.fleet import rollback
 from builder.fleet.deploy import deploy_async
 from builder.fleet.rollback import rollback_async
 from edgebundle.broker import Broker
@@ -41,6 +43,29 @@ async def test_there_and_back(mosquitto: BrokerProcess, tmp_path: Path) -> None:
         with pytest.raises(FleetError, match="reports no model faces") as caught:
             await rollback_async(DEVICE, "faces", where)
         assert caught.value.hint == "its models: digits"
+
+
+@pytest.mark.slow
+async def test_a_report_that_is_late_does_not_hide_that_the_agent_has_changed(
+    mosquitto: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, asked = Broker(mosquitto.url), 0
+    ask = rollback._reported
+
+    async def once(agent: str, model: str, broker: Broker) -> ReportedModel:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            raise FleetError("late")
+        return await ask(agent, model, broker)
+
+    monkeypatch.setattr(rollback, "_reported", once)
+    async with Device(tmp_path / "state", mosquitto.url) as device:
+        for version in ("1.0.0", "2.0.0"):
+            await deploy_async(write(tmp_path, make_bundle("digits", version)), DEVICE, where)
+        assert (await rollback_async(DEVICE, "digits", where)).ok
+        assert device.models.serving == {"digits": "1.0.0"}
+    assert asked == 2
 
 
 @pytest.mark.slow
