@@ -1,9 +1,9 @@
 """Read damaged and hostile files of each format: one clear line, no crash, bounded time and memory.
 
 Each file is read as `edgebundle check` reads it (records, labels, pictures and recordings as the verbs that
-take them), in a process of its own. It must be accepted, or refused by one line, in less than 30 s and 2 GiB,
-leave no file, and run no code. Prints a table, and what went wrong with the number that repeats it:
-`--seed N --cases 1`. Files at fault are saved under `--out`.
+take them), in a process that reads only such files. It must be accepted, or refused by one line, in less than
+30 s and 2 GiB, leave no file, and run no code. Prints a table, and what went wrong with the number that
+repeats it: `--seed N --cases 1`. Files at fault are saved under `--out`.
 
 What PyTorch, Keras and TensorFlow read themselves is left out, unless `EDGEBUNDLE_PYTHON` names a Python that
 has them.
@@ -32,7 +32,7 @@ from rich.table import Table
 
 from benchmarks.fuzz.case import Case
 from benchmarks.fuzz.formats import FORMATS, Corpus, check
-from benchmarks.fuzz.verdict import Verdict, judge
+from benchmarks.fuzz.verdict import Judge, Verdict
 
 PROGRESS_EVERY_S: Final = 30.0
 EXAMPLE: Final = """example:
@@ -96,20 +96,22 @@ def _read_all(
     warm_up(cases.sound[0], read)
     counts: Counter[str] = Counter()
     reported_s = time.monotonic()
-    for number, seed in enumerate(seeds):
-        case = cases.case(seed)
-        verdict = judge(seed, case, read)
-        counts[verdict.kind] += 1
-        if verdict.is_fault:
-            folder = options.out / f"{name}-{seed}"
-            folder.mkdir(parents=True, exist_ok=True)
-            if not any(folder.iterdir()):
-                case.place(folder)
-            console.print(f"{name} {seed}: {verdict.kind}: {verdict.detail}", markup=False, highlight=False)
-        if time.monotonic() - reported_s > PROGRESS_EVERY_S:
-            reported_s = time.monotonic()
-            console.print(f"{name}: {number + 1} of {len(seeds)}, {dict(counts)}", highlight=False)
-        yield verdict
+    with Judge(read) as judge:
+        for number, seed in enumerate(seeds):
+            case = cases.case(seed)
+            verdict = judge.judge(seed, case)
+            counts[verdict.kind] += 1
+            if verdict.is_fault:
+                folder = options.out / f"{name}-{seed}"
+                folder.mkdir(parents=True, exist_ok=True)
+                if not any(folder.iterdir()):
+                    case.place(folder)
+                said = f"{name} {seed}: {verdict.kind}: {verdict.detail}"
+                console.print(said, markup=False, highlight=False)
+            if time.monotonic() - reported_s > PROGRESS_EVERY_S:
+                reported_s = time.monotonic()
+                console.print(f"{name}: {number + 1} of {len(seeds)}, {dict(counts)}", highlight=False)
+            yield verdict
 
 
 def warm_up(case: Case, read: Callable[[Path], int]) -> None:

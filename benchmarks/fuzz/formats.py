@@ -6,9 +6,10 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import onnx
 
@@ -76,22 +77,47 @@ class Corpus:
 
 def check(path: Path) -> int:
     """Run `edgebundle check`."""
-    from builder.cli import main
+    return _edgebundle("check", "--quiet", str(path))
 
-    return main(["check", "--quiet", str(path)])
+
+def _edgebundle(*words: str) -> int:
+    """Run a verb. The parser of all verbs is made only once: that takes longer than to read most files."""
+    from unittest import mock
+
+    from builder import cli
+
+    parser = _parser()
+    with mock.patch.object(cli, "_parser", lambda: parser):
+        return cli.main(words)
+
+
+@cache
+def _parser() -> Any:
+    from builder import cli
+
+    return cli._parser()
+
+
+def _check_tflite(path: Path) -> int:
+    from unittest import mock
+
+    from builder.importer.tflite import comparison
+
+    if not comparison.is_installed():
+        return check(path)
+    from benchmarks.fuzz.litert import run_forked
+
+    with mock.patch.object(comparison, "start_interpreter", run_forked):
+        return check(path)
 
 
 def _check_project(path: Path) -> int:
-    from builder.cli import main
-
     del path
-    return main(["check", "--quiet", "model.onnx"])
+    return _edgebundle("check", "--quiet", "model.onnx")
 
 
 def _export_records(path: Path) -> int:
-    from builder.cli import main
-
-    return main(["records", "export", str(path)])
+    return _edgebundle("records", "export", str(path))
 
 
 def _read_labels(path: Path) -> int:
@@ -269,7 +295,7 @@ FORMATS: Final[Mapping[str, Format]] = MappingProxyType(
     {
         "onnx": Format(_onnx, _change_onnx, tuple(map(_hostile_onnx, onnx_models.HOSTILE))),
         "classic": Format(_classic, _change_onnx),
-        "tflite": Format(_tflite, _change_tflite),
+        "tflite": Format(_tflite, _change_tflite, read=_check_tflite),
         "xgboost-json": Format(lambda: _xgboost(".json"), _change_json),
         "xgboost-ubj": Format(lambda: _xgboost(".ubj"), _change_ubjson),
         "xgboost-binary": Format(_legacy, _change_bytes),

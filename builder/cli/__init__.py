@@ -17,6 +17,7 @@ import errno
 import gc
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -84,6 +85,9 @@ _FILE_FAULTS: Final = frozenset(
 
 # A module of these that is missing is a bug; any other one belongs to an extra of the distribution.
 _OURS: Final = frozenset({"agent", "builder", "edgebundle"})
+
+# A name in a damaged file may have any length; the longest path has 4096 characters.
+_LONG_WORD: Final = re.compile(r"\S{4097,}")
 
 SubParsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 
@@ -265,7 +269,8 @@ def _one_line(text: str) -> str:
 
 
 def _printable(line: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in line)
+    shown = _LONG_WORD.sub(lambda found: f"{found[0][:200]}...", line)
+    return "".join(c if c.isprintable() else "?" for c in shown)
 
 
 def _silence(stream: IO[str]) -> None:

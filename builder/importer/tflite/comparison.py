@@ -174,32 +174,38 @@ def run_interpreter(
         named: dict[str, Any] = {str(index): values for index, values in inputs.items()}
         np.savez(folder / "inputs.npz", **named)
         try:
-            ended = subprocess.run(  # noqa: S603 - this program with a folder of its own
-                [
-                    sys.executable,
-                    "-P",
-                    litert_process.__file__,
-                    name,
-                    "reference" if reference else "optimised",
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=TIMEOUT_S,
-                check=False,
-            )
+            status, said = start_interpreter(folder, "reference" if reference else "optimised")
         except subprocess.TimeoutExpired:
             return None, f"which took longer than {TIMEOUT_S} s"
-        if ended.returncode < 0:
-            return None, f"which crashed (signal {-ended.returncode})"
-        if ended.returncode:
-            lines = ended.stderr.decode(errors="replace").strip().splitlines() or ["no reason"]
+        if status < 0:
+            return None, f"which crashed (signal {-status})"
+        if status:
+            lines = said.strip().splitlines() or ["no reason"]
             return None, f"which {lines[-1][-300:]}"
         try:
             with np.load(folder / "tensors.npz", allow_pickle=False) as found:
                 return {int(index): found[index] for index in found.files}, ""
         except (OSError, ValueError, zipfile.BadZipFile) as error:
             return None, f"whose tensors cannot be read ({first_line(error)})"
+
+
+def start_interpreter(folder: Path, kernels: str) -> tuple[int, str]:
+    """Run `litert_process` on a folder; return how it ended, minus the signal, and what it said.
+
+    Raises
+    ------
+    subprocess.TimeoutExpired
+        If it takes longer than `TIMEOUT_S`.
+    """
+    ended = subprocess.run(  # noqa: S603 - this program with a folder of its own
+        [sys.executable, "-P", litert_process.__file__, str(folder), kernels],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    return ended.returncode, ended.stderr.decode(errors="replace")
 
 
 def differences(

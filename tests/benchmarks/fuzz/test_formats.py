@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from benchmarks.fuzz.__main__ import corpus, warm_up
 from benchmarks.fuzz.formats import FORMATS, Corpus, check
-from benchmarks.fuzz.verdict import judge
+from benchmarks.fuzz.verdict import Judge, Verdict, judge
 
 # Formats whose sound files need no training, and the numbers of hostile files that take seconds.
 QUICK = {"onnx": (5, 9, 11), "pt2": (0, 1, 2, 3, 4, 5, 6, 7), "keras": (5,), "savedmodel": (), "project": (),
@@ -29,21 +30,23 @@ def python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEBUNDLE_PYTHON", "/bin/true")
 
 
+def judged(name: str, seeds: Sequence[int]) -> list[Verdict]:
+    with Judge(FORMATS[name].read or check) as each:
+        return [each.judge(seed, made(name).case(seed)) for seed in seeds]
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_hostile_files_are_refused_or_accepted(name: str) -> None:
     seeds = [seed for seed in range(made(name).first_changed + 4) if seed not in QUICK[name]]
-    verdicts = [judge(seed, made(name).case(seed), FORMATS[name].read or check) for seed in seeds]
+    verdicts = judged(name, seeds)
     assert not [verdict for verdict in verdicts if verdict.is_fault]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_damaged_files_are_refused_in_one_line(name: str) -> None:
-    cases = made(name)
-    first = cases.first_changed
-    verdicts = [
-        judge(seed, cases.case(seed), FORMATS[name].read or check) for seed in range(first, first + 12)
-    ]
+    first = made(name).first_changed
+    verdicts = judged(name, range(first, first + 12))
     assert not [verdict for verdict in verdicts if verdict.is_fault]
     assert "refused" in {verdict.kind for verdict in verdicts}
 

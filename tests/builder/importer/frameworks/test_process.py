@@ -16,8 +16,9 @@ PROGRAM = Path(__file__)  # not run by a stand-in
 def asked(tmp_path: Path, **behaviour: str) -> Exception:
     """Return the error of a request to a stand-in that misbehaves."""
     python = stand_in(tmp_path, VECTORS / "recurrent", **behaviour)
+    timeout_s = 3 if "sleep" in behaviour.get("before", "") else 60
     with (
-        FrameworkProcess(python, PROGRAM, "PyTorch", "m.pt2", timeout_s=3) as process,
+        FrameworkProcess(python, PROGRAM, "PyTorch", "m.pt2", timeout_s=timeout_s) as process,
         pytest.raises(ModelError) as caught,
     ):
         process.ask("convert")
