@@ -298,12 +298,12 @@ class Request:
         UsageError
             If an image is for a model with several inputs, or a tensor holds NaN or infinity.
         """
-        more = {"parameters": {"postprocess": "none"}} if self.is_raw else {}
+        more: dict[str, object] = {"parameters": {"postprocess": "none"}} if self.is_raw else {}
         if self.content_type == JSON:
             return self._with(more) if more else self.body
         tensors = self._raw_tensors() if self.content_type == RAW else self._image_tensor(inputs)
         try:
-            return document.encode({"inputs": [tensor.to_document() for tensor in tensors]} | more)
+            return document.encode({"inputs": [tensor.to_document() for tensor in tensors], **more})
         except UsageError:  # a ValueError, too
             raise
         except ValueError as error:
