@@ -155,7 +155,10 @@ async def test_two_agents_with_one_name_are_marked_in_the_list(
     mosquitto: BrokerProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = {"state": "online", "session_seq": 3, "version": "0.1.0"}
-    twins = {topics.State("porch"): state | {"name_conflict": True}, topics.State("attic"): state}
+    twins: dict[topics.Topic, Any] = {
+        topics.State("porch"): state | {"name_conflict": True},
+        topics.State("attic"): state,
+    }
     await retain(mosquitto, twins)
     assert await asyncio.to_thread(main, ["agents", "--broker", mosquitto.url]) == 0
     lines = capsys.readouterr().out.splitlines()
