@@ -22,7 +22,7 @@ class Call:
 
     Attributes
     ----------
-    data, image, deadline_s, traceparent, tracestate, progress, tensors, audio, row
+    data, image, deadline_s, traceparent, tracestate, progress, tensors, audio, row, raw
         As `Asking.__call__` has them.
     """
 
@@ -35,6 +35,7 @@ class Call:
     tensors: Mapping[str, Any] | None = None
     audio: object = None
     row: object = None
+    raw: bool = False
 
 
 class Asking(ABC, Generic[_Result_co]):
@@ -48,6 +49,7 @@ class Asking(ABC, Generic[_Result_co]):
         image: object = None,
         audio: object = None,
         row: object = None,
+        raw: bool = False,
         deadline_s: float = DEADLINE_S,
         traceparent: str | None = None,
         tracestate: str | None = None,
@@ -70,6 +72,8 @@ class Asking(ABC, Generic[_Result_co]):
         row
             A row of a table, for a model that declares columns: a mapping from their names to numbers, truth
             values or texts, or the values in the columns' order. None and NaN are missing values.
+        raw
+            Whether to answer with the model's own outputs, without the postprocess that its bundle declares.
         deadline_s
             Seconds until an answer is of no use. Until then the request is sent again if it is lost; the
             agent does not start to compute after that.
@@ -94,7 +98,7 @@ class Asking(ABC, Generic[_Result_co]):
             If a file cannot be read.
         """
         return self._ask(
-            Call(data, image, deadline_s, traceparent, tracestate, progress, tensors, audio, row)
+            Call(data, image, deadline_s, traceparent, tracestate, progress, tensors, audio, row, raw)
         )
 
     @abstractmethod

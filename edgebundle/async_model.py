@@ -11,6 +11,7 @@ import re
 import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -72,6 +73,8 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
 
     async def _ask(self, call: Call) -> Answer:
         request = await self.request(call.data, call.image, call.tensors or {}, call.audio, call.row)
+        if call.raw:
+            request = replace(request, is_raw=True)
         trace = _trace(call.traceparent, call.tracestate)
         return await self.send(request, call.deadline_s, trace, call.progress)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.mqtt.reason_codes import CLOSED, EXPIRED, TOO_LARGE, Action, Reason
-from agent.wire.content_types import RAW
+from agent.wire.content_types import RAW, UNPROCESSED
 from agent.wire.envelope import Envelope
 from agent.wire.request import InferMessage
 from edgebundle.errors import BrokerError, ClientError
@@ -215,7 +215,7 @@ class Exchange:
                 body=self._request.body,
                 content_type=self._request.content_type,
                 tensors=self._request.tensors,
-                accept=RAW,
+                accept=f"{RAW};{UNPROCESSED}" if self._request.is_raw else RAW,
                 correlation=self.identifier.encode(),
                 deadline_s=left_s,
                 trace=self._trace,

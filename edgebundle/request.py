@@ -56,12 +56,15 @@ class Request:
         For raw tensors, one `name;FP32;1,3,4` each, in the order in which they lie in `body`.
     session
         Which step of which session it is, or None.
+    is_raw
+        Whether the answer should have the model's own outputs, without its postprocess.
     """
 
     content_type: str
     body: bytes = field(repr=False)
     tensors: tuple[str, ...] = ()
     session: SessionStep | None = None
+    is_raw: bool = False
 
     def __post_init__(self) -> None:
         if len(self.body) > MAX_REQUEST_BYTES:
@@ -295,11 +298,12 @@ class Request:
         UsageError
             If an image is for a model with several inputs, or a tensor holds NaN or infinity.
         """
+        more: dict[str, object] = {"parameters": {"postprocess": "none"}} if self.is_raw else {}
         if self.content_type == JSON:
-            return self.body
+            return self._with(more) if more else self.body
         tensors = self._raw_tensors() if self.content_type == RAW else self._image_tensor(inputs)
         try:
-            return document.encode({"inputs": [tensor.to_document() for tensor in tensors]})
+            return document.encode({"inputs": [tensor.to_document() for tensor in tensors], **more})
         except UsageError:  # a ValueError, too
             raise
         except ValueError as error:
@@ -307,6 +311,12 @@ class Request:
                 "expected finite numbers, got NaN or infinity, which JSON cannot represent",
                 hint="use a broker with MQTT 5",
             ) from error
+
+    def _with(self, more: Mapping[str, object]) -> bytes:
+        try:
+            return document.encode({**json.loads(self.body), **more})
+        except (ValueError, TypeError, RecursionError) as error:
+            raise UsageError("expected a JSON object, got something else") from error
 
     def _image_tensor(self, inputs: Sequence[TensorSpec]) -> Iterator[JsonTensor]:
         if len(inputs) != 1:

@@ -82,12 +82,14 @@ export type Value = number | boolean | string | null;
 export type Input =
   | { image: string | Blob | ArrayBuffer | ArrayBufferView }
   | { audio: string | Blob | ArrayBuffer | ArrayBufferView; contentType?: string }
-  | { row: Record<string, Value> | Value[] }
+  | { row: Record<string, Value> | Map<string, Value> | Value[] | TensorData }
   | { tensors: Record<string, { shape: number[]; data: TensorData | ArrayLike<number>; datatype?: Datatype }> };
 
 export interface Options {
   /** Seconds until an answer is of no use; 30 by default. */
   deadlineS?: number;
+  /** Answer with the model's own outputs, without the postprocess that its bundle declares. */
+  raw?: boolean;
   traceparent?: string;
   tracestate?: string;
   /** Called with one line when the request has to wait. */

@@ -429,7 +429,7 @@ export class Client {
     await this.#mqtt?.subscribeAsync(filter, { qos: 0 }).catch(() => {});
   }
 
-  async #ask(target, input, { deadlineS = 30, traceparent, tracestate, progress, signal } = {}, session = null) {
+  async #ask(target, input, { deadlineS = 30, raw, traceparent, tracestate, progress, signal } = {}, session = null) {
     if (!(deadlineS > 0 && deadlineS < Infinity)) {
       throw new UsageError(`deadlineS: expected a positive number of seconds, got ${show(deadlineS)}`);
     }
@@ -437,6 +437,7 @@ export class Client {
     await this.connect();
     const request = await this.#request(target, input);
     request.session = session;
+    request.raw = raw === true;
     if (request.body.length > MAX_REQUEST_BYTES) {
       throw new UsageError(`expected a request of at most ${MAX_REQUEST_BYTES} bytes, got ${request.body.length}`);
     }
@@ -496,6 +497,7 @@ export class Client {
             deadline_s: Math.max(0.001, end - now()),
             ...request.session,
             ...(request.json ?? JSON.parse(decode(request.body))),
+            ...(request.raw ? { parameters: { postprocess: "none" } } : {}),
           }),
         );
     exchange.done = new Promise((resolve, reject) => {
@@ -528,7 +530,7 @@ export class Client {
         correlationData: encode(id),
         messageExpiryInterval: Math.max(1, Math.ceil(left)),
         userProperties: {
-          accept: RAW,
+          accept: request.raw ? `${RAW};postprocess=none` : RAW,
           ...(request.tensors.length > 0 ? { tensor: request.tensors } : {}),
           ...sessionProperties(request.session),
           ...trace,
@@ -597,6 +599,8 @@ export class Client {
         'model({ image: "cat.jpg" }) or model({ tensors: { x: { shape: [1, 4], data } } })',
       );
     }
+    const kinds = ["image", "audio", "row", "tensors"].filter((kind) => input[kind] !== undefined);
+    if (kinds.length > 1) throw new UsageError(`expected one kind of input, got ${kinds.join(" and ")}`);
     if (input === END_OF_SESSION) return { contentType: RAW, body: new Uint8Array(0), tensors: [] };
     if (input.row !== undefined) return rowRequest(input.row);
     if (input.audio !== undefined) {
@@ -931,7 +935,7 @@ function timingOf(text, total) {
 
 /** A row of a table: numbers, truth values, texts, or null or NaN for a missing value; by name, or in order. */
 function rowRequest(row) {
-  if (row === null || typeof row !== "object" || ArrayBuffer.isView(row)) {
+  if (row === null || typeof row !== "object" || row instanceof DataView) {
     throw new UsageError(
       `a row: expected an object or an array of values, got ${show(row)}`,
       "model({ row: { temperature: 21.5, humidity: 40 } })",
@@ -946,9 +950,11 @@ function rowRequest(row) {
       `a row: ${show(place)}: expected a number, a truth value or a text, got ${show(typeof given)}`,
     );
   };
-  const values = Array.isArray(row)
-    ? row.map((given, place) => value(place, given))
-    : Object.fromEntries(Object.entries(row).map(([name, given]) => [name, value(name, given)]));
+  const entries = row instanceof Map ? [...row] : Object.entries(row);
+  const values =
+    Array.isArray(row) || ArrayBuffer.isView(row)
+      ? Array.from(row, (given, place) => value(place, given))
+      : Object.fromEntries(entries.map(([name, given]) => [name, value(name, given)]));
   return { contentType: JSON_TYPE, body: encode(JSON.stringify({ row: values })), tensors: [] };
 }
 

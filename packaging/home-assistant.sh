@@ -6,8 +6,9 @@
 #
 # Promises: as packaging/debian-root.sh, which makes the root that this one is a copy of. It takes 1.1 GB, a third of
 # it Home Assistant's own page, without which its core does not start. Only what the recipe of docs/clients.md needs is
-# installed beside the core.
+# installed beside the core. A download that breaks off is tried again, and what has arrived is not fetched twice.
 #   EDGEBUNDLE_CACHE    folder for roots; default ${XDG_CACHE_HOME:-~/.cache}/edgebundle
+# pip's own variables, such as PIP_INDEX_URL, count inside the root, too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,6 +17,7 @@ PAGE=20260128.6
 MQTT=2.1.0 # of paho, which Home Assistant's integration names
 LRU=1.4.1  # Home Assistant names 1.3.0, of which there is no wheel for this Python
 
+export PIP_RETRIES=${PIP_RETRIES:-10} PIP_DEFAULT_TIMEOUT=${PIP_DEFAULT_TIMEOUT:-60} PIP_DISABLE_PIP_VERSION_CHECK=1
 cache=${EDGEBUNDLE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/edgebundle}
 root=$cache/home-assistant
 base=$(packaging/debian-root.sh amd64 trixie)
@@ -34,15 +36,27 @@ cp -a "$base" "$build"
 cp -L /etc/resolv.conf "$build/etc/resolv.conf"
 # Those that this machine trusts, such as a company's.
 cp -L /etc/ssl/certs/ca-certificates.crt "$build/etc/ssl/certs/ca-certificates.crt"
+# A folder of wheels on this machine does not exist in the root.
 within() { env -u PIP_FIND_LINKS chroot "$build" "$@" >&2; }
+download() {
+  local attempt
+  for attempt in 1 2 3; do
+    if within /ha/bin/pip install -q --no-compile "$@"; then return; fi
+    echo "$0: attempt $attempt of 3 to download Home Assistant failed" >&2
+    ((attempt == 3)) || sleep $((20 * attempt))
+  done
+  echo "$0: Home Assistant could not be downloaded: check whether pip reaches its index from this machine" >&2
+  return 1
+}
 within python3 -m venv /ha
-within /ha/bin/pip install -q --no-deps "homeassistant==$VERSION" "home-assistant-frontend==$PAGE"
+download --no-deps "homeassistant==$VERSION" "home-assistant-frontend==$PAGE"
 within /ha/bin/python -c "
 import importlib.metadata, pathlib
 needed = [each for each in importlib.metadata.requires('homeassistant') if not each.startswith('lru-dict')]
 pathlib.Path('/needed').write_text('\n'.join([*needed, 'lru-dict==$LRU', 'paho-mqtt==$MQTT']))"
-within /ha/bin/pip install -q --prefer-binary -r /needed
+download --prefer-binary -r /needed
 within /ha/bin/hass --version
+rm -rf "$build/root/.cache"
 echo "$stamp" >"$build/.home-assistant"
 rm -rf --one-file-system "$root"
 mv -T "$build" "$root"

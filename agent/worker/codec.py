@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +27,16 @@ from agent.runtime.postprocess import Value
 from agent.runtime.storage import Array
 from agent.runtime.wav import Recording, read_recording
 from agent.wire.answer_head import AnswerHead
-from agent.wire.content_types import CBOR, IMAGES, JSON, RAW, RECORDINGS, SAME_AS_WAV, WAV
+from agent.wire.content_types import (
+    CBOR,
+    IMAGES,
+    JSON,
+    RAW,
+    RECORDINGS,
+    SAME_AS_WAV,
+    UNPROCESSED,
+    WAV,
+)
 from agent.worker import oip, oip_json, raw_tensors
 from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.frames import Request
@@ -55,12 +64,15 @@ class Decoded:
         Where the image lies in the input, or None if there is no image.
     recording
         The recording, which the model has not got yet, or None if there is none.
+    is_raw
+        Whether the answer has the model's own outputs, without the declared postprocess.
     """
 
     id: str | None
     outputs: tuple[str, ...] | None = None
     placement: Placement | None = None
     recording: Recording | None = None
+    is_raw: bool = False
 
 
 class Codec:
@@ -145,8 +157,20 @@ class Codec:
         MediaTypeError
             If its content type is not supported.
         InputError
-            If its payload does not fit the model's inputs.
+            If its payload does not fit the model's inputs, or it asks for the raw results of a recording.
         """
+        is_raw = _is_raw(request.accept or "")
+        decoded = self._decode(request, payload)
+        if not (is_raw or decoded.is_raw):
+            return decoded
+        if decoded.recording is not None:
+            raise InputError(
+                f"a recording: expected an answer with what was heard, got {UNPROCESSED}",
+                hint="send the windows as tensors for the model's own outputs",
+            )
+        return replace(decoded, is_raw=True)
+
+    def _decode(self, request: Request, payload: memoryview) -> Decoded:
         media_type = _media_type(request.content_type) or JSON
         if media_type == JSON:
             return self._decode_document(oip_json.parse(payload), request.id)
@@ -226,7 +250,10 @@ class Codec:
     def _decode_document(self, document: object, given_id: str | None) -> Decoded:
         rows = None if self._rows is None else self._rows.rows_of(document)
         if rows is not None:
-            return self._decode_rows(rows, given_id)
+            decoded = self._decode_rows(rows, given_id)
+            has_envelope = isinstance(document, dict) and ("row" in document or "rows" in document)
+            is_raw = has_envelope and oip.is_raw(document.get("parameters"))  # type: ignore[attr-defined]
+            return replace(decoded, is_raw=is_raw)
         request = oip.parse_request(document)
         oip.check_names([tensor.name for tensor in request.inputs], self._inputs)
         inputs: Mapping[str, TensorSpec] = self._inputs
@@ -241,7 +268,11 @@ class Codec:
             else:
                 oip.fill(self._target(tensor.name), inputs[tensor.name], tensor)
         return Decoded(
-            request.id if request.id is not None else given_id, request.outputs, placement, recording
+            request.id if request.id is not None else given_id,
+            request.outputs,
+            placement,
+            recording,
+            request.is_raw,
         )
 
     def _decode_rows(self, rows: Sequence[object], given_id: str | None) -> Decoded:
@@ -315,6 +346,22 @@ def _media_type(text: str) -> str:
     # RFC 9110, 8.3.1: parameters follow a semicolon, names are case-insensitive.
     media_type = text.partition(";")[0].strip().lower()
     return WAV if media_type in SAME_AS_WAV else media_type
+
+
+def _is_raw(accept: str) -> bool:
+    """Return whether an answer without its postprocess is wanted; parameters that are not known mean nothing.
+
+    Raises
+    ------
+    InputError
+        If it wants another postprocess than none.
+    """
+    for parameter in accept.split(";")[1:]:
+        name, _, value = (part.strip().lower() for part in parameter.partition("="))
+        if name == "postprocess":
+            oip.check_postprocess(value)
+            return True
+    return False
 
 
 def _file_of(tensor: oip.RequestTensor) -> bytes | memoryview:

@@ -217,7 +217,9 @@ class Model:
             If the answer cannot be made or encoded.
         """
         values: Mapping[str, Value]
-        if step is None or step.heard is None:
+        if decoded.is_raw:
+            values = dict(outputs)
+        elif step is None or step.heard is None:
             values = self._postprocess(outputs, decoded.placement)
         else:
             values = step.heard

@@ -59,11 +59,14 @@ class InferRequest:
         Its tensors, with unique names.
     outputs
         Names of the outputs to return, or None for all.
+    is_raw
+        Whether its parameter `postprocess` is `none`: the model's own outputs are wanted.
     """
 
     id: str | None
     inputs: tuple[RequestTensor, ...]
     outputs: tuple[str, ...] | None
+    is_raw: bool = False
 
 
 def parse_request(document: object) -> InferRequest:
@@ -87,7 +90,36 @@ def parse_request(document: object) -> InferRequest:
         raise InputError(
             f"expected id, a string of at most {MAX_ID_CHARACTERS} characters, got {_kind(name)}"
         )
-    return InferRequest(name, tensors, _wanted(document.get("outputs")))
+    return InferRequest(name, tensors, _wanted(document.get("outputs")), is_raw(document.get("parameters")))
+
+
+def is_raw(parameters: object) -> bool:
+    """Return whether a request's parameters ask for the model's own outputs.
+
+    Raises
+    ------
+    InputError
+        If they name another postprocess than `none`.
+    """
+    value = parameters.get("postprocess") if isinstance(parameters, dict) else None
+    if value is not None:
+        check_postprocess(value)
+    return value is not None
+
+
+def check_postprocess(value: object) -> None:
+    """Check what a request says about the postprocess.
+
+    Raises
+    ------
+    InputError
+        If it is anything but `none`.
+    """
+    if value != "none":
+        shown = value if isinstance(value, str) else _kind(value)
+        raise InputError(
+            f"expected postprocess=none, or no postprocess for the declared one, got {shown!r:.{_SHOWN}}"
+        )
 
 
 def fill(out: Array, spec: TensorSpec, tensor: RequestTensor) -> None:

@@ -1,4 +1,4 @@
-"""Show answers of `run`: tables, JSON, drawn pictures, and the summary of many."""
+"""Show answers of `run` and `infer`: tables, JSON, drawn pictures, and the summary of many."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from builder.running.detection_accuracy import Detection
     from builder.running.local_run import RunResult
+    from edgebundle.answer import Answer
 
 _MOST_NAMED: Final = 8  # kinds of objects in the summary
 
@@ -123,9 +124,7 @@ def draw_answer(picture: Path, answers: Mapping[str, Any] | None, output: Path) 
     ModelError
         If there is no picture or no answer, or the file cannot be written.
     """
-    from agent.durable import replacing
     from builder.errors import ModelError
-    from builder.running.drawing import draw, encode
     from builder.running.inputs import Picture, read_inputs
 
     given = read_inputs(picture, ())
@@ -136,10 +135,28 @@ def draw_answer(picture: Path, answers: Mapping[str, Any] | None, output: Path) 
             "expected an answer to draw, but the model declares no postprocess",
             hint="add one: edgebundle repack --postprocess",
         )
-    image = draw(given.content, given.content_type, answers)
-    content = encode(image, output.suffix)
+    draw_on(given.content, given.content_type, answers, output)
+
+
+def draw_on(content: bytes, content_type: str, answers: Mapping[str, Any], output: Path) -> None:
+    """Draw an answer on a picture's bytes and write that.
+
+    Raises
+    ------
+    ModelError
+        If the picture cannot be read, the answer not drawn, or the file not written.
+    """
+    from agent.durable import replacing
+    from builder.running.drawing import draw, encode
+
+    drawn = encode(draw(content, content_type, answers), output.suffix)
     with replacing(output) as file:
-        file.write(content)
+        file.write(drawn)
+
+
+def results_of(answer: Answer) -> dict[str, Any]:
+    """Return a device's answer as a local run has it: arrays by name, and texts as strings."""
+    return {each.name: each.flat() if each.datatype == "BYTES" else each.values for each in answer.outputs}
 
 
 def drawn_names(files: list[Path], output: str) -> list[Path]:

@@ -290,7 +290,9 @@ def _check_declarations(
         is_preset = not args.postprocess.endswith(".toml")
         if not (is_preset and contradicts(proposal, after, outline.inputs, outline.outputs)):
             proposal = None
-    notes = [label_hint(after, outline.outputs)] if labels is None and not args.labels else []
+    notes = []
+    if labels is None and not args.labels:
+        notes.append(label_hint(after, outline.inputs, outline.outputs))
     states = None if args.state else recognise_states(outline.inputs, outline.outputs)
     if states is not None:
         notes.append(f'some outputs may be inputs of the next run: --state "{states}"')

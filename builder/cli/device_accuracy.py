@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from edgebundle.broker import Broker
 
 
-async def infer_accuracy(args: argparse.Namespace, broker: Broker) -> int:
+async def infer_accuracy(args: argparse.Namespace, broker: Broker, names: list[str]) -> int:
     """Ask about each picture of a table or of annotations, and print how often the answers are right."""
     from builder.errors import ModelError
     from builder.running.accuracy import Accuracy, read_rows
@@ -23,12 +23,12 @@ async def infer_accuracy(args: argparse.Namespace, broker: Broker) -> int:
     detections = DetectionAccuracy(args.accuracy) if args.accuracy.endswith(".json") else None
     rows = {} if detections is not None else {row.file: row.label for row in read_rows(args.accuracy)}
     files = detections.files if detections is not None else list(rows)
-    if args.input:
-        files = input_files([args.input])
+    if names:
+        files = input_files(names)
         if detections is not None:
             files = [file for file in files if detections.has(file)]
         if not files or any(file not in rows for file in files if detections is None):
-            raise ModelError(f"--accuracy: {args.accuracy} does not have the pictures of {args.input}")
+            raise ModelError(f"--accuracy: {args.accuracy} does not have the pictures of {', '.join(names)}")
     accuracy = Accuracy()
     async with AsyncClient(broker) as client:
         model = client.model(args.agent, args.model)

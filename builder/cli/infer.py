@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.cli import SubParsers
+from builder.cli.answers import draw_on, drawn_names, results_of
 from builder.cli.arguments import add_json, not_negative, positive, seconds
 from builder.cli.broker_flags import add_agent, add_broker, broker_of
+from builder.cli.input_names import is_many, named_inputs
 from builder.cli.json_output import print_json
 from builder.cli.progress import print_line
 
@@ -31,6 +33,8 @@ def add_parsers(subparsers: SubParsers) -> None:
         "  edgebundle infer --agent kitchen --model resnet50 --inputs cat.jpg --broker mqtt://localhost\n"
         "  arecord -q -t wav -f S16_LE -r 16000 | edgebundle infer --agent kitchen --model vad --inputs - "
         "--broker mqtt://localhost\n"
+        "  edgebundle infer --agent kitchen --model yolox --inputs photos/ --draw drawn/ "
+        "--broker mqtt://localhost\n"
         "  edgebundle infer --agent kitchen --model sensors --inputs readings.csv -o answers.csv "
         "--broker mqtt://localhost\n"
         "  edgebundle infer --agent kitchen --model bert --inputs tokens.npz --outputs out.npz "
@@ -44,10 +48,13 @@ def add_parsers(subparsers: SubParsers) -> None:
         "-i",
         "--inputs",
         "--input",
-        dest="input",
+        dest="inputs",
         metavar="FILE",
+        nargs="+",
+        action="append",
         help="a .jpg or .png picture, a .wav recording, an .npz of inputs, a table of rows (.csv, .json, "
-        ".jsonl), or a .json request; - reads a picture or a WAV from stdin, the WAV while it arrives",
+        ".jsonl), or a .json request; - reads a picture or a WAV from stdin, the WAV while it arrives; or "
+        "several pictures or recordings, folders, or patterns such as 'photos/*.jpg'",
     )
     add_broker(parser)
     parser.add_argument(
@@ -63,6 +70,16 @@ def add_parsers(subparsers: SubParsers) -> None:
         metavar="NPZ|CSV|JSON",
         help="write the output tensors to this .npz file; for a table of rows, write the answers to this "
         ".csv, .json or .jsonl file",
+    )
+    parser.add_argument(
+        "--draw",
+        metavar="OUT.jpg|DIR",
+        help="draw the answer on the picture: boxes, labels, key points, masks; a folder for several inputs",
+    )
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="ask for the model's own outputs, without the postprocess that the bundle declares",
     )
     parser.add_argument(
         "--print-top",
@@ -96,17 +113,32 @@ def _infer(args: argparse.Namespace) -> int:
     from builder.cli.rows import infer_rows, is_rows
     from builder.errors import FleetError
     from edgebundle.errors import ClientError, RefusedError
+    from edgebundle.request import Request
 
-    if args.input is None and args.accuracy is None:
+    names = named_inputs(args.inputs)
+    if not names and args.accuracy is None:
         raise FleetError("expected --inputs, got none", hint="for example --inputs cat.jpg")
+    rows = any(is_rows(name) for name in names)
+    for flag in ("draw", "raw"):
+        if getattr(args, flag) and (rows or args.accuracy):
+            raise FleetError(
+                f"--{flag}: expected pictures or tensors, got {'a table' if rows else '--accuracy'}"
+            )
     try:
-        if args.input is not None and is_rows(args.input):
-            return asyncio.run(infer_rows(args, broker_of(args), args.input))
+        if rows:
+            if len(names) > 1:
+                raise FleetError(f"--inputs: expected one table, got {len(names)} files")
+            return asyncio.run(infer_rows(args, broker_of(args), names[0]))
         if args.accuracy is not None:
             from builder.cli.device_accuracy import infer_accuracy
 
-            return asyncio.run(infer_accuracy(args, broker_of(args)))
-        data = _given(args.input)
+            return asyncio.run(infer_accuracy(args, broker_of(args), names))
+        if len(names) > 1 or is_many(names[0]):
+            from builder.cli.infer_many import infer_many
+
+            return asyncio.run(infer_many(args, broker_of(args), names))
+        data = _given(names[0])
+        drawn = None if args.draw is None else _drawn(names[0], data, args.draw)
         answers = asyncio.run(_ask(args, data))
     except RefusedError as error:
         if args.json:
@@ -129,8 +161,11 @@ def _infer(args: argparse.Namespace) -> int:
         import numpy as np
 
         np.savez(args.outputs, **{output.name: _plain(output) for output in answer.outputs})
+    if drawn is not None:
+        assert isinstance(data, Request)
+        draw_on(data.body, data.content_type, results_of(answer), drawn)
     if args.json:
-        print_json(_infer_json(answers))
+        print_json(answer_document(answers))
     else:
         _print_answer(answers, args.print_top)
     return 0
@@ -154,8 +189,22 @@ def _given(name: str) -> object:
         raise UsageError(f"standard input: {error.message}", hint=error.hint) from error
 
 
+def _drawn(name: str, data: object, output: str) -> Path:
+    """Return where an answer is drawn; the picture is checked before anything is sent."""
+    from agent.wire.content_types import IMAGES
+    from builder.errors import FleetError
+    from edgebundle.request import Request
+
+    if not isinstance(data, Request) or data.content_type not in IMAGES:
+        raise FleetError(f"--draw: expected a picture to draw on, got {name}")
+    if name == "-" and (Path(output).is_dir() or output.endswith("/")):
+        raise FleetError(f"--draw: expected a file for the picture of standard input, got {output}")
+    return drawn_names([Path(name)], output)[0]
+
+
 async def _ask(args: argparse.Namespace, data: object) -> list[Answer]:
     """Ask as often as `--repeat` says."""
+    from builder.errors import FleetError
     from builder.fleet.listening import Piped, listen
     from edgebundle.async_client import AsyncClient
     from edgebundle.request import Request
@@ -163,11 +212,17 @@ async def _ask(args: argparse.Namespace, data: object) -> list[Answer]:
     async with AsyncClient(broker_of(args), progress=print_line) as client:
         model = client.model(args.agent, args.model)
         if isinstance(data, Piped):
+            if args.raw:
+                raise FleetError(
+                    "--raw: expected a picture or tensors, got a recording that is still arriving"
+                )
             return [await listen(model, data, sys.stdin.buffer, args.deadline, _print_heard(args))]
         if not isinstance(data, Request) and (await _keeps_state(model)):
+            if args.raw:
+                raise FleetError("--raw: expected a model without a state, got one that needs a session")
             async with model.session() as session:  # each repetition is a step
                 return [await session(data, deadline_s=args.deadline) for _ in range(args.repeat)]
-        return [await model(data, deadline_s=args.deadline) for _ in range(args.repeat)]
+        return [await model(data, deadline_s=args.deadline, raw=args.raw) for _ in range(args.repeat)]
 
 
 async def _keeps_state(model: AsyncModel) -> bool:
@@ -206,23 +261,28 @@ def _heard(answer: Answer) -> list[dict[str, Any]]:
 
 def _print_answer(answers: Sequence[Answer], count: int) -> None:
     answer = answers[-1]
-    for line in _heard(answer):
-        print(line["text"])
-    for label in answer.labels[:count]:
-        print(f"{label.score:10.6f}  {label.label}")
+    for line in answer_lines(answer, count):
+        print(line)
+    print(f"{answer.model} {answer.version}, {_latencies(answers)}", file=sys.stderr)
+
+
+def answer_lines(answer: Answer, count: int) -> list[str]:
+    """Return what an answer says, at most `count` labels or boxes of it."""
+    lines = [line["text"] for line in _heard(answer)]
+    lines += [f"{label.score:10.6f}  {label.label}" for label in answer.labels[:count]]
     for box in answer.boxes[:count]:
         corners = ", ".join(f"{edge:.0f}" for edge in (box.x0, box.y0, box.x1, box.y1))
-        print(f"{box.score:10.6f}  {box.label}  [{corners}]")
+        lines.append(f"{box.score:10.6f}  {box.label}  [{corners}]")
     if not answer.labels and not answer.boxes and "segments" not in answer:
         for output in answer.outputs:
             shape = ",".join(map(str, output.shape))
-            values = output.flat()[:9]
+            values = output.first(9)
             shown = ", ".join(
                 f"{value:.6g}" if output.datatype != "BYTES" else str(value) for value in values[:8]
             )
             more = ", ..." if len(values) > 8 else ""
-            print(f"{output.name}  {output.datatype} [{shape}]  {shown}{more}")
-    print(f"{answer.model} {answer.version}, {_latencies(answers)}", file=sys.stderr)
+            lines.append(f"{output.name}  {output.datatype} [{shape}]  {shown}{more}")
+    return lines
 
 
 def _latencies(answers: Sequence[Answer]) -> str:
@@ -246,7 +306,8 @@ def _latencies(answers: Sequence[Answer]) -> str:
     return f"{1000 * timing.total_s:.1f} ms" + (f" ({known})" if known else "")
 
 
-def _infer_json(answers: Sequence[Answer]) -> dict[str, Any]:
+def answer_document(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return the last of some answers as JSON, with the latencies of all."""
     answer = answers[-1]
     timing = answer.timing
     return {

@@ -52,6 +52,12 @@ def show_steps(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
         end()
 
 
+def clear_line() -> None:
+    """Clear a line of progress that is not ended yet, on a terminal."""
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
 def print_line(text: str) -> None:
     """Print one line to stderr at once."""
     print(text, file=sys.stderr, flush=True)

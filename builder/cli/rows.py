@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.errors import EdgeError
 from builder.cli import EXIT_INPUT
+from builder.cli.progress import clear_line
 from builder.errors import BuildError, ModelError
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class _Table:
 
     def __exit__(self, *error: Any) -> None:  # noqa: ANN401
         self._stack.__exit__(*error)
-        _clear_line()
+        clear_line()
 
     def note(self, extra: Sequence[str]) -> None:
         """Tell which columns of the table the model does not take."""
@@ -237,7 +238,7 @@ class _Table:
         elif self._args.json:
             self._documents.append({"line": line, **cells})
         elif self._truths is None:
-            _clear_line()
+            clear_line()
             print(f"{line:6}  {self._writing.shown(cells)}")
 
     def failed(self, line: int, reason: str) -> None:
@@ -249,7 +250,7 @@ class _Table:
     def _tell(self, line: int, reason: str) -> None:
         self._failed += 1
         if self._failed <= _MOST_ERRORS:
-            _clear_line()
+            clear_line()
             print(f"edgebundle: error: {self.file.path}:{line}: {' '.join(reason.split())}", file=sys.stderr)
 
     def finish(self) -> int:
@@ -314,8 +315,3 @@ def _ranked(values: Mapping[str, Sequence[Any]], known: Sequence[str] = ()) -> l
         return [[number] for number in numbers]
     texts = [label.decode("utf-8", "replace") if isinstance(label, bytes) else str(label) for label in labels]
     return [[text, number] for text, number in zip(texts, numbers, strict=True)]
-
-
-def _clear_line() -> None:
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -13,6 +13,8 @@ from builder.cli import EXIT_INPUT, Parser, SubParsers
 from builder.cli.answers import Summary, document, draw_answer, drawn_names, found_objects, table
 from builder.cli.arguments import add_json, milliseconds, positive
 from builder.cli.early_checks import check_folder_of
+from builder.cli.input_names import is_many, named_inputs
+from builder.cli.progress import clear_line
 
 if TYPE_CHECKING:
     from agent.runtime.report import Report
@@ -243,7 +245,7 @@ def _run(args: argparse.Namespace) -> int:
         if len(names) > 1:
             raise ModelError(f"--inputs: expected one table, got {len(names)} files")
         return run_rows(args, package, names[0])
-    if args.accuracy or len(names) > 1 or any(_is_many(name) for name in names):
+    if args.accuracy or len(names) > 1 or any(is_many(name) for name in names):
         return _run_many(args, package, names)
     return _run_one(args, package, names[0] if names else None)
 
@@ -252,7 +254,7 @@ def _bundle_and_inputs(args: argparse.Namespace) -> tuple[str, list[str]]:
     """Return the bundle and the inputs; the bundle may come last, after several inputs."""
     from builder.errors import ModelError
 
-    names = [name for group in args.inputs or () for name in group]
+    names = named_inputs(args.inputs)
     # The command line comes first: a bundle that it does not name may be that of the folder's project.
     if len(names) > 1 and names[-1].endswith(".bundle"):
         return names.pop(), names
@@ -261,13 +263,6 @@ def _bundle_and_inputs(args: argparse.Namespace) -> tuple[str, list[str]]:
     raise ModelError(
         "expected a bundle, got none", hint="for example edgebundle run model.bundle --inputs cat.jpg"
     )
-
-
-def _is_many(name: str) -> bool:
-    from glob import has_magic
-    from pathlib import Path
-
-    return Path(name).is_dir() or (has_magic(name) and not Path(name).exists())
 
 
 def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> int:
@@ -336,7 +331,7 @@ def _check_inputs(args: argparse.Namespace, names: list[str]) -> None:
 
     _board(args)
     for name in names:
-        if not _is_many(name) and not Path(name).exists():
+        if not is_many(name) and not Path(name).exists():
             raise ModelError(f"{name}: cannot be read (No such file or directory)")
 
 
@@ -380,7 +375,7 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
                 draw_answer(file, result.answers, output)
         except (BuildError, EdgeError, OSError) as error:
             failed += 1
-            _clear_line()
+            clear_line()
             reason = " ".join(str(error).split())
             where = "" if str(file) in reason else f"{file}: "
             print(f"edgebundle: error: {where}{reason}", file=sys.stderr)
@@ -391,9 +386,9 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
         if args.json:
             documents.append({"file": str(file), **document(result)})
         elif not args.accuracy:
-            _clear_line()
+            clear_line()
             _print_lines([f"{file}:", *table(result.answers or {})])
-    _clear_line()
+    clear_line()
     if args.json:
         numbers = accuracy.document() if detections is None else detections.document()
         counts = {"accuracy": numbers} if args.accuracy else {}
@@ -408,11 +403,6 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
 def _print_lines(lines: list[str]) -> None:
     for line in lines:
         print(line)
-
-
-def _clear_line() -> None:
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _show_input(package: Package, given: str | None, output: str) -> None:

@@ -17,6 +17,7 @@ from builder.compiling.audio_presets import AUDIO_PRESETS, preset_of
 from builder.compiling.labels import COCO, COCO_LABELS, NAMED
 from builder.compiling.states import split_state
 
+_IMAGENET_CLASSES: Final = 1000
 # How exporters name what comes back: h and hn, state and stateN, state_in and state_out, cache and new_cache.
 _NEXT: Final = re.compile(r"(?:_?(?:out|output|new|next|n|N)|Out|New|Next|N)$")
 _BEFORE: Final = re.compile(r"(?:_?(?:in|input|old|prev|previous|0)|In|Old|Prev)$")
@@ -65,12 +66,24 @@ def recognise_states(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
     return " ".join(f"{before}:{after}" for before, after in pairs)
 
 
-def label_hint(declared: Postprocess | None, outputs: Sequence[TensorSpec]) -> str | None:
-    """Return a line about known labels, for a postprocess that names as many classes as COCO has."""
+def label_hint(
+    declared: Postprocess | None, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> str | None:
+    """Return a line about labels for a model of pictures that names several classes; None if it names none.
+
+    Answers without labels have only numbers, which is seldom what a user expects. A model of rows often has
+    the labels in itself.
+    """
+    if not any(len(spec.shape) == 4 for spec in inputs):
+        return None
     specs = {spec.name: spec for spec in outputs}
     for step in declared.steps if declared is not None else ():
-        if step.kind in NAMED and class_count(step, specs) == len(COCO_LABELS):
-            return f"{len(COCO_LABELS)} classes without names: if they are those of COCO, add --labels {COCO}"
+        count = class_count(step, specs) if step.kind in NAMED else 0
+        if count == len(COCO_LABELS):
+            return f"{count} classes without names: if they are those of COCO, add --labels {COCO}"
+        if count > 1:
+            whose = "; docs/your-detector.md says where ImageNet's are" if count == _IMAGENET_CLASSES else ""
+            return f"{count} classes without names: --labels FILE names them in answers, one a line{whose}"
     return None
 
 

@@ -29,6 +29,8 @@ from builder.fleet.hints import deployment_hint
 MAX_SHOWN_MODELS: Final = 64
 # Of the documents of one agent that are kept: one with 64 models and 64 jobs has 200 kB.
 MAX_DOCUMENT_BYTES: Final = 512 << 10
+# Of the documents without room whose names are kept.
+MAX_CUT: Final = 256
 # An agent remembers its last 64 jobs.
 MAX_JOBS: Final = 64
 # What happened to one agent lately.
@@ -97,16 +99,18 @@ class Device:
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=_MAX_EVENTS))
     # Whether the broker has repeated the state since the last connect; what it said before may be old.
     is_confirmed: bool = True
-    # Of the documents that are kept, in bytes, and whether one had no room.
+    # Of the documents that are kept, in bytes, and those that had no room.
     sizes: dict[topics.Topic, int] = field(default_factory=dict)
-    is_cut: bool = False
+    cut: set[topics.Topic] = field(default_factory=set)
 
     def has_room(self, topic: topics.Topic, nbytes: int) -> bool:
-        """Return whether a document can be kept instead of the one before; `is_cut` remembers if not."""
+        """Return whether a document can be kept instead of the one before; `cut` remembers it if not."""
         others = sum(size for other, size in self.sizes.items() if other != topic)
         if others + nbytes <= MAX_DOCUMENT_BYTES:
+            self.cut.discard(topic)
             return True
-        self.is_cut = True
+        if len(self.cut) < MAX_CUT:
+            self.cut.add(topic)
         return False
 
     @property
@@ -168,7 +172,7 @@ class Device:
                 yield f"{shown(name, 64)}: {report.state.replace('_', ' ')}"
             elif state is not None and not state.ready and state.state == ModelPhase.FAILED:
                 yield f"{shown(name, 64)}: failed"
-        if self.is_cut:
+        if self.cut:
             yield "it publishes more than this page keeps"
         if self.rejection is not None:
             yield f"refused a request: {shown(self.rejection.code, 40)}"

@@ -27,13 +27,9 @@ from builder.fleet.bundle_file import BundleFile
 from builder.fleet.client import Client
 from builder.fleet.desired import DesiredState
 from builder.fleet.offer import Offer
-from builder.fleet.presence import PresenceWatch, known_agents, unknown_agent
+from builder.fleet.presence import ABSENT_LIMIT_S, PresenceWatch, unknown_agent
 from edgebundle.broker import Broker
 
-# How long the first agent of a broker may take to appear: it may just have been installed, and be starting.
-APPEAR_LIMIT_S: Final = 10.0
-# If the broker knows other agents after this long, the name is a wrong one.
-ABSENT_LIMIT_S: Final = 1.0
 # A broker acknowledges a small message within milliseconds.
 PUBLISH_LIMIT_S: Final = 10.0
 # How long the retained messages of one agent may take to arrive after the subscription was granted.
@@ -162,10 +158,7 @@ async def deploy_async(
         )
         task = Deployment(agent, wanted, offer, progress or (lambda _progress: None))
         async with Client(broker, task.on_message, on_up=task.on_up) as client:
-            result = await task.run(client, wait_s, broker)
-    if result is None:
-        raise await unknown_agent(agent, broker)
-    return result
+            return await task.run(client, wait_s, broker)
 
 
 class Deployment:
@@ -203,8 +196,14 @@ class Deployment:
         self._merges = 0
         self._changed = asyncio.Event()
 
-    async def run(self, client: Client, wait_s: float, broker: Broker) -> DeployResult | None:
-        """Publish, offer and wait for the end of the job; return None if there is no such agent."""
+    async def run(self, client: Client, wait_s: float, broker: Broker) -> DeployResult:
+        """Publish, offer and wait for the end of the job.
+
+        Raises
+        ------
+        FleetError
+            If the broker knows no such agent, or there is no result in time.
+        """
         self._client = client
         began = time.monotonic()
         end = began + wait_s
@@ -218,9 +217,7 @@ class Deployment:
             await client.subscribe(topics.format_topic(topic), 1)
         await asyncio.sleep(SETTLE_S)
         if not await self._presence.wait(min(wait_s, ABSENT_LIMIT_S)):
-            others = [name for name in await known_agents(broker) if name != self._agent]
-            if others or not await self._presence.wait(min(wait_s, APPEAR_LIMIT_S)):
-                return None
+            raise await unknown_agent(self._agent, broker)
         await self._wait_for_report()
         await self._request()
         job = await self._checked(await self._wait_for_end(end, wait_s))

@@ -20,7 +20,7 @@ from builder.fleet.bundle_file import BundleFile
 from builder.fleet.bundle_set import BundleSet, Refusal, Variant
 from builder.fleet.client import Client
 from builder.fleet.deploy import DeployProgress, DeployResult, deploy_async
-from builder.fleet.presence import unknown_agent
+from builder.fleet.presence import ABSENT_LIMIT_S, unknown_agent
 from builder.fleet.printable import printable
 from edgebundle.broker import Broker
 
@@ -132,10 +132,12 @@ async def _info(agent: str, broker: Broker, wait_s: float) -> Info:
     async with Client(broker, on_message) as client:
         for topic in (topics.State(agent), topics.Info(agent)):
             await client.subscribe(topics.format_topic(topic), 1)
-        try:
-            return await asyncio.wait_for(arrived, min(wait_s, _INFO_LIMIT_S))
-        except TimeoutError:
-            pass
+        for limit_s in (ABSENT_LIMIT_S, _INFO_LIMIT_S):
+            try:
+                return await asyncio.wait_for(asyncio.shield(arrived), min(wait_s, limit_s))
+            except TimeoutError:
+                if not known:
+                    break
     if known:
         raise FleetError(
             f"expected {agent} to say what it runs on, got no info document",

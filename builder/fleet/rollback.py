@@ -21,12 +21,12 @@ from agent.wire.reported import Reported, ReportedModel
 from builder.errors import FleetError
 from builder.fleet.client import Client
 from builder.fleet.deploy import Deployment, DeployProgress, DeployResult
-from builder.fleet.presence import unknown_agent
+from builder.fleet.presence import PresenceWatch, unknown_agent
 from edgebundle.broker import Broker
 from edgebundle.errors import BrokerError
 
 # The report of an agent is retained: it arrives with the subscription.
-_REPORT_LIMIT_S: Final = 2.0
+_REPORT_LIMIT_S: Final = 1.0
 # The document claims a size, which is only used to transfer a bundle; this one is on the device already.
 _UNKNOWN_SIZE: Final = 1
 _UNKNOWN_VERSION: Final = "previous"
@@ -79,8 +79,6 @@ async def rollback_async(
     task = Deployment(agent, wanted, None, progress or (lambda _progress: None))
     async with Client(broker, task.on_message, on_up=task.on_up) as client:
         result = await task.run(client, wait_s, broker)
-    if result is None:
-        raise await unknown_agent(agent, broker)
     if not result.ok:
         return result
     try:
@@ -92,16 +90,21 @@ async def rollback_async(
 
 async def _reported(agent: str, model: str, broker: Broker) -> ReportedModel:
     payload: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    presence = PresenceWatch(agent)
 
     def on_message(topic: topics.Topic, message: Message) -> None:
+        presence.on_message(topic, message)
         if topic == topics.Reported(agent) and not payload.done():
             payload.set_result(bytes(message.payload))
 
     async with Client(broker, on_message) as client:
+        presence.subscribe(client)
         await client.subscribe(topics.format_topic(topics.Reported(agent)), 0)
         try:
             reported = Reported.from_bytes(await asyncio.wait_for(payload, _REPORT_LIMIT_S))
         except TimeoutError as error:
+            if not presence.state:
+                raise await unknown_agent(agent, broker) from error
             raise FleetError(
                 f"{agent} has not reported what it runs",
                 hint="`edgebundle agents` lists the agents; the broker's access list must let this user read "

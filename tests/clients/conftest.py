@@ -17,12 +17,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx
 import pytest
 
 from agent.mqtt.message import Message
 from builder import cli
 from builder.bundles import key_files
 from builder.bundles.package import Package
+from builder.compiling.compilation import compile
+from builder.compiling.identity import Identity
+from builder.importer import import_onnx
 from tests.agent.service.authority import Authority
 from tests.conftest import BrokerProcess
 from tests.edgebundle.rig import TOP, Reply, Responder
@@ -30,6 +34,11 @@ from tests.ports import free_port
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 START_LIMIT_S = 30
+# It heats if the water comes back more than 5 degrees colder.
+HEATING = """<ir_version: 8, opset_import: ["" : 17]> g (float[1,3] x) => (float[1,2] y) {
+    weights = Constant<value = float[3,2] {1, 0, -1, 0, 0, 0}>() least = Constant<value = float[2] {5, 0}>()
+    product = MatMul(x, weights) y = Sub(product, least)
+}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +146,19 @@ def run_site(folder: Path, digits_bundle: Path) -> Iterator[Site]:
             agent.wait(15)
         agent.kill()
         broker.stop()
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Iterator[Site]:
+    """A site of its own whose agent also has `heating`, a model that takes rows."""
+    for site in run_site(tmp_path_factory.mktemp("house"), digits_bundle):
+        model = import_onnx(onnx.parser.parse_model(HEATING))
+        columns, labels = ("flow", "return", "outside"), ("heating", "idle")
+        package = compile(
+            model, identity=Identity("heating"), columns=columns, postprocess="softmax,top1", labels=labels
+        )
+        deploy(site, package, "heating")
+        yield site
 
 
 def deploy(site: Site, package: Package, name: str) -> Path:

@@ -11,6 +11,7 @@ export async function run(library, url, options, seven) {
   const picture = await digits({ image: new Blob([seven]) });
   result.labels = picture.labels;
   result.version = picture.version;
+  result.raw = [...(await digits({ image: new Blob([seven]) }, { raw: true })).outputs.keys()];
   result.timing = Object.values(picture.timing);
   const info = await digits.info();
   result.input = info.inputs[0];

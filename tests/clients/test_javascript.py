@@ -79,6 +79,7 @@ def check(result: dict[str, Any], *, has_timing: bool = True) -> None:
     assert result["labels"][0]["index"] == 7
     assert len(result["labels"]) == 3
     assert result["version"] == "1.0.0"
+    assert result["raw"] == ["logits"]
     total, *parts = result["timing"]
     assert 0 < total < 30
     assert (None not in parts) == has_timing
@@ -164,12 +165,16 @@ def test_node_without_mqtt_5(site: Site, folder: Path) -> None:
         "const picture = await model({ image: process.argv[3] });\n"
         "const { inputs } = await model.info();\n"
         "const data = new Float32Array(inputs[0].shape.reduce((a, b) => a * b, 1));\n"
-        "const answer = await model({ tensors: { [inputs[0].name]: { shape: inputs[0].shape, data } } });\n"
-        "console.log(JSON.stringify([picture.labels[0], answer.labels.length]));\n"
+        "const tensors = { [inputs[0].name]: { shape: inputs[0].shape, data } };\n"
+        "const answer = await model({ tensors });\n"
+        "const raw = await model({ tensors }, { raw: true });\n"
+        "const names = [...raw.outputs.keys()];\n"
+        "console.log(JSON.stringify([picture.labels[0], answer.labels.length, names]));\n"
         "await client.close();\n"
     )
-    label, count = json.loads(node(folder, "old.js", site.url, DIGITS / "seven.png"))
+    label, count, names = json.loads(node(folder, "old.js", site.url, DIGITS / "seven.png"))
     assert (label["label"], label["index"], count) == ("seven", 7, 3)
+    assert names == ["logits"]
 
 
 async def test_node_while_the_broker_restarts(mosquitto: BrokerProcess, folder: Path) -> None:
@@ -207,19 +212,30 @@ async def test_rows_of_node(mosquitto: BrokerProcess, folder: Path) -> None:
         'const model = client.model("kitchen", "digits");\n'
         "await model({ row: { light: 0.3, open: true, room: 'hall', dust: NaN, id: null } });\n"
         "await model({ row: [1, undefined, 2.5] });\n"
-        "for (const row of [null, 7, 'a', new Float32Array(2), { a: Infinity }, { a: [1] }, { a: 1n }])\n"
+        "await model({ row: new Map([['light', 0.5]]) });\n"
+        "await model({ row: Float64Array.of(1, NaN) });\n"
+        "const view = new DataView(new ArrayBuffer(1));\n"
+        "for (const row of [null, 7, 'a', view, { a: Infinity }, { a: [1] }, { a: 1n }])\n"
         "  await model({ row }).catch((error) => console.log(error.name, error.message));\n"
+        "const several = { row: [1], image: 'cat.jpg' };\n"
+        "await model(several).catch((error) => console.log(error.name, error.message));\n"
         "console.log((await model.info()).columns.length);\n"
         "await client.close();\n"
     )
     async with Responder(mosquitto, lambda _count, _message: (200, TOP)) as responder:
         said = (await asyncio.to_thread(node, folder, "rows.js", mosquitto.url)).splitlines()
     rows = [json.loads(request.payload)["row"] for request in responder.requests]
-    assert rows == [{"light": 0.3, "open": True, "room": "hall", "dust": None, "id": None}, [1, None, 2.5]]
-    assert [line.partition(" ")[0] for line in said[:-1]] == ["UsageError"] * 7
+    assert rows == [
+        {"light": 0.3, "open": True, "room": "hall", "dust": None, "id": None},
+        [1, None, 2.5],
+        {"light": 0.5},
+        [1, None],
+    ]
+    assert [line.partition(" ")[0] for line in said[:-1]] == ["UsageError"] * 8
     assert "a row: expected an object or an array of values" in said[0]
     assert "expected a finite number, got Infinity" in said[4]
     assert "expected a number, a truth value or a text" in said[5]
+    assert "expected one kind of input, got image and row" in said[7]
     assert said[-1] == "0"
 
 

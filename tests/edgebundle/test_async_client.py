@@ -108,6 +108,18 @@ async def test_tensors_are_arrays_both_ways_over_either_broker(broker: BrokerPro
         )
 
 
+async def test_raw_asks_for_the_models_own_outputs_over_either_broker(broker: BrokerProcess) -> None:
+    async with Responder(broker, always((200, TOP))) as responder, AsyncClient(broker.url) as client:
+        model = client.model("kitchen", "digits")
+        await model(image=PNG, raw=True)
+        await model(row={"light": 0.5}, raw=True)
+    for request in responder.requests:
+        if broker.kind == "mosquitto":
+            assert request.properties.first("accept") == "application/octet-stream;postprocess=none"
+        else:
+            assert json.loads(request.payload)["parameters"] == {"postprocess": "none"}
+
+
 async def test_many_in_flight_are_matched_and_map_keeps_the_order(mosquitto: BrokerProcess) -> None:
     waiting: list[Message] = []
 

@@ -34,6 +34,8 @@ sys.path.insert(0, str(PROJECT / "packaging"))
 from deb import wheels  # noqa: E402 - importable since the line above
 from deb.release import RELEASES  # noqa: E402
 
+from builder.fleet.agents import agents  # noqa: E402
+from edgebundle import Broker  # noqa: E402
 from tests.conftest import BrokerProcess  # noqa: E402
 
 
@@ -154,6 +156,15 @@ def wait_for(what: str, condition: Callable[[], bool], limit_s: float = 90) -> N
         if time.monotonic() > end:
             pytest.fail(f"not within {limit_s:.0f} s: {what}")
         time.sleep(0.2)
+
+
+def wait_until_online(name: str, broker: Broker) -> None:
+    """Wait until the broker knows an agent: it serves before its first connection, and may be emulated."""
+    wait_for(
+        f"{name} to be online",
+        lambda: any((each.name, each.state) == (name, "online") for each in agents(broker)),
+        COMMAND_LIMIT_S,
+    )
 
 
 def edgebundle(*words: str | Path, ok: bool = True) -> str:

@@ -20,7 +20,7 @@ from edgebundle import Broker, ClientError
 from tests.asking import ask
 from tests.conftest import BrokerProcess
 from tests.packaging.booted import Booted
-from tests.packaging.conftest import DIGITS, PROJECT, Root, edgebundle, wait_for
+from tests.packaging.conftest import DIGITS, PROJECT, Root, edgebundle, wait_for, wait_until_online
 
 pytestmark = pytest.mark.systemd
 
@@ -106,6 +106,7 @@ def device(
             ),
         )
         device = Device(root, system, own_broker)
+        wait_until_online("board", device.broker)
         done = deploy(compiled("host"), "board", device.broker, wait_s=90)
         assert (done.status, done.code, done.message) == ("SUCCEEDED", "", ""), system.journal()
         yield device

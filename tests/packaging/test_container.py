@@ -15,7 +15,7 @@ from builder.fleet.deploy import deploy
 from edgebundle import Broker
 from tests.asking import ask
 from tests.conftest import BrokerProcess
-from tests.packaging.conftest import COMMAND_LIMIT_S, DIGITS, PROJECT, wait_for
+from tests.packaging.conftest import COMMAND_LIMIT_S, DIGITS, PROJECT, wait_for, wait_until_online
 
 pytestmark = pytest.mark.systemd
 
@@ -117,6 +117,7 @@ def test_a_container_enrolls_serves_and_is_confined(
     try:
         broker = Broker(own_broker.url)
         wait_for("the agent to serve", lambda: "serves as" in (tmp_path / "log").read_text(), COMMAND_LIMIT_S)
+        wait_until_online("box", broker)
         done = deploy(compiled("host"), "box", broker, wait_s=120)
         assert (done.status, done.code, done.message) == ("SUCCEEDED", "", ""), (tmp_path / "log").read_text()
         answer = ask("box", "digits", DIGITS / "seven.png", broker, deadline_s=60)

@@ -17,7 +17,15 @@ from builder.fleet.deploy import deploy
 from edgebundle import Broker, UnknownModelError
 from tests.asking import ask
 from tests.conftest import BrokerProcess
-from tests.packaging.conftest import COMMAND_LIMIT_S, DIGITS, Root, RunningAgent, running, wait_for
+from tests.packaging.conftest import (
+    COMMAND_LIMIT_S,
+    DIGITS,
+    Root,
+    RunningAgent,
+    running,
+    wait_for,
+    wait_until_online,
+)
 
 pytestmark = pytest.mark.arm
 
@@ -128,6 +136,7 @@ def test_install_enroll_serve_upgrade_downgrade_remove_purge(
     )
     assert config.read_bytes() == configured
     with serve(root, tmp_path):
+        wait_until_online(suite, broker)
         done = deploy(compiled(target), suite, broker, wait_s=240)
         assert (done.status, done.code, done.message) == ("SUCCEEDED", "", "")
         answer = ask(suite, "digits", DIGITS / "seven.png", broker, deadline_s=120)

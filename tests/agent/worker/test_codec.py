@@ -473,6 +473,43 @@ def test_asking_for_a_content_type_that_is_not_served_is_415() -> None:
         bench().codec.answer_type(Request(1, accept="image/png"))
 
 
+@pytest.mark.parametrize(
+    ("accept", "is_raw"),
+    [
+        (None, False),
+        ("application/json; charset=utf-8", False),
+        (f"{RAW};postprocess=none", True),
+        ("*/*; q=1; PostProcess = None", True),
+    ],
+)
+def test_the_models_own_outputs_are_asked_for_by_a_parameter(accept: str | None, is_raw: bool) -> None:
+    b = bench()
+    x = np.zeros((2, 3), np.float32).tobytes()
+    assert b.decode(x, RAW, tensors=("x;FP32;2,3",), accept=accept).is_raw is is_raw
+    assert b.codec.answer_type(Request(1, RAW, accept=accept)) in (RAW, JSON)
+
+
+def test_the_models_own_outputs_are_asked_for_in_the_json() -> None:
+    none, other = {"postprocess": "none"}, {"priority": 1}
+    for parameters, is_raw in ((none, True), (none | other, True), (other, False), ({}, False), ("x", False)):
+        assert bench().json(tensor([0] * 6), parameters=parameters).is_raw is is_raw
+    row = {"temperature": 1, "id": 7, "wall": "red"}
+    b = RowBench()
+    assert b.decode(json.dumps({"row": row, "parameters": none}).encode()).is_raw
+    # Another column of a row, which the model does not take.
+    assert not b.decode(json.dumps({**row, "parameters": none}).encode()).is_raw
+
+
+def test_another_postprocess_than_none_is_refused() -> None:
+    b = bench()
+    with pytest.raises(InputError, match=r"expected postprocess=none, .* got 'softmax'"):
+        b.decode(bytes(24), RAW, accept=f"{RAW};postprocess=softmax")
+    for value in (7, ["none"], "n" * 200):
+        with pytest.raises(InputError, match="expected postprocess=none") as caught:
+            b.json(tensor([0] * 6), parameters={"postprocess": value})
+        assert len(str(caught.value)) < 200
+
+
 # -- answers
 
 

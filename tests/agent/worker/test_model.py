@@ -81,6 +81,18 @@ def test_result_in_each_content_type() -> None:
         assert loads(payload)["outputs"][0]["name"] == "y"
 
 
+def test_the_models_own_outputs_replace_those_of_the_postprocess() -> None:
+    model = make(results={"labels": (b"seven",)})
+    assert ask(model, X.tobytes())[0].tensors == ("labels;BYTES;1",)
+    answer, payload = ask(model, X.tobytes(), accept=f"{RAW};postprocess=none")
+    assert (answer.status, answer.content_type, answer.tensors) == (200, RAW, ("y;FP32;4",))
+    assert payload == (2 * X).tobytes()
+    tensor = {"name": "x", "datatype": "FP32", "shape": [4], "data": X.tolist()}
+    document = json.dumps({"inputs": [tensor], "parameters": {"postprocess": "none"}}).encode()
+    answer, payload = ask(model, document, content_type=JSON, client_json=True)
+    assert json.loads(payload)["outputs"][0]["data"] == (2 * X).tolist()
+
+
 @pytest.mark.parametrize("content_type", ["", JSON, RAW, CBOR, "image/png", "text/plain"])
 @pytest.mark.parametrize("accept", [None, "text/plain"])
 def test_refusal_is_json_whatever_was_sent_and_wanted(content_type: str, accept: str | None) -> None:

@@ -60,10 +60,27 @@ def test_what_is_no_state(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorS
 
 def test_labels_of_coco() -> None:
     image = (spec("images", 1, 3, 640, 640),)
-    for outputs, expected in (((spec("o", 1, 84, 8400),), True), ((spec("o", 1, 24, 8400),), False)):
-        hint = label_hint(postprocess("yolov8", outputs, image), outputs)
-        assert (hint is not None and "--labels coco" in hint) is expected
-    assert label_hint(None, image) is None
+    for outputs, words in (
+        ((spec("o", 1, 84, 8400),), "80 classes without names: if they are those of COCO, add --labels coco"),
+        (
+            (spec("o", 1, 24, 8400),),
+            "20 classes without names: --labels FILE names them in answers, one a line",
+        ),
+    ):
+        assert label_hint(postprocess("yolov8", outputs, image), image, outputs) == words
+    faces = (spec("o", 1, 5, 8400),)
+    assert label_hint(postprocess("yolov8", faces, image), image, faces) is None
+    assert label_hint(None, image, image) is None
+
+
+def test_labels_of_imagenet_and_of_rows() -> None:
+    outputs = (spec("logits", 1, 1000),)
+    after = postprocess("softmax,top5", outputs)
+    hint = label_hint(after, (spec("x", 1, 3, 224, 224),), outputs)
+    assert hint is not None
+    assert hint.startswith("1000 classes without names: --labels FILE")
+    assert "ImageNet" in hint
+    assert label_hint(after, (spec("x", 1, 20),), outputs) is None
 
 
 def test_a_classifier_of_rows() -> None:

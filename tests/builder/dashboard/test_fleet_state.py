@@ -215,6 +215,8 @@ def test_a_thousand_hostile_agents_cost_a_bounded_memory() -> None:
         state.on_message(topics.ModelState("a", f"m{i}"), b"")
     model(state, "a")
     assert set(device.models) == {"digits"}
+    send(state, topics.Info("a"), {"compatible": ["c"]})
+    assert rows(state)["a"]["alerts"] == []
 
 
 def test_metrics_that_wait_are_bounded(monkeypatch: Any) -> None:

@@ -149,3 +149,19 @@ async def test_sandbox_that_is_incomplete_is_marked_in_the_list(
         "    sandbox without landlock, threads",
         "cellar  online",
     ]
+
+
+async def test_two_agents_with_one_name_are_marked_in_the_list(
+    mosquitto: BrokerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = {"state": "online", "session_seq": 3, "version": "0.1.0"}
+    twins: dict[topics.Topic, Any] = {
+        topics.State("porch"): state | {"name_conflict": True},
+        topics.State("attic"): state,
+    }
+    await retain(mosquitto, twins)
+    assert await asyncio.to_thread(main, ["agents", "--broker", mosquitto.url]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    marked = [line for line in lines if "TWO AGENTS HAVE THIS NAME" in line]
+    assert len(marked) == 1
+    assert lines[lines.index(marked[0]) - 1].startswith("porch  online")

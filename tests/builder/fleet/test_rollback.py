@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from agent.wire import topics
+from agent.wire.presence import Presence
 from agent.wire.reported import ReportedModel
 from builder.errors import FleetError
 from builder.fleet import rollback
+from builder.fleet.client import Client
 from builder.fleet.deploy import deploy_async
 from builder.fleet.rollback import rollback_async
 from edgebundle.broker import Broker
@@ -82,9 +85,24 @@ async def test_lower_counter_is_refused_and_the_newer_version_serves(
 
 
 @pytest.mark.slow
-async def test_unknown_agent_and_impossible_names(mosquitto: BrokerProcess) -> None:
-    with pytest.raises(FleetError, match="nobody has not reported"):
-        await rollback_async("nobody", "digits", Broker(mosquitto.url))
+async def test_absent_agent_is_told_as_by_deploy(mosquitto: BrokerProcess, tmp_path: Path) -> None:
+    where = Broker(mosquitto.url)
+    with pytest.raises(FleetError, match="no agent called nobody is known") as caught:
+        await rollback_async("nobody", "digits", where)
+    assert "the broker knows no agent" in (caught.value.hint or "")
+    async with Device(tmp_path / "state", mosquitto.url):
+        with pytest.raises(FleetError, match="no agent called nobody is known") as caught:
+            await rollback_async("nobody", "digits", where)
+    assert caught.value.hint == f"use one of the agents at this broker: {DEVICE}"
+
+
+@pytest.mark.slow
+async def test_agent_without_a_report_and_impossible_names(mosquitto: BrokerProcess) -> None:
+    state = topics.format_topic(topics.State("mute"))
+    async with Client(Broker(mosquitto.url), lambda _topic, _message: None) as client:
+        await client.publish(state, Presence("online", 1, "1.0.0").to_bytes(), retain=True)
+    with pytest.raises(FleetError, match="mute has not reported"):
+        await rollback_async("mute", "digits", Broker(mosquitto.url))
     for agent, model in (("a/b", "digits"), ("a", "../x")):
         with pytest.raises(FleetError, match="expected the names"):
             await rollback_async(agent, model, Broker("mqtt://127.0.0.1:1"))
