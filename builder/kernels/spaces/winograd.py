@@ -3,6 +3,8 @@
 A tile of `m x m` outputs takes `(m + 2)**2` products instead of `9 * m**2`: 36 instead of 144 for m = 4.
 There are three stages: input tiles are transformed (`B^T d B`), multiplied with transformed weights (one
 matrix product for each of the `(m + 2)**2` positions), and transformed back (`A^T m A`), with the epilogue.
+Each stage does the whole picture; or all three do one band of rows, then the next, if what is between them
+stays in the L2 cache only then.
 
 A separate node, which reads only constants, transforms the weights: the executor runs it once, at load, and
 the bundle holds the nine numbers of each filter rather than `(m + 2)**2`.
@@ -42,6 +44,14 @@ WEIGHTS_KIND: Final = "winograd_weights"
 # In multiply-adds of a vector, fitted to a core with 512-bit vectors.
 _TRANSFORM_COST: Final = 8.0
 _GEMM_COST: Final = 1.1
+# Parts of the L2 cache: what may be between the stages without bands, the transformed weights, and a band.
+_MOST_BETWEEN: Final = 0.5
+_MOST_WEIGHTS: Final = 0.5
+_MOST_IN_BAND: Final = 0.4
+# Small bands are the fastest, but the product holds up to so many tiles in registers.
+_REGISTER_TILES: Final = 12
+# Bands are what threads share: seven of them keep four threads busy for most of the time.
+_FEWEST_BANDS: Final = 7
 
 
 def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
@@ -68,6 +78,31 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
         reading = size * i * o * 4 / bytes_per_product
         best = min(best, (op.batch * (products * _GEMM_COST + transforms) + reading, m), key=lambda c: c[0])
     return best[1]
+
+
+def rows_of_band(op: Conv2d, m: int, target: DeviceTarget) -> int | None:
+    """Choose how many rows of tiles go through the three stages together; None for all of them.
+
+    What is between the stages is `(m + 2)**2 / m**2` times as large as the pictures. If it does not stay in
+    the L2 cache, a band of it does, beside the weights, which each band reads again.
+    """
+    whole = Stages(op, m, 1)
+    l2_bytes = target.core.l2_bytes
+    row_bytes = 4 * (m + 2) ** 2 * (op.in_channels + op.out_channels) * whole.columns
+    weight_bytes = 4 * (m + 2) ** 2 * op.in_channels * op.out_channels
+    if (
+        op.batch * whole.rows * row_bytes <= l2_bytes * _MOST_BETWEEN
+        or weight_bytes > l2_bytes * _MOST_WEIGHTS
+    ):
+        return None
+    fits = [
+        rows
+        for rows in range(1, whole.rows)
+        if rows * row_bytes <= l2_bytes * _MOST_IN_BAND
+        and (op.batch == 1 or whole.rows % rows == 0)
+        and op.batch * -(-whole.rows // rows) >= _FEWEST_BANDS
+    ]
+    return next((rows for rows in fits if rows * whole.columns >= _REGISTER_TILES), max(fits, default=None))
 
 
 def emit(
@@ -100,8 +135,8 @@ def emit(
         Its heuristic tile decides how weights are packed.
     """
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
-    count = op.batch * -(-op.out_height // m) * -(-op.out_width // m)
-    tiles = space(count, blocks, in_block, target).default
+    band = rows_of_band(op, m, target)
+    tiles = space(Stages(op, m, 1, band).tiles, blocks, in_block, target).default
     packed = emit_weights(bb, pack_weights(weight, in_block, out_block, tiles.oc))
     transform = bb.call_te(
         lambda w: transform_weights(w, m),
@@ -111,7 +146,7 @@ def emit(
     )
     u = bb.emit(transform)
     call = bb.call_te(
-        lambda data, weights: convolve(data, weights, op, m, tiles.tiles),
+        lambda data, weights: convolve(data, weights, op, m, tiles.tiles, band),
         x,
         u,
         primfunc_name_hint="winograd",
@@ -137,25 +172,28 @@ def transform_weights(w: te.Tensor, m: int) -> te.Tensor:
     )
 
 
-def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int = 1) -> te.Tensor:
+def convolve(
+    x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int = 1, band: int | None = None
+) -> te.Tensor:
     """Return the three stages on packed `x` and transformed weights `u`.
 
     Between the first two stages, the `beside` tiles that the product keeps in registers are adjacent.
+    `band` is as in `Stages`.
     """
-    t, stages = Transforms.of(m), Stages(op, m, beside)
+    t, stages = Transforms.of(m), Stages(op, m, beside, band)
     in_blocks, bi = int(x.shape[1]), int(x.shape[4])
     _, _, _, _, together, bo = (int(d) for d in u.shape)
     data = stages.data(x, t.input, "float32", tirx.const(0, "float32"))
     ic = te.reduce_axis((0, in_blocks), "ic")
     ii = te.reduce_axis((0, bi), "ii")
-    product = te.compute(
-        ((m + 2) ** 2, -(-op.out_channels // bo), stages.tiles, bo),
-        lambda xi, o, tile, v: te.sum(
-            data[xi, tile // beside, ic, tile % beside, ii] * u[xi, o // together, ic, ii, o % together, v],
-            axis=[ic, ii],
-        ),
-        name="product",
-    )
+
+    def products(*at: tirx.Var) -> tirx.Expr:
+        *q, xi, o, tile, v = at
+        value = data[(*q, xi, tile // beside, ic, tile % beside, ii)]
+        return te.sum(value * u[xi, o // together, ic, ii, o % together, v], axis=[ic, ii])
+
+    shape = (*stages.bands, (m + 2) ** 2, -(-op.out_channels // bo), stages.tiles, bo)
+    product = te.compute(shape, products, name="product")
     return stages.result(product, t.output, KIND)
 
 
@@ -216,11 +254,17 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, m
     """Order the loops of the three stages and of the epilogue; `block` is the last stage."""
     half_out = sch.get_producers(block)[0]
     product = sch.get_producers(half_out)[0]
+    *bands, _, _, tile, _, _, _ = sch.get_loops(product)
+    columns = -(-int(sch.get(sch.get_loops(block)[3]).extent) // m)
+    band = int(sch.get(tile).extent) // columns if bands else None
     epilogue = Epilogue.after(sch, block)
     sch.compute_inline(block)
-    order_input(sch, m)
+    shared = order_output(sch, half_out, epilogue, m, band)
+    if band is not None:
+        sch.compute_at(product, shared, preserve_unit_loops=True)
+    order_input(sch, m, None if band is None else shared)
 
-    xi, o, tile, v, ic, ii = sch.get_loops(product)
+    xi, o, tile, v, ic, ii = sch.get_loops(product)[-6:]
     to, ti = sch.split(tile, [None, tiles.tiles])
     oo, oi = sch.split(o, [None, tiles.oc])
     io, iu = sch.split(ii, [None, tiles.ii])
@@ -234,17 +278,16 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, m
     sch.vectorize(v)
     for loop in (oi, ti, iu):
         sch.unroll(loop)
-    sch.parallel(sch.fuse(xi, oo))
+    if band is None:
+        sch.parallel(sch.fuse(xi, oo))
     sch.decompose_reduction(product, ic)
-
-    order_output(sch, half_out, epilogue, m)
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
     m = int(sch.get(block).annotations["edge.tile"])
     product = sch.get_sblock("product")
-    _, out_blocks, tiles, _, _, in_block = (int(sch.get(q).extent) for q in sch.get_loops(product))
+    *_, out_blocks, tiles, _, _, in_block = (int(sch.get(q).extent) for q in sch.get_loops(product))
     s = space(tiles, out_blocks, in_block, target)
     d = s.default
     tile, oc, ii = choose("tiles", s.tiles, d.tiles), choose("oc", s.oc, d.oc), choose("ii", s.ii, d.ii)

@@ -10,7 +10,7 @@ from tvm import s_tir as st
 from builder.kernels.spaces.epilogue import Epilogue
 
 
-def order_input(sch: st.Schedule, m: int) -> None:
+def order_input(sch: st.Schedule, m: int, band: st.schedule.LoopRV | None = None) -> None:
     """Order the loops of the stages `pad`, `half_in` and `data`: tile after tile, each from the picture.
 
     Parameters
@@ -19,9 +19,13 @@ def order_input(sch: st.Schedule, m: int) -> None:
         The schedule of a function with these stages.
     m
         The extent of the output tile.
+    band
+        The loop of a band of rows, inside which the stages are computed; None if each does all tiles.
     """
     data, half_in, pad = sch.get_sblock("data"), sch.get_sblock("half_in"), sch.get_sblock("pad")
-    xi, group, c, tile, v = sch.get_loops(data)
+    if band is not None:
+        sch.compute_at(data, band, preserve_unit_loops=True)
+    xi, group, c, tile, v = sch.get_loops(data)[-5:]
     e, nu = sch.split(xi, [m + 2, m + 2])
     sch.reorder(c, group, tile, e, nu, v)
     sch.compute_at(half_in, tile, preserve_unit_loops=True)
@@ -33,10 +37,13 @@ def order_input(sch: st.Schedule, m: int) -> None:
         sch.unroll(loop)
     for loop in (lane, v, channel):
         sch.vectorize(loop)
-    sch.parallel(sch.fuse(c, group, tile))
+    if band is None:
+        sch.parallel(sch.fuse(c, group, tile))
 
 
-def order_output(sch: st.Schedule, half_out: st.schedule.SBlockRV, epilogue: Epilogue, m: int) -> None:
+def order_output(
+    sch: st.Schedule, half_out: st.schedule.SBlockRV, epilogue: Epilogue, m: int, band: int | None = None
+) -> st.schedule.LoopRV:
     """Order the loops of the output's transform and of what follows it: tile after tile.
 
     Parameters
@@ -49,15 +56,27 @@ def order_output(sch: st.Schedule, half_out: st.schedule.SBlockRV, epilogue: Epi
         The last stage, which has the second half inlined.
     m
         The extent of the output tile.
+    band
+        Rows of tiles in a band; None if each stage does all tiles.
+
+    Returns
+    -------
+    LoopRV
+        The parallel loop: over the bands, or over blocks of channels and rows of tiles.
     """
     i, o, y, z, v = sch.get_loops(epilogue.block)
+    outer = None
+    if band is not None:
+        outer, y = sch.split(y, [None, band * m])
     yo, yi = sch.split(y, [None, m])
     zo, zi = sch.split(z, [None, m])
-    sch.reorder(i, o, yo, zo, yi, zi, v)
+    sch.reorder(i, *(() if outer is None else (outer,)), o, yo, zo, yi, zi, v)
     sch.compute_at(half_out, zo, preserve_unit_loops=True)
     *_, a, nu, lane = sch.get_loops(half_out)
     for loop in (a, nu, yi, zi):
         sch.unroll(loop)
     for loop in (lane, v):
         sch.vectorize(loop)
-    sch.parallel(sch.fuse(i, o, yo))
+    shared = sch.fuse(i, o, yo) if outer is None else sch.fuse(i, outer)
+    sch.parallel(shared)
+    return shared

@@ -5,7 +5,7 @@ The product between them, where the time is spent, is written by each of them; `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import te, tirx
@@ -27,11 +27,16 @@ class Stages:
         The extent of the output tile.
     beside
         Tiles that the product keeps in registers, and that are adjacent in the transformed input.
+    band
+        Rows of tiles whose three stages follow one another, so that what is between the stages stays in the
+        L2 cache; None if each stage does all tiles of all pictures. With a band, `data` and the product have
+        one more axis in front: the bands. It divides the rows if there are several pictures.
     """
 
     op: Conv2d
     m: int
     beside: int
+    band: int | None = None
 
     @property
     def rows(self) -> int:
@@ -45,11 +50,23 @@ class Stages:
 
     @property
     def tiles(self) -> int:
-        """Tiles of all pictures."""
-        return self.op.batch * self.rows * self.columns
+        """Tiles of a band, or of all pictures."""
+        return (self.op.batch * self.rows if self.band is None else self.band) * self.columns
+
+    @property
+    def bands(self) -> tuple[int, ...]:
+        """The extent of the axis of bands, if there is one."""
+        return () if self.band is None else (-(-self.op.batch * self.rows // self.band),)
+
+    def _place(self, at: Sequence[tirx.Expr], tile: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr, tirx.Expr]:
+        """Return the picture, the row and the column of a tile of the band `at`."""
+        row = tile // self.columns
+        for band in at:
+            row = band * self.band + row
+        return row // self.rows, row % self.rows, tile % self.columns
 
     def data(self, x: te.Tensor, matrix: Matrix, dtype: str, outside: tirx.Expr) -> te.Tensor:
-        """Return the transformed input, `[(m + 2)**2, tiles/beside, IB, beside, bi]`.
+        """Return the transformed input, `[(m + 2)**2, tiles/beside, IB, beside, bi]`, behind the bands.
 
         Parameters
         ----------
@@ -66,27 +83,34 @@ class Stages:
         n, in_blocks, height, width, bi = (int(d) for d in x.shape)
         top, left = self.op.padding[:2]
         groups = -(-self.tiles // beside)
+        bands = self.bands
 
         def padded(i: tirx.Expr, c: tirx.Expr, y: tirx.Expr, z: tirx.Expr, v: tirx.Expr) -> tirx.Expr:
             inside = tirx.all(i < n, y >= top, y < height + top, z >= left, z < width + left)
             return tirx.if_then_else(inside, x[i, c, y - top, z - left, v].astype(dtype), outside)
 
         # The last group of tiles may reach into the image after the last one, which is not there.
-        images = -(-groups * beside // (rows * columns))
+        before = sum((count - 1) * (self.band or 0) for count in bands)
+        images = -(-(before * columns + groups * beside) // (rows * columns))
         pad = te.compute((images, in_blocks, rows * m + 2, columns * m + 2, bi), padded, name="pad")
 
-        def vertical(c: tirx.Var, tile: tirx.Var, e: tirx.Var, b: tirx.Var, v: tirx.Var) -> tirx.Expr:
-            i, y, z = tile // (rows * columns), tile // columns % rows, tile % columns
+        def vertical(*at: tirx.Var) -> tirx.Expr:
+            *band, c, tile, e, b, v = at
+            i, y, z = self._place(band, tile)
             return select(e, matrix, lambda a: pad[i, c, y * m + a, z * m + b, v], dtype)
 
-        half_in = te.compute((in_blocks, groups * beside, size, size, bi), vertical, name="half_in")
-        return te.compute(
-            (size * size, groups, in_blocks, beside, bi),
-            lambda xi, group, c, tile, v: select(
-                xi % size, matrix, lambda b: half_in[c, group * beside + tile, xi // size, b, v], dtype
-            ),
-            name="data",
-        )
+        half_in = te.compute((*bands, in_blocks, groups * beside, size, size, bi), vertical, name="half_in")
+
+        def transformed(*at: tirx.Var) -> tirx.Expr:
+            *band, xi, group, c, tile, v = at
+            return select(
+                xi % size,
+                matrix,
+                lambda b: half_in[(*band, c, group * beside + tile, xi // size, b, v)],
+                dtype,
+            )
+
+        return te.compute((*bands, size * size, groups, in_blocks, beside, bi), transformed, name="data")
 
     def result(
         self,
@@ -95,12 +119,13 @@ class Stages:
         kind: str,
         finish: Callable[[tirx.Expr], tirx.Expr] = lambda value: value,
     ) -> te.Tensor:
-        """Return the convolution, `[N, OB, OH, OW, bo]`, of its product, `[(m + 2)**2, OB, tiles, bo]`.
+        """Return the convolution, `[N, OB, OH, OW, bo]`, of `product`.
 
         Parameters
         ----------
         product
-            The product, whose datatype is that of the result before `finish`.
+            `[(m + 2)**2, OB, tiles, bo]`, behind the bands; its datatype is that of the result before
+            `finish`.
         matrix
             The transform of rows and columns.
         kind
@@ -108,18 +133,21 @@ class Stages:
         finish
             What is done with each element.
         """
-        m, size, rows, columns = self.m, self.m + 2, self.rows, self.columns
-        _, out_blocks, tiles, bo = (int(d) for d in product.shape)
+        m, size, rows, columns, together = self.m, self.m + 2, self.rows, self.columns, self.band
+        *bands, _, out_blocks, tiles, bo = (int(d) for d in product.shape)
         dtype = str(product.dtype)
-        half_out = te.compute(
-            (out_blocks, tiles, m, size, bo),
-            lambda o, tile, a, nu, v: select(a, matrix, lambda e: product[e * size + nu, o, tile, v], dtype),
-            name="half_out",
-        )
+
+        def vertical(*at: tirx.Var) -> tirx.Expr:
+            *band, o, tile, a, nu, v = at
+            return select(a, matrix, lambda e: product[(*band, e * size + nu, o, tile, v)], dtype)
+
+        half_out = te.compute((*bands, out_blocks, tiles, m, size, bo), vertical, name="half_out")
 
         def element(i: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
-            tile = (i * rows + y // m) * columns + z // m
-            return finish(select(z % m, matrix, lambda nu: half_out[o, tile, y % m, nu, v], dtype))
+            row = i * rows + y // m
+            band = () if together is None else (row // together,)
+            tile = (row if together is None else row % together) * columns + z // m
+            return finish(select(z % m, matrix, lambda nu: half_out[(*band, o, tile, y % m, nu, v)], dtype))
 
         return te.compute(
             (self.op.batch, out_blocks, self.op.out_height, self.op.out_width, bo),

@@ -83,6 +83,44 @@ def test_winograd_agrees_with_the_convolution(
     assert {winograd.KIND, winograd.WEIGHTS_KIND} <= result.schedules
 
 
+@pytest.mark.parametrize(
+    ("band", "batch", "size", "lanes"),
+    [(1, 1, 12, 16), (2, 1, 18, 8), (3, 1, 17, 4), (2, 2, 15, 16), (1, 3, 9, 8)],
+)
+def test_bands_of_rows_agree_with_the_convolution(
+    band: int, batch: int, size: int, lanes: int, randn: Randn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that the band divides and that it does not, and several pictures."""
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: 4)
+    monkeypatch.setattr(winograd, "rows_of_band", lambda *_: band)
+    x, w, b = randn(batch, 16, size, size), randn(32, 16, 3, 3), randn(1, 32, 1, 1)
+
+    def build(v: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.conv2d(v, relax.const(w), padding=(1, 1, 1, 1))
+        return relax.op.nn.relu(relax.op.add(y, relax.const(b)))
+
+    result = run(build, {"x": x}, machine(lanes))
+    close(result.outputs[0], np.maximum(conv2d(x, w, padding=(1, 1, 1, 1)) + b, 0), 5e-5)
+    [kernel] = [
+        f for f in result.lowered.kernels.functions.values() if f.attrs["edge.schedule"] == winograd.KIND
+    ]
+    assert str(kernel).count("T.parallel(") == 1
+
+
+def test_bands_keep_what_is_between_the_stages_in_the_cache() -> None:
+    large = Conv2d(1, 128, 56, 56, 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    target = machine(16)
+    target = replace(target, core=replace(target.core, l2_bytes=2 << 20))
+    assert winograd.rows_of_band(large, 4, target) == 1
+    # The smallest that fills the registers, and no fewer bands than keep some threads busy.
+    assert winograd.rows_of_band(replace(large, in_width=28), 4, target) == 2
+    assert winograd.rows_of_band(replace(large, batch=2, in_width=28), 4, target) == 2
+    # It all stays in the cache, or the weights do not, or not even a row of tiles.
+    assert winograd.rows_of_band(replace(large, in_height=14), 4, target) is None
+    assert winograd.rows_of_band(replace(large, out_channels=256), 4, target) is None
+    assert winograd.rows_of_band(replace(large, in_width=560), 4, target) is None
+
+
 @pytest.mark.parametrize("m", [2, 4])
 def test_operands_held_in_registers_agree_with_the_convolution(
     m: int, randn: Randn, monkeypatch: pytest.MonkeyPatch
