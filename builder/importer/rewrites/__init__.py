@@ -15,6 +15,7 @@ from builder.importer.onnx_graph import OnnxGraph
 from builder.importer.rewrites import (
     branches,
     convolution,
+    einsum,
     elementwise,
     features,
     fourier,
@@ -49,6 +50,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "DequantizeLinear": quantised.dequantise_blocks,
     "Det": scatter.determinant,
     "Dropout": elementwise.dropout,
+    "Einsum": einsum.einsum,
     "EyeLike": elementwise.eye_like,
     "GRU": recurrent.prepare,
     "Gather": indices.gather,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ _COORDINATES: Final = _KEPT_COORDINATES | {
 }
 # Elements of all matrices of one Resize: 4096 to 4096 pixels along one axis take 16 million.
 MAX_ELEMENTS: Final = 1 << 24
+_SIGNAL_RANK: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ def resize(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] |
         return None
     if options.get("coordinate_transformation_mode", "half_pixel") not in _COORDINATES:
         return None
+    if (picture := _as_picture(node, graph, options, axes, shape)) is not None:
+        return picture
     changed = [axis for axis in axes if not _is_identity(axis, options)]
     if sum(axis.before * axis.after for axis in changed) > MAX_ELEMENTS:
         return None
@@ -82,6 +85,27 @@ def resize(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] |
         value = new.constant(float(options.get("extrapolation_value", 0.0)), found.dtype)
         x = new.op("Where", new.constant(inside, np.bool_), x, value)
     new.op("Identity", x, to=node.output[0])
+    return new.nodes
+
+
+def _as_picture(
+    node: onnx.NodeProto, graph: OnnxGraph, options: dict[str, Any], axes: list[_Axis], shape: tuple[int, ...]
+) -> list[onnx.NodeProto] | None:
+    """Return the Resize of a signal as one of a picture with one row, if the front end gets that right.
+
+    The matrix of a long signal would have the square of its elements.
+    """
+    if len(shape) != _SIGNAL_RANK or len(axes) != _SIGNAL_RANK:
+        return None
+    before = (*shape[:2], 1, shape[2])
+    wide = [*axes[:2], _Axis(2, 1, 1, 1.0, 0.0, 1.0), replace(axes[2], axis=3)]
+    if not _is_kept(options, wide, before):
+        return None
+    new = Replacement(node, graph)
+    x = new.op("Reshape", node.input[0], new.ints(*before))
+    scales = new.constant([axis.scale for axis in wide], np.float32)
+    x = new.op("Resize", x, "", scales, **options)
+    new.op("Reshape", x, new.ints(*(axis.after for axis in axes)), to=node.output[0])
     return new.nodes
 
 

@@ -173,7 +173,9 @@ def space(
     ows, ohs = tilings(out_width, 32), tilings(out_height, out_height)
     narrow = target.simd.lanes <= 4
     registers = target.simd.registers
-    most = max(1, (registers - kernel_w) // (1 + stride) if narrow else (registers - kernel_w - 2) // 2)
+    # A long row of a filter is not held: its elements are loaded one after the other.
+    held = kernel_w if kernel_w <= registers // 2 else 1
+    most = max(1, (registers - held) // (1 + stride) if narrow else (registers - held - 2) // 2)
     rows = max(1, target.core.l2_bytes // 4 // row_bytes)
     ow, oh = max(w for w in ows if w <= most), even_part(out_height, rows)
     return DepthwiseSpace(ows, ohs, DepthwiseTiles(ow, oh, narrow))

@@ -42,6 +42,7 @@ _EXPENSIVE: Final = {
     f"tirx.{n}" for n in ("exp", "erf", "tanh", "log", "pow", "sin", "cos", "sigmoid", "call_extern")
 }
 
+_LONG: Final = 4  # vectors in a row that is worth loops of its own
 _NARROW: Final = (4, 8)  # channels of a block that is less than a vector
 
 _CHEAP_PRODUCTS: Final = 4  # a polynomial that approximates exp or erf has more
@@ -136,7 +137,7 @@ def _order(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) 
         sch.decompose_reduction(block, reduction[0])
         return
     is_row = extents[-1] >= lanes or extents[-1] in _NARROW
-    if is_row and len(spatial) > 1 and not _is_straight(sch.get(block)):
+    if is_row and len(spatial) > 1 and not _is_straight(sch.get(block), _LONG * lanes):
         sch.parallel(sch.fuse(*spatial[: _for_jobs(extents[:-1], target.cores * 4)]))
         if _reads_rows(sch.get(block)):
             sch.vectorize(sch.split(inner, [None, min(lanes, extents[-1])])[1])
@@ -151,14 +152,25 @@ def _order(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) 
     sch.vectorize(vector)
 
 
-def _is_straight(block: tirx.Stmt) -> bool:
-    """Whether each element is computed from the elements at its own place, or from broadcast ones."""
+def _is_straight(block: tirx.Stmt, long: int) -> bool:
+    """Whether each element is computed from the elements at its own place, or from broadcast ones.
+
+    A number that is broadcast to a row of `long` elements or more counts as another place: it is read once if
+    the row is computed as one.
+    """
     axes = [axis.var for axis in block.iter_vars]
-    return all(
-        isinstance(index, tirx.IntImm) or any(index.same_as(axis) for axis in axes)
-        for load in _loads(block)
-        for index in load.indices
-    )
+    is_long = int(block.iter_vars[-1].dom.extent) >= long
+    for load in _loads(block):
+        own = axes[len(axes) - len(load.indices) :]
+        fixed = [isinstance(index, tirx.IntImm) for index in load.indices]
+        if len(own) != len(fixed) or not all(
+            is_fixed or index.same_as(axis)
+            for index, axis, is_fixed in zip(load.indices, own, fixed, strict=True)
+        ):
+            return False
+        if is_long and fixed and fixed[-1] and not all(fixed):
+            return False
+    return True
 
 
 def _reads_rows(block: tirx.Stmt) -> bool:

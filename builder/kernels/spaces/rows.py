@@ -94,13 +94,14 @@ def _is_along_rows(call: Call) -> bool:
 
 
 def layer_norm(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Legalise layer norm: ours for float32 over the last axis, else TVM's.
+    """Legalise layer norm: ours for float32 over the last axes, which are one row, else TVM's.
 
     Its stages are the mean, the variance about it, and the normalised row.
     """
     shape = shape_of(call)
-    axes = [int(a) % len(shape) for a in call.attrs.axes]
-    if axes != [len(shape) - 1] or str(call.ty.dtype) != "float32":
+    axes = sorted(int(a) % len(shape) for a in call.attrs.axes)
+    first = len(shape) - len(axes)
+    if axes != list(range(first, len(shape))) or str(call.ty.dtype) != "float32":
         return legalise_as_tvm(bb, call)
     epsilon = float(call.attrs.epsilon)
     centred, scaled = bool(call.attrs.center), bool(call.attrs.scale)
@@ -127,7 +128,12 @@ def layer_norm(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 
         return te.compute(x.shape, element, name="layer_norm", attrs=_MARK)
 
-    return bb.call_te(compute, *call.args, primfunc_name_hint="layer_norm")
+    if len(axes) == 1:
+        return bb.call_te(compute, *call.args, primfunc_name_hint="layer_norm")
+    count = math.prod(shape[first:])
+    flat = [(*(shape[:first] or (1,)), count), (count,), (count,)]
+    args = [bb.emit(relax.op.reshape(a, each)) for a, each in zip(call.args, flat, strict=True)]
+    return relax.op.reshape(bb.emit(bb.call_te(compute, *args, primfunc_name_hint="layer_norm")), shape)
 
 
 def reduction(bb: relax.BlockBuilder, call: Call) -> relax.Expr:

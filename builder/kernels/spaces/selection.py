@@ -1,8 +1,7 @@
-"""`topk` of a small part of an axis: one pass, which keeps the best so far in order.
+"""`topk` of a part of an axis: one pass, which keeps the best so far in a heap, and then orders them.
 
-An element is compared with the last of those that are kept. Only one that precedes it is put in its place
-among them. So n elements take n comparisons, and in random order about k log(n / k) of them are moved in. The
-worst order takes n * k moves, no more than ranking all elements (`sorting`) if k is a sixteenth of them.
+The worst of those that are kept is at the top, so most elements take one comparison. One that precedes it
+takes its place, and sinks. So n elements take at most n log k moves, whatever their order.
 
 Of equal elements, the one with the lower index comes first, as in `sorting`.
 """
@@ -21,14 +20,19 @@ from builder.kernels.spaces.epilogue import NEVER_FUSED
 
 # The kernel is written out, not scheduled: this names where its loops come from.
 KIND: Final = "selection"
+# An axis of this extent is sorted as a whole; from a longer one, only this part is selected.
+MAX_SORTED: Final = 1 << 15
 _PART: Final = 16
-# Moves in the worst order: about a tenth of a second on a small board.
-_MOST_MOVES: Final = 1 << 26
+_LONGEST: Final = 1 << 24
+# Ranking fewer elements (`sorting`) is faster, as whole vectors of them are compared.
+_FEWEST: Final = 512
 
 
 def applies(extent: int, count: int) -> bool:
-    """Whether `count` of `extent` elements are few enough."""
-    return 0 < count * _PART <= extent and count * extent <= _MOST_MOVES
+    """Whether `count` elements are selected from `extent`."""
+    if count * _PART <= extent:
+        return 0 < extent <= _LONGEST and count > 0
+    return _FEWEST <= extent <= MAX_SORTED and 0 < count <= extent
 
 
 def emit(
@@ -45,7 +49,7 @@ def emit(
     axis
         The axis; a negative one counts from the end.
     count
-        How many elements, so few that `applies` is true.
+        How many elements; `applies` must be true.
     largest
         Whether the largest come first.
     dtype
@@ -85,42 +89,107 @@ def _write(
     """Return the loops over the rows of `data`, `[outer, extent, inner]`, of which `count` are kept."""
     outer, extent, inner, count = sizes
     x, kept, order = (ir.buffer_proxy(buffer) for buffer in (data, values, indices))
-    dtype = str(indices.dtype)
-
-    def precedes(one: tirx.Expr, other: tirx.Expr) -> tirx.Expr:
-        return one > other if largest else one < other
-
-    def insert(row: tirx.Expr, place: tirx.Expr, end: tirx.Expr | int) -> None:
-        """Put an element among those kept before `end`, whose one at `end` is lost."""
-        at = ir.buffer_proxy(ir.alloc_buffer((1,), "int32", scope="local"))
-        item = ir.buffer_proxy(ir.alloc_buffer((1,), data.dtype, scope="local"))
-        item[0], at[0] = _load(x, row, place, extent, inner), end
-
-        def before() -> Any:  # noqa: ANN401 - TVM's proxies
-            return _load(kept, row, tirx.max(at[0] - 1, 0), count, inner)
-
-        with ir.While(tirx.all(at[0] > 0, precedes(item[0], before()))):
-            place_of = _at(row, at[0], count, inner)
-            kept[place_of] = before()
-            order[place_of] = order[_at(row, at[0] - 1, count, inner)]
-            at[0] = at[0] - 1
-        kept[_at(row, at[0], count, inner)] = item[0]
-        order[_at(row, at[0], count, inner)] = place.astype(dtype)
-
+    heap = _Heap(kept, order, count, inner, (str(data.dtype), str(indices.dtype)), largest=largest)
     with IRBuilder() as builder, ir.seq_scope(), ir.parallel(0, outer * inner) as row:
         with ir.serial(0, count) as place:
-            insert(row, place, place)
+            kept[_at(row, place, count, inner)] = x[_at(row, place, extent, inner)]
+            order[_at(row, place, count, inner)] = place.astype(str(indices.dtype))
+        with ir.serial(0, count // 2) as step:
+            heap.sink(row, count // 2 - 1 - step, _number(count))
         with ir.serial(count, extent) as place:
-            last = kept[_at(row, tirx.const(count - 1, "int32"), count, inner)]
-            with ir.If(precedes(_load(x, row, place, extent, inner), last)), ir.Then():
-                insert(row, place, tirx.const(count - 1, "int32"))
+            value = x[_at(row, place, extent, inner)]
+            worst = kept[_at(row, _number(0), count, inner)]
+            with ir.If(value > worst if largest else value < worst), ir.Then():
+                kept[_at(row, _number(0), count, inner)] = value
+                order[_at(row, _number(0), count, inner)] = place.astype(str(indices.dtype))
+                heap.sink(row, _number(0), _number(count))
+        with ir.serial(0, count - 1) as step:
+            heap.swap(row, _number(0), count - 1 - step)
+            heap.sink(row, _number(0), count - 1 - step)
     return builder.get()
+
+
+class _Heap:
+    """The elements that are kept of each row, and their indices; each precedes those above it.
+
+    Parameters
+    ----------
+    kept, order
+        Proxies of the buffers `[outer, count, inner]`.
+    count, inner
+        Their extents.
+    dtypes
+        Of elements and of indices.
+    largest
+        Whether the largest come first.
+    """
+
+    def __init__(
+        self,
+        kept: Any,  # noqa: ANN401 - TVM's proxies
+        order: Any,  # noqa: ANN401
+        count: int,
+        inner: int,
+        dtypes: tuple[str, str],
+        *,
+        largest: bool,
+    ) -> None:
+        self._kept, self._order = kept, order
+        self._count, self._inner = count, inner
+        self._dtypes, self._largest = dtypes, largest
+
+    def _precedes(self, row: tirx.Expr, one: tirx.Expr, value: tirx.Expr, index: tirx.Expr) -> tirx.Expr:
+        """Whether the element at a place comes before another one."""
+        at = _at(row, one, self._count, self._inner)
+        own = self._kept[at]
+        before = own > value if self._largest else own < value
+        return tirx.any(before, tirx.all(own == value, self._order[at] < index))
+
+    def swap(self, row: tirx.Expr, one: tirx.Expr, other: tirx.Expr) -> None:
+        """Exchange two elements."""
+        first, second = (_at(row, place, self._count, self._inner) for place in (one, other))
+        for buffer, dtype in zip((self._kept, self._order), self._dtypes, strict=True):
+            held = _local(dtype)
+            held[0] = buffer[first]
+            buffer[first] = buffer[second]
+            buffer[second] = held[0]
+
+    def sink(self, row: tirx.Expr, start: tirx.Expr, size: tirx.Expr) -> None:
+        """Let an element sink below all that it precedes, among the first `size`."""
+        at, child, going = _local("int32"), _local("int32"), _local("int32")
+        item, number = (_local(dtype) for dtype in self._dtypes)
+        kept, order = self._kept, self._order
+        at[0], going[0] = start, 1
+
+        def here(place: tirx.Expr) -> tirx.Expr:
+            return _at(row, place, self._count, self._inner)
+
+        item[0], number[0] = kept[here(at[0])], order[here(at[0])]
+        with ir.While(tirx.all(going[0] != 0, at[0] * 2 + 1 < size)):
+            child[0] = at[0] * 2 + 1
+            with ir.If(child[0] + 1 < size), ir.Then():
+                right = here(child[0] + 1)
+                with ir.If(self._precedes(row, child[0], kept[right], order[right])), ir.Then():
+                    child[0] = child[0] + 1
+            with ir.If(self._precedes(row, child[0], item[0], number[0])):
+                with ir.Then():
+                    going[0] = 0
+                with ir.Else():
+                    kept[here(at[0])] = kept[here(child[0])]
+                    order[here(at[0])] = order[here(child[0])]
+                    at[0] = child[0]
+        kept[here(at[0])] = item[0]
+        order[here(at[0])] = number[0]
+
+
+def _local(dtype: str) -> Any:  # noqa: ANN401 - TVM's proxies
+    return ir.buffer_proxy(ir.alloc_buffer((1,), dtype, scope="local"))
+
+
+def _number(value: int) -> tirx.Expr:
+    return tirx.const(value, "int32")
 
 
 def _at(row: tirx.Expr, place: tirx.Expr, extent: int, inner: int) -> tirx.Expr:
     """Return where a place of a row is in a buffer `[outer, extent, inner]`."""
     return (row // inner * extent + place) * inner + row % inner
-
-
-def _load(buffer: Any, row: tirx.Expr, place: tirx.Expr, extent: int, inner: int) -> tirx.Expr:  # noqa: ANN401
-    return buffer[_at(row, place, extent, inner)]

@@ -1,4 +1,4 @@
-"""`sort`, `argsort` and `topk`, by the rank of each element; `selection` has the `topk` of few elements.
+"""`sort`, `argsort` and `topk`, by the rank of each element; `selection` has most of `topk`.
 
 An element's rank is the number of elements that precede it; of equal elements, the one with the lower index
 comes first. So the order is the same on every device. A rank takes n comparisons, without branches and in
@@ -20,7 +20,7 @@ from builder.kernels.spaces import selection
 
 # An axis of this extent takes about a second on a small board. A longer one is not legalised here, and code
 # generation refuses it.
-MAX_EXTENT: Final = 1 << 15
+MAX_EXTENT: Final = selection.MAX_SORTED
 
 Index = tuple[tirx.Expr, ...]
 

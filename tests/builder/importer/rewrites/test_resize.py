@@ -95,3 +95,36 @@ def test_resize_agrees_after_the_whole_import(make_model: ModelMaker, noise: Any
     node = helper.make_node("Resize", ["x", "", "s"], ["y"], mode="linear")
     weights = {"s": np.array([1, 1, 0.6, 1.9], np.float32)}
     agrees(make_model([node], {"x": [1, 2, 7, 9]}, {"y": [1, 2, 4, 17]}, weights), noise(1, 2, 7, 9))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])  # ONNX Runtime has no cubic one
+@pytest.mark.parametrize("coordinates", ["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"])
+@pytest.mark.parametrize("scale", [2.0, 0.5, 1.5])
+def test_a_signal(
+    make_model: ModelMaker,
+    noise: Any,
+    run_onnx: Any,
+    run_relax: Any,
+    mode: str,
+    coordinates: str,
+    scale: float,
+) -> None:
+    how = {"mode": mode, "coordinate_transformation_mode": coordinates}
+    node = helper.make_node("Resize", ["x", "", "s"], ["y"], name="resize", **how)
+    weights = {"s": np.array([1, 1, scale], np.float32)}
+    model = make_model([node], {"x": [2, 3, 8]}, {"y": [2, 3, int(8 * scale)]}, weights, opset=18)
+    x = noise(2, 3, 8)
+    imported = import_onnx(model)
+    expected = run_onnx(model, {"x": x})[0]
+    for found in (run_onnx(imported.onnx, {"x": x})[0], run_relax(imported.mod, [x])[0]):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_long_signal_needs_no_matrix(make_model: ModelMaker) -> None:
+    node = helper.make_node("Resize", ["x", "", "s"], ["y"], name="resize", mode="linear")
+    model = make_model(
+        [node], {"x": [1, 2, 90_000]}, {"y": [1, 2, 180_000]}, {"s": np.array([1, 1, 2], "f4")}
+    )
+    imported = import_onnx(model)
+    assert max(tensor.ByteSize() for tensor in imported.onnx.graph.initializer) < 1000
+    assert imported.outputs[0].shape == (1, 2, 180_000)

@@ -43,6 +43,12 @@ def test_a_large_window_is_not_written_out(kernel: tuple[int, int], randn: Randn
     assert max(unrolled, default=1) < max(kernel)
 
 
+@pytest.mark.parametrize("kernel_w", [3, 7, 13, 31, 401])
+def test_the_heuristic_keeps_several_columns_for_any_window(kernel_w: int, target: DeviceTarget) -> None:
+    tiles = depthwise.space(56, 56, kernel_w, 4096, target).default
+    assert 2 <= tiles.ow <= target.simd.registers
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("channels", [16, 13])
 def test_computed_filters(channels: int, target: DeviceTarget, randn: Randn) -> None:

@@ -166,3 +166,18 @@ def test_instance_norm_is_one_kernel(
     centred = wide - wide.mean(tuple(axes), keepdims=True)
     close(result.outputs[0], centred / np.sqrt(wide.var(tuple(axes), keepdims=True) + 1e-3))
     assert result.schedules == {rows.KIND}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "count"), [((2, 6, 5, 7), 3), ((3, 4, 20), 2), ((5, 9), 2)])
+def test_layer_norm_of_several_axes(
+    shape: tuple[int, ...], count: int, target: DeviceTarget, randn: Randn
+) -> None:
+    x, gain, shift = randn(*shape), randn(*shape[-count:]), randn(*shape[-count:])
+    axes = list(range(len(shape) - count, len(shape)))
+    build = lambda v: relax.op.nn.layer_norm(v, relax.const(gain), relax.const(shift), axes)  # noqa: E731
+    result = run(build, {"x": x}, target)
+    y = x.astype("f8")
+    mean, variance = (f(y, axis=tuple(axes), keepdims=True) for f in (np.mean, np.var))
+    close(result.outputs[0], (y - mean) / np.sqrt(variance + 1e-5) * gain + shift, 1e-5)
+    assert rows.KIND in result.schedules
