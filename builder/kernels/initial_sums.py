@@ -66,7 +66,7 @@ class _Sums:
         Parameters
         ----------
         arguments
-            Those of the kernel: other tensors may not be computed before the sums.
+            Those that the kernel only reads: other tensors may not be computed before the sums.
         """
         found: list[tuple[tirx.Add, TensorLoad]] = []
 
@@ -121,8 +121,10 @@ def start_from_bias(func: tirx.PrimFunc) -> tirx.PrimFunc:
     blocks: list[st.SBlock] = []
     tvm_ffi.structural_walk(func.body, (st.SBlock, blocks.append))
     leaves = [block for block in blocks if isinstance(block.body, tirx.BufferStore)]
+    # What the kernel writes itself is no bias: its value is another one when the sums start.
+    inputs = [p for p in func.params if not any(_stores(block, p) for block in leaves)]
     for sums in _Sums.find(leaves):
-        found = sums.without_bias(func.params)
+        found = sums.without_bias(inputs)
         if found is not None:
             func = func.with_body(tvm_ffi.structural_map(func.body, (st.SBlock, _change(sums, *found))))
     return func

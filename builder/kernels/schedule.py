@@ -20,6 +20,7 @@ from builder.kernels.decisions import UNTUNED, Chooser, Schedules, Shipped
 from builder.kernels.postprocessing import postprocess
 from builder.kernels.signature import SPACE_MARK, signature_of
 from builder.kernels.spaces import (
+    attention,
     blocked_matmul,
     columns,
     convolution,
@@ -47,6 +48,7 @@ from builder.target.device_target import DeviceTarget
 Schedule = Callable[[st.Schedule, st.schedule.SBlockRV, DeviceTarget, Chooser], None]
 
 SPACES: Final[Mapping[str, Schedule]] = {
+    attention.KIND: attention.schedule,
     blocked_matmul.KIND: blocked_matmul.schedule,
     columns.KIND: columns.schedule,
     convolution.KIND: convolution.schedule,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 SPACE_VERSIONS: Final[Mapping[str, int]] = {
+    "attention": 1,
     "batch_matmul": 10,
     "blocked_matmul": 1,
     "columns": 10,

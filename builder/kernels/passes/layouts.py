@@ -30,8 +30,10 @@ from builder.kernels.rewriter import (
     op_name,
     rewrite_main,
     shape_of,
+    users_of,
 )
 from builder.kernels.spaces import (
+    attention,
     channels,
     convolution,
     depthwise,
@@ -83,9 +85,11 @@ _WIDEST_GAPS: Final = 1.25
 class _Packing:
     """Decides for each call whether it is computed in packed form."""
 
-    def __init__(self, target: DeviceTarget) -> None:
+    def __init__(self, mod: tvm.IRModule, target: DeviceTarget) -> None:
         self._target = target
         self._lanes = target.simd.lanes
+        self._users = users_of(mod["main"])
+        self._attentions: dict[relax.Var, attention.Attention] = {}
         self._products: dict[relax.Var, matmul.Heads] = {}
         self._bound: dict[relax.Expr, Call] = {}
 
@@ -98,7 +102,12 @@ class _Packing:
         if name == "relax.matmul":
             panels = (matmul.emit, integer_matmul.emit, half_matmul.emit)
             known = any(emit(table, var, call, self._target) for emit in panels)
-            return known or self._heads(table, var, call)
+            return known or self._attention(table, var, call) or self._heads(table, var, call)
+        if name == "relax.permute_dims" and call.args[0] in self._attentions:
+            order = attention.order_of(call)
+            if order is not None:
+                table.define(var, self._attentions[call.args[0]].emit(table.bb, order))
+                return True
         if (
             name == "relax.permute_dims"
             and call.args[0] in self._products
@@ -142,6 +151,15 @@ class _Packing:
             table.define_packed(var, replace(x, expr=new))
             return True
         return False
+
+    def _attention(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        """Replace attention from its scores on, and remember it: a transpose may follow."""
+        found = attention.Attention.of(table, call, self._bound, self._users, self._target)
+        if found is None:
+            return False
+        self._attentions[var] = found
+        table.define(var, found.emit(table.bb))
+        return True
 
     def _heads(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
         """Replace a product of attention's heads, and remember it: a transpose may follow."""
@@ -534,5 +552,5 @@ def choose_layouts(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     target
         The device; the largest block has as many channels as its vectors have lanes.
     """
-    packing = _Packing(target)
+    packing = _Packing(mod, target)
     return rewrite_main(mod, packing.emit, lambda bb: LayoutValues(bb, target.simd.lanes))

@@ -25,14 +25,14 @@ from builder.target.device_target import DeviceTarget
 
 KIND: Final = "rows"
 _PARTS: Final = 16  # the most lanes of a vector
-_LOWEST: Final = -3.4028234663852886e38  # float32's most negative finite number: the identity of a maximum
+LOWEST: Final = -3.4028234663852886e38  # float32's most negative finite number: the identity of a maximum
 _MARK: Final = {SPACE_MARK: KIND}
 # Reductions over rows: the function of two elements, and its identity.
 REDUCTIONS: Final[Mapping[str, tuple[Callable[..., tirx.Expr], float]]] = {
     "relax.mean": (te.sum, 0.0),
     "relax.sum": (te.sum, 0.0),
-    "relax.max": (te.max, _LOWEST),
-    "relax.min": (te.min, -_LOWEST),
+    "relax.max": (te.max, LOWEST),
+    "relax.min": (te.min, -LOWEST),
 }
 # Reductions of a whole tensor that may be divided into parts, whose results are reduced again: a sum would be
 # rounded otherwise.
@@ -50,7 +50,7 @@ def softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 
     def compute(x: te.Tensor) -> te.Tensor:
         rows = x.shape[:-1]
-        top = _reduced(x, te.max, _LOWEST, "top")
+        top = reduced(x, te.max, LOWEST, "top")
         # A quotient by the sum, which is at most `columns`, must not be denormal.
         smallest = vector_math.SMALLEST + math.log(int(x.shape[-1]))
 
@@ -58,7 +58,7 @@ def softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
             return vector_math.exp_of_negative(x(*i) - top(*i[:-1]), smallest)
 
         power = te.compute(x.shape, shifted, name="power")
-        total = _reduced(power, te.sum, 0.0, "total")
+        total = reduced(power, te.sum, 0.0, "total")
         one = tirx.const(1.0, "float32")
         inverse = te.compute(rows, lambda *i: one / total(*i), name="inverse")
         return te.compute(x.shape, lambda *i: power(*i) * inverse(*i[:-1]), name="softmax", attrs=_MARK)
@@ -75,11 +75,11 @@ def log_softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
         return legalise_as_tvm(bb, call)
 
     def compute(x: te.Tensor) -> te.Tensor:
-        top = _reduced(x, te.max, _LOWEST, "top")
+        top = reduced(x, te.max, LOWEST, "top")
         power = te.compute(
             x.shape, lambda *i: vector_math.exp_of_negative(x(*i) - top(*i[:-1])), name="power"
         )
-        total = _reduced(power, te.sum, 0.0, "total")
+        total = reduced(power, te.sum, 0.0, "total")
         sum_log = te.compute(x.shape[:-1], lambda *i: te.log(total(*i)), name="sum_log")
         return te.compute(
             x.shape, lambda *i: x(*i) - top(*i[:-1]) - sum_log(*i[:-1]), name="log_softmax", attrs=_MARK
@@ -109,14 +109,14 @@ def layer_norm(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     def compute(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor) -> te.Tensor:
         *rows, columns = x.shape
         share = tirx.const(1.0 / int(columns), "float32")
-        total = _reduced(x, te.sum, 0.0, "total")
+        total = reduced(x, te.sum, 0.0, "total")
         mean = te.compute(rows, lambda *i: total(*i) * share, name="mean")
 
         def square(*i: tirx.Var) -> tirx.Expr:
             difference = x(*i) - mean(*i[:-1])
             return difference * difference
 
-        squares = _reduced(te.compute(x.shape, square, name="square"), te.sum, 0.0, "squares")
+        squares = reduced(te.compute(x.shape, square, name="square"), te.sum, 0.0, "squares")
         inverse = te.compute(
             rows, lambda *i: tirx.rsqrt(squares(*i) * share + tirx.const(epsilon, "float32")), name="inverse"
         )
@@ -168,7 +168,7 @@ def _reduction(
     reducer, identity = REDUCTIONS[name]
 
     def compute(rows: te.Tensor) -> te.Tensor:
-        total = _reduced(rows, reducer, identity, "total")
+        total = reduced(rows, reducer, identity, "total")
 
         def element(*i: tirx.Var) -> tirx.Expr:
             value = total(*i[:-1])
@@ -185,7 +185,7 @@ def _reduction(
     return bb.emit(bb.call_te(compute, rows, primfunc_name_hint=name.removeprefix("relax.")))
 
 
-def _reduced(x: te.Tensor, reducer: Callable[..., tirx.Expr], identity: float, name: str) -> te.Tensor:
+def reduced(x: te.Tensor, reducer: Callable[..., tirx.Expr], identity: float, name: str) -> te.Tensor:
     """Return the tensor expression of a reduction along the last axis.
 
     The axis is completed to a multiple of `_PARTS`, so that it can be split into partial results.
@@ -215,7 +215,7 @@ def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget,
     _inline_producers(sch)
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         if _is_reduction(sch, block):
-            _split_sum(sch, block, target.simd.lanes)
+            split_sum(sch, block, target.simd.lanes)
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     *stages, last = blocks
     *rows, columns = sch.get_loops(last)
@@ -259,14 +259,14 @@ def _is_reduction(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:
     return any(int(v.iter_type) == tirx.IterVar.CommReduce for v in sch.get(block).iter_vars)
 
 
-def _split_sum(sch: st.Schedule, block: st.schedule.SBlockRV, lanes: int) -> None:
-    """Split a reduction into `lanes` partial ones, if that divides the row."""
+def split_sum(sch: st.Schedule, block: st.schedule.SBlockRV, lanes: int) -> st.schedule.SBlockRV | None:
+    """Split a reduction into `lanes` partial ones and return their block, if that divides the row."""
     loop = sch.get_loops(block)[-1]
     extent = int(sch.get(loop).extent)
     if extent % lanes or extent == lanes:  # TVM's `rfactor` forgets the condition of an incomplete part
-        return
+        return None
     _, lane = sch.split(loop, [None, lanes])
-    sch.rfactor(lane, len(sch.get(block).iter_vars) - 1)
+    return sch.rfactor(lane, len(sch.get(block).iter_vars) - 1)
 
 
 def vectorise(sch: st.Schedule, loop: st.schedule.LoopRV, lanes: int) -> None:

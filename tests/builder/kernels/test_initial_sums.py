@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tvm import relax
+from tvm import relax, te
+from tvm import s_tir as st
+from tvm_ffi import structural_equal
 
+from builder.kernels.initial_sums import start_from_bias
 from tests.builder.kernels.machines import (
     Randn,
     close,
@@ -72,3 +75,21 @@ def test_bias_scale_and_residual_agree_with_their_definition(channels: int, lane
     got = run(build, {"x": x, "r": residual}, machine(lanes)).outputs[0]
     want = (conv2d(x, w) + bias.reshape(1, -1, 1, 1)) * scale.reshape(1, -1, 1, 1) + residual
     close(got, np.maximum(want, 0))
+
+
+def test_a_sum_of_sums_that_is_the_result_is_no_bias(randn: Randn) -> None:
+    """The block that adds partial sums reads the result, which is smaller than they are, beside them."""
+    x = randn(6, 8, 4)
+
+    def total(data: te.Tensor) -> te.Tensor:
+        i, j = te.reduce_axis((0, 8), "i"), te.reduce_axis((0, 4), "j")
+        parts = te.compute((6, 8), lambda n, p: te.sum(data[n, p, j], axis=j), name="parts")
+        return te.compute((6,), lambda n: te.sum(parts[n, i], axis=i), name="total")
+
+    data = te.placeholder(x.shape, name="data")
+    sch = st.Schedule(te.create_prim_func([data, total(data)]))
+    for name in ("parts", "total"):
+        block = sch.get_sblock(name)
+        sch.decompose_reduction(block, sch.get_loops(block)[-1])
+    before = sch.mod["main"]
+    assert structural_equal(start_from_bias(before), before)
