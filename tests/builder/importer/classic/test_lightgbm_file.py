@@ -118,6 +118,24 @@ def test_what_cannot_be_imported_is_named(tmp_path: Path, before: bytes, after: 
         load(path)
 
 
+@pytest.mark.parametrize("end", [b"\nTree=3\n", b"\nTree=0\n", b"\ntree_sizes"])
+def test_a_file_that_is_cut_between_two_trees_is_refused(tmp_path: Path, end: bytes) -> None:
+    path = tmp_path / "model.txt"
+    train("multiclass", path, rounds=2)
+    path.write_bytes(path.read_bytes().partition(end)[0] + b"\n")
+    with pytest.raises(ModelError, match=r"expected 6 trees, got [03]|a file without its end"):
+        load(path)
+
+
+@pytest.mark.parametrize("name", ["regression", "binary", "multiclass"])
+def test_a_model_of_no_rounds(tmp_path: Path, run_onnx: Any, name: str) -> None:
+    samples, expected = train(name, tmp_path / "model.txt", rounds=0)
+    imported = load(tmp_path / "model.txt", input_shapes={"features": samples.shape})
+    found = run_onnx(imported.onnx, {"features": samples})[-1]
+    chances = found[:, 1] if expected.ndim == 1 and found.shape[1] == 2 else found
+    np.testing.assert_allclose(chances.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_damaged_files_get_one_line(tmp_path: Path) -> None:
     path = tmp_path / "model.txt"
     train("categories", path, rounds=2)
