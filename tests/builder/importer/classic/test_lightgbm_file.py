@@ -127,15 +127,6 @@ def test_a_file_that_is_cut_between_two_trees_is_refused(tmp_path: Path, end: by
         load(path)
 
 
-@pytest.mark.parametrize("name", ["regression", "binary", "multiclass"])
-def test_a_model_of_no_rounds(tmp_path: Path, run_onnx: Any, name: str) -> None:
-    samples, expected = train(name, tmp_path / "model.txt", rounds=0)
-    imported = load(tmp_path / "model.txt", input_shapes={"features": samples.shape})
-    found = run_onnx(imported.onnx, {"features": samples})[-1]
-    chances = found[:, 1] if expected.ndim == 1 and found.shape[1] == 2 else found
-    np.testing.assert_allclose(chances.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
-
-
 def test_damaged_files_get_one_line(tmp_path: Path) -> None:
     path = tmp_path / "model.txt"
     train("categories", path, rounds=2)
