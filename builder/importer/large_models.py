@@ -26,7 +26,7 @@ _LOCATION: Final = "weights"  # no file: the weights are given
 def model_bytes(model: onnx.ModelProto) -> int:
     """How many bytes a model's message has; of one that is too large about how many, without writing it."""
     size = _estimated_bytes(model)
-    return size if size > MAX_MESSAGE_BYTES else model.ByteSize()
+    return size if size > MAX_MESSAGE_BYTES else int(model.ByteSize())
 
 
 def is_too_large(model: onnx.ModelProto) -> bool:

@@ -145,7 +145,7 @@ def test_a_model_that_is_quantised_already(edgebundle: Edgebundle, tmp_path: Pat
     for batch in range(1, 9):
         x = np.random.default_rng(batch).standard_normal((batch, 16)).astype(np.float32)
         [wanted] = session.run(None, {"x": x})
-        found = run(package, {"x": x}).get_output("y")
+        found = run(package, {"x": x}).get_output("output_0")
         assert found.shape == wanted.shape
         steps = np.abs(found - wanted) / 0.05
         assert steps.max() < 1.01 and steps.mean() < 0.05, batch
@@ -184,5 +184,5 @@ def test_a_program_of_pytorch(edgebundle: Edgebundle, tmp_path: Path) -> None:
     for batch in (1, 3, 8):
         x = np.random.default_rng(batch).standard_normal((batch, 3)).astype(np.float32)
         np.testing.assert_allclose(
-            run(package, {"x": x}).get_output("y"), np.maximum(x @ weight, 0), rtol=1e-5, atol=1e-5
+            run(package, {"x": x}).get_output("output_0"), np.maximum(x @ weight, 0), rtol=1e-5, atol=1e-5
         )
