@@ -44,7 +44,7 @@ def sha256(model: onnx.ModelProto) -> str:
         return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
     digest = hashlib.sha256(with_given_weights(model).SerializeToString(deterministic=True))
     for tensor in filter(is_large, model.graph.initializer):
-        digest.update(hashlib.sha256(numpy_helper.to_array(tensor).tobytes()).digest())
+        digest.update(tensor.SerializeToString(deterministic=True))  # before its shape was checked
     return digest.hexdigest()
 
 
