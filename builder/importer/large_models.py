@@ -35,7 +35,8 @@ def is_too_large(model: onnx.ModelProto) -> bool:
 
 
 def _estimated_bytes(model: onnx.ModelProto) -> int:
-    return sum(map(tensor_bytes, model.graph.initializer)) + sum(n.ByteSize() for n in model.graph.node)
+    nodes = sum(int(node.ByteSize()) for node in model.graph.node)
+    return nodes + sum(map(tensor_bytes, model.graph.initializer))
 
 
 def sha256(model: onnx.ModelProto) -> str:

@@ -28,7 +28,7 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
     """How many bytes a weight's numbers take, by its shape: protobuf would have to write them to know."""
     if tensor.data_type in (TensorProto.STRING, TensorProto.UNDEFINED):
         return int(tensor.ByteSize())
-    count = math.prod(tensor.dims)
+    count = math.prod(int(dim) for dim in tensor.dims)
     if tensor.data_type in _FOUR_BITS:
         return (count + 1) // 2
     return count * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
