@@ -137,7 +137,10 @@ def _attempt(
 
 
 def run_as_shipped(
-    model: onnx.ModelProto, feeds: dict[str, Any], values: dict[str, Any] | None = None
+    model: onnx.ModelProto,
+    feeds: dict[str, Any],
+    values: dict[str, Any] | None = None,
+    max_iterations: int | None = None,
 ) -> list[Any]:
     """Compile a model for this machine and run it in the executor that devices use.
 
@@ -147,7 +150,7 @@ def run_as_shipped(
         If the model cannot be taken.
     """
     shapes = {name: value.shape for name, value in feeds.items()}
-    imported = import_onnx(model, input_shapes=shapes, input_values=values)
+    imported = import_onnx(model, input_shapes=shapes, input_values=values, max_iterations=max_iterations)
     target = resolve("host")
     lowered = lower(imported.mod, target)
     made = generate(lowered.main, [s.name for s in imported.inputs], [s.name for s in imported.outputs])

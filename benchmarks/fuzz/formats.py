@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -223,7 +224,8 @@ def _change_tflite(case: Case, choice: random.Random) -> Case:
 
 def _change_member(raw: bytes, choice: random.Random) -> bytes:
     if raw[:1] in (b"{", b"[") and choice.random() < 0.8:
-        return mutations.to_json(mutations.document(json.loads(raw), choice))
+        with contextlib.suppress(RecursionError, ValueError):  # changed before
+            return mutations.to_json(mutations.document(json.loads(raw), choice))
     return mutations.damaged(raw, choice)
 
 

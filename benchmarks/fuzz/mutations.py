@@ -93,7 +93,7 @@ def to_json(value: Any) -> bytes:
     """Write a document as JSON, of any depth."""
     try:
         return json.dumps(value).encode(errors="surrogatepass")
-    except RecursionError:
+    except (RecursionError, ValueError):  # too deep, or a part of itself, because it was too deep to copy
         return b"[" * 20_000 + b"0" + b"]" * 20_000
 
 

@@ -261,8 +261,8 @@ def _serve(read: Read, commands: int, answers: int, output: int) -> NoReturn:
             os.dup2(output, stream)
         sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with os.fdopen(commands, "rb") as stream:
-            for line in stream:
+        with os.fdopen(commands, "rb") as lines:
+            for line in lines:
                 folder, main = json.loads(line)
                 os.write(answers, json.dumps(_answer(read, Path(folder), Path(main))).encode() + b"\n")
     finally:

@@ -47,6 +47,13 @@ def add_model_file(parser: Parser) -> None:
         "--input-values", metavar='"NAME=VALUE ..."', help="inputs to turn into constants, such as sr=16000"
     )
     parser.add_argument(
+        "--max-iterations",
+        type=positive,
+        metavar="N",
+        help="the largest number of steps of a loop whose number is only known when the model runs; floats "
+        "that would need more become NaN",
+    )
+    parser.add_argument(
         "--python",
         metavar="PATH",
         help="a Python that has PyTorch or Keras, for their models (default: $EDGEBUNDLE_PYTHON, or the "
@@ -93,7 +100,9 @@ def load_model(args: argparse.Namespace, progress: Callable[[str], None] | None 
         parse_input_shapes(args.input_shapes) if args.input_shapes else None,
         parse_input_values(args.input_values) if args.input_values else None,
     )
-    return load(args.model, **options, python=args.python, progress=progress)
+    return load(
+        args.model, **options, max_iterations=args.max_iterations, python=args.python, progress=progress
+    )
 
 
 def add_json(parser: Parser) -> None:

@@ -152,6 +152,7 @@ def compile_bounded(
         pads=parse_pads(args.pad) if args.pad else None,
         identity=identity,
         input_values=parse_input_values(args.input_values) if args.input_values else None,
+        max_iterations=args.max_iterations,
         python=args.python,
         quantise=quantise,
         preprocess=args.preprocess,

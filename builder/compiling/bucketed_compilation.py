@@ -36,6 +36,7 @@ from builder.compiling.compilation import (
     Compared,
     Tuned,
     build_for_host,
+    check_in_double_precision,
     compare_model,
     describe_model,
     tuned_with,
@@ -74,6 +75,7 @@ def compile_buckets(
     pads: Mapping[str, tuple[str, float]] | None = None,
     identity: Identity | None = None,
     input_values: Mapping[str, ArrayLike] | None = None,
+    max_iterations: int | None = None,
     python: str | None = None,
     quantise: Callable[[ImportedModel], ImportedModel] | None = None,
     preprocess: str | None = None,
@@ -98,7 +100,7 @@ def compile_buckets(
     pads
         Input name -> how it is padded, as `builder.compiling.bucket_options.parse_pads` says; the others
         are padded with zeros.
-    input_values, python
+    input_values, max_iterations, python
         As in `builder.load`.
     quantise
         Called with the model at each size that is imported, the largest first; returns what is compiled
@@ -124,7 +126,13 @@ def compile_buckets(
     device = target if isinstance(target, DeviceTarget) else resolve(target)
 
     def imported(at: Mapping[str, tuple[int, ...]]) -> ImportedModel:
-        model = load(Path(path), input_shapes=at, input_values=input_values, python=python)
+        model = load(
+            Path(path),
+            input_shapes=at,
+            input_values=input_values,
+            max_iterations=max_iterations,
+            python=python,
+        )
         if quantise is not None:
             model = quantise(model)
         return model if room is None else widened(model, room)
@@ -258,7 +266,11 @@ def _compare_bucket(
     quantised = block_parity.is_quantised(exact.onnx)
     # Steps of a quantised model may round the other way; its blocks were compared at the bucket's own size.
     allowed = max(compared.self_test_rtol, tolerances.STEP) if quantised else tolerances.PARITY
-    parity.check(agreement, max(tolerance or allowed, compared.agreement.error))
+    limit = max(tolerance or allowed, compared.agreement.error)
+    if tolerance is None and not quantised and not agreement.error <= limit:
+        check_in_double_precision(exact, names, inputs, outputs, wanted, agreement, progress)
+    else:
+        parity.check(agreement, limit)
     if agreement.error > compared.agreement.error and not quantised:
         compared = replace(compared, agreement=agreement)
     return inputs, replace(compared, samples=outputs if quantised else wanted)

@@ -255,7 +255,7 @@ def compare_model(
         if blocks.found:
             progress(blocks.summary())
     elif not agreement.error <= tolerances.PARITY:
-        _check_in_double_precision(model, names, inputs, outputs, reference, agreement, progress)
+        check_in_double_precision(model, names, inputs, outputs, reference, agreement, progress)
     # The bytes of a quantised model are the same on every device, but for a few that are rounded to the other
     # step; so devices compare with what was computed here, not with the reference.
     if not quantised:
@@ -263,7 +263,7 @@ def compare_model(
     return Compared(agreement, outputs, max(rtol, tolerances.STEP))
 
 
-def _check_in_double_precision(
+def check_in_double_precision(
     model: ImportedModel,
     names: Sequence[str],
     inputs: Mapping[str, npt.NDArray[np.generic]],

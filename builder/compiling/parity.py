@@ -23,6 +23,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as states
 
 from builder.errors import ModelError, ParityError
+from builder.importer.large_models import open_session
 
 # ONNX Runtime's Sigmoid is a rational function plus 0.5, off by up to 1e-7 everywhere. If all values of an
 # output are tiny (objectness of a picture without objects), differences of that size mean nothing.
@@ -184,7 +185,7 @@ def _session(model: onnx.ModelProto, level: ort.GraphOptimizationLevel) -> ort.I
     # One run: threads that spin afterwards, waiting for another, would only disturb what follows.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return open_session(model, options)
     except REFUSALS as error:
         raise _refusal(error) from error
 

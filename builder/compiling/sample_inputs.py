@@ -2,19 +2,22 @@
 
 The generator is seeded, so two builds make the same inputs. Floating-point inputs are normally distributed;
 the input that takes a picture gets random pixels, prepared as declared. An integer input that selects rows of
-a table (token ids) stays below the table's size, which is read from the ONNX graph. Other integer inputs are
-mostly 1 and sometimes 0, like a mask. A feature that trees compare is drawn from around their thresholds:
+a table (token ids) stays below the table's size, which is read from the ONNX graph; one that is compared with
+several constants (the steps of a loop) is drawn from among them. Other integer inputs are mostly 1 and
+sometimes 0, like a mask. A feature that trees compare is drawn from around their thresholds:
 numbers that are all small would always take the same branches.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import onnx
+from onnx import numpy_helper
 
 from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
@@ -27,6 +30,8 @@ SEED: Final = 0
 _TRANSPARENT: Final = frozenset(
     {"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand", "Max", "Min"}
 )
+
+_COMPARISONS: Final = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
@@ -59,6 +64,7 @@ def make_inputs(
     bounds = _table_sizes(model)
     compared = _compared(model)
     quantised = _quantised(model)
+    counts = _counts(model)
     arrays: dict[str, npt.NDArray[np.generic]] = {}
     for spec in inputs:
         dtype = np.dtype(spec.dtype)
@@ -77,6 +83,8 @@ def make_inputs(
             arrays[spec.name] = np.full(spec.shape, 2 * capacity // 3, dtype)
         elif spec.name in bounds:
             arrays[spec.name] = rng.integers(0, max(1, bounds[spec.name]), spec.shape).astype(dtype)
+        elif spec.name in counts:
+            arrays[spec.name] = rng.integers(*counts[spec.name], spec.shape, endpoint=True).astype(dtype)
         else:
             # NumPy compares a scalar to a number that is no array.
             arrays[spec.name] = np.asarray(rng.random(spec.shape) < 0.9, dtype)
@@ -85,7 +93,7 @@ def make_inputs(
 
 def masks(inputs: Sequence[TensorSpec], model: onnx.ModelProto) -> list[str]:
     """Return the integer and boolean inputs that `make_inputs` fills like a mask: mostly 1, sometimes 0."""
-    others = _table_sizes(model).keys() | _quantised(model)
+    others = _table_sizes(model).keys() | _quantised(model) | _counts(model).keys()
     return [spec.name for spec in inputs if np.dtype(spec.dtype).kind != "f" and spec.name not in others]
 
 
@@ -171,3 +179,24 @@ def _table_sizes(model: onnx.ModelProto) -> dict[str, int]:
             rows = shapes[node.input[0]][axis]
             sizes[name] = min(rows, sizes.get(name, rows))
     return sizes
+
+
+def _counts(model: onnx.ModelProto) -> dict[str, tuple[int, int]]:
+    """Integer inputs that are compared with several constants -> from which number to which one.
+
+    A loop of at most 8 steps compares the number of its steps with 0 to 8; it is drawn from 1 to 8.
+    """
+    graph = model.graph
+    integers = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+    constants = {t.name: t for t in graph.initializer if t.data_type in integers and math.prod(t.dims) == 1}
+    origin = {v.name: v.name for v in graph.input if v.type.tensor_type.elem_type in integers}
+    found: dict[str, set[int]] = {}
+    for node in graph.node:
+        if node.op_type in _TRANSPARENT and node.input and node.input[0] in origin:
+            origin[node.output[0]] = origin[node.input[0]]
+        elif node.op_type in _COMPARISONS:
+            for name, other in (node.input, node.input[::-1]):
+                if name in origin and other in constants:
+                    value = int(numpy_helper.to_array(constants[other]).reshape(()))
+                    found.setdefault(origin[name], set()).add(value)
+    return {name: (min(values) + 1, max(values)) for name, values in found.items() if len(values) > 1}

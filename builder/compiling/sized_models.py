@@ -13,6 +13,7 @@ from agent.bundle.buckets import CONSTANT, InputAxis, OutputAxis
 from builder.compiling.size_rules import find_rule
 from builder.errors import ShapeError
 from builder.importer.bounded_shapes import BoundedShapes
+from builder.importer.large_models import model_bytes
 from builder.importer.onnx_import import ImportedModel
 
 Sizes = tuple[int, ...]
@@ -50,7 +51,7 @@ class SizedModels:
         model = self._kept.get(sizes)
         if model is None:
             model = self._load(self.shapes.at(sizes))
-            nbytes = model.onnx.ByteSize()
+            nbytes = model_bytes(model.onnx)
             if self._kept_bytes + nbytes > MAX_KEPT_BYTES:
                 self._kept.clear()
                 self._kept_bytes = 0

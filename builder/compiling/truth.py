@@ -18,6 +18,8 @@ import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from builder.importer.large_models import model_bytes
+
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 # The evaluator takes about a second for a hundred million multiply-adds, and some operators are Python loops.
@@ -51,7 +53,7 @@ def exact_outputs(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArray[np
         The outputs in the model's order, all floats as float64; None if the evaluator lacks an operator, or
         if the model is larger than `LARGEST_MODEL_BYTES`.
     """
-    if model.ByteSize() > LARGEST_MODEL_BYTES:
+    if model_bytes(model) > LARGEST_MODEL_BYTES:
         return None
     wide = {
         name: array.astype(np.float64) if array.dtype == np.float32 else array

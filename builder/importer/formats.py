@@ -37,6 +37,7 @@ def load(
     *,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     input_values: Mapping[str, ArrayLike] | None = None,
+    max_iterations: int | None = None,
     python: str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ImportedModel:
@@ -52,7 +53,7 @@ def load(
     example_inputs
         The arguments of a module's `forward`: a tensor, a tuple of tensors, or a dict from a name to a
         tensor. Their shapes become the model's.
-    input_shapes, input_values, progress
+    input_shapes, input_values, max_iterations, progress
         As in `import_onnx`.
     python
         Path of a Python that has PyTorch or Keras, for models that need them. With None, the environment
@@ -70,7 +71,9 @@ def load(
     ParityError
         If LiteRT is installed and gives other numbers for a `.tflite` file.
     """
-    settings = Settings(input_shapes, input_values, None if python is None else os.fspath(python), progress)
+    settings = Settings(
+        input_shapes, input_values, None if python is None else os.fspath(python), progress, max_iterations
+    )
     if is_in_memory(model):
         return load_in_memory(model, example_inputs, settings)
     if not isinstance(model, (str, os.PathLike)):
@@ -90,7 +93,13 @@ def load(
     if suffix in _BOOSTED:
         return _load_boosted(path, input_shapes, input_values, progress)
     if suffix != ".pt2":
-        return import_onnx(path, input_shapes=input_shapes, input_values=input_values, progress=progress)
+        return import_onnx(
+            path,
+            input_shapes=input_shapes,
+            input_values=input_values,
+            max_iterations=max_iterations,
+            progress=progress,
+        )
     return load_program(path, settings)
 
 

@@ -24,7 +24,8 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from builder.errors import ModelError
 from builder.importer.control_flow import rename
 from builder.importer.double_islands import narrow_double_islands
-from builder.importer.model_file import MAX_MODEL_BYTES, tensors
+from builder.importer.large_models import MAX_WEIGHT_BYTES, model_bytes
+from builder.importer.model_file import tensors
 from builder.importer.onnx_graph import (
     OnnxGraph,
     constant_node_value,
@@ -105,10 +106,10 @@ def _types(model: onnx.ModelProto) -> set[int]:
 
 def _check_size(model: onnx.ModelProto) -> None:
     halves = [tensor for tensor in model.graph.initializer if tensor.data_type in HALVES]
-    grown = model.ByteSize() + sum(2 * _count(tensor) for tensor in halves)
-    if grown > MAX_MODEL_BYTES:
+    grown = model_bytes(model) + sum(2 * _count(tensor) for tensor in halves)
+    if grown > MAX_WEIGHT_BYTES:
         raise ModelError(
-            f"expected a model of at most {MAX_MODEL_BYTES} bytes when its weights are float32, got {grown}",
+            f"expected a model of at most {MAX_WEIGHT_BYTES} bytes when its weights are float32, got {grown}",
             hint="quantise or prune the model: half-precision weights are imported as float32",
         )
 

@@ -23,9 +23,10 @@ from google.protobuf.message import DecodeError, Message
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from builder.errors import ModelError
+from builder.importer.large_models import MAX_WEIGHT_BYTES
 from builder.model_path import EXPORT_HINT, models_in
 
-# A protobuf message is limited to 2 GiB, and every tool holds the model, with its shapes, as one message.
+# A protobuf message is limited to 2 GiB. Weights in files of their own may be more.
 MAX_MODEL_BYTES: Final = (1 << 31) - (1 << 20)
 
 _BEGINNINGS: Final = {
@@ -244,9 +245,10 @@ def _external_files(model: onnx.ModelProto, folder: Path, source: Path) -> list[
             )
         total += length
         # The whole file is hashed, so it must not be larger either.
-        if max(total, size) > MAX_MODEL_BYTES:
+        if max(total, size) > MAX_WEIGHT_BYTES or length > MAX_MODEL_BYTES:
             raise ModelError(
-                f"expected at most {MAX_MODEL_BYTES} bytes of weights, got more: {source}",
+                f"expected at most {MAX_WEIGHT_BYTES} bytes of weights, and {MAX_MODEL_BYTES} in each, "
+                f"got more: {source}",
                 hint="quantise or prune the model: larger ones do not fit the supported devices",
             )
         found.add(file)

@@ -5,7 +5,7 @@ Promises the same results as the original. ONNX and onnxslim do part of the work
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import onnx
@@ -15,11 +15,13 @@ from onnx import helper
 from builder.errors import UnboundedError
 from builder.importer.bounded.padding import pad_lengths
 from builder.importer.bounded.suppression import define
+from builder.importer.bounded_loops import bound_loops
 from builder.importer.classic.kept import PLACEHOLDER_DOMAIN, is_kept, restore, with_placeholders
 from builder.importer.constant_folding import fold_constants
 from builder.importer.control_flow import has_control_flow, inline_constant_ifs
 from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.half_precision import widen_halves
+from builder.importer.large_models import inputs_for, is_too_large
 from builder.importer.narrow_types import widen_narrow_weights
 from builder.importer.onnx_graph import OnnxGraph, ValueType, name_nodes, value_type
 from builder.importer.opset import WITH_BLOCKS, convert_opset, raise_opset
@@ -29,13 +31,18 @@ from builder.importer.rewrites.microsoft import has_contrib, needs_blocks, repla
 from builder.importer.shapes import refuse_huge_values
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.static_inputs import Shapes, Values, fix_inputs
+from builder.importer.weights import is_large
 
 # A rewrite or an unrolled loop may produce nodes that another rewrite replaces; known chains end after 3.
 MAX_PASSES: Final = 12
 
 
 def normalise(
-    model: onnx.ModelProto, shapes: Shapes, values: Values, progress: Callable[[str], None]
+    model: onnx.ModelProto,
+    shapes: Shapes,
+    values: Values,
+    progress: Callable[[str], None],
+    max_iterations: int | None = None,
 ) -> onnx.ModelProto:
     """Normalise a prepared model.
 
@@ -45,6 +52,9 @@ def normalise(
         The result of `structure.prepare`.
     shapes, values, progress
         As in `fix_inputs`.
+    max_iterations
+        The largest number of steps of a Loop whose number is only known at run time; with None, such a Loop
+        stays as it is.
 
     Returns
     -------
@@ -76,15 +86,21 @@ def normalise(
                 )
         replace_contrib(model)
     widen_halves(model, progress)
-    return simplify(convert_opset(model))
+    return simplify(convert_opset(model), progress, max_iterations)
 
 
-def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
+def simplify(
+    model: onnx.ModelProto, progress: Callable[[str], None], max_iterations: int | None = None
+) -> onnx.ModelProto:
     """Rewrite, expand and fold a model with static inputs until nothing changes, then run onnxslim."""
     for _ in range(MAX_PASSES):
         # Not strict yet: ONNX's inference fails on some operators that are about to be rewritten.
         fold_constants(model, strict=False)
         changed = apply_rewrites(model) + inline_constant_ifs(model)
+        if not changed and max_iterations is not None and (bounded := bound_loops(model, max_iterations)):
+            for name in bounded:
+                progress(f"loop '{name}' takes at most {max_iterations} steps: floats that need more are NaN")
+            continue
         if not changed and _pad_lengths(model):
             continue
         if not changed:
@@ -132,12 +148,14 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
     Constants are already folded and shapes known, so onnxslim, which is slower at both, does neither again.
     It would make Python lists of the trees in a model, so it gets placeholders for them.
     """
+    large = [t for t in model.graph.initializer if is_large(t)] if is_too_large(model) else []
+    beside = {tensor.name for tensor in large}
     original = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     graph = original.graph
     graph.name = model.graph.name or "graph"
     graph.node.extend(with_placeholders(model.graph.node))
-    graph.initializer.extend(model.graph.initializer)
-    graph.input.extend(model.graph.input)
+    graph.initializer.extend(t for t in model.graph.initializer if t.name not in beside)
+    graph.input.extend([*model.graph.input, *inputs_for(large)])
     graph.output.extend(model.graph.output)
     graph.value_info.extend(model.graph.value_info)
     if any(is_kept(node) for node in model.graph.node):
@@ -148,7 +166,8 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
             onnx.checker.check_model(slimmed)
     except FOREIGN_FAILURES:
         return model
-    before, after = _interface(model.graph.input), _interface(slimmed.graph.input)
+    before = _interface([*model.graph.input, *inputs_for(large)])
+    after = _interface(slimmed.graph.input)
     if any(before.get(name) != kind for name, kind in after.items()):
         return model
     if [output.name for output in model.graph.output] != [output.name for output in slimmed.graph.output]:
@@ -159,8 +178,9 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
     # onnxslim drops unused inputs, but callers of the model still set them.
     del slimmed.graph.input[:]
     slimmed.graph.input.extend(model.graph.input)
+    slimmed.graph.initializer.extend(tensor for tensor in large if tensor.name in after)
     return slimmed
 
 
-def _interface(field: list[onnx.ValueInfoProto]) -> dict[str, ValueType | None]:
+def _interface(field: Iterable[onnx.ValueInfoProto]) -> dict[str, ValueType | None]:
     return {value.name: value_type(value) for value in field}

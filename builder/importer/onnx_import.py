@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from builder.importer.classic.string_inputs import Texts, replace_string_inputs
 from builder.importer.classic.strings import replace_strings
 from builder.importer.frameworks.sample import FrameworkSample
 from builder.importer.function_bodies import Operator, expand, has_body
+from builder.importer.large_models import sha256
 from builder.importer.model_file import ModelFile, read_model
 from builder.importer.normalise import normalise, simplify
 from builder.importer.relax_module import RelaxModel, to_relax
@@ -90,6 +90,7 @@ def import_onnx(
     *,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     input_values: Mapping[str, ArrayLike] | None = None,
+    max_iterations: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ImportedModel:
     """Import an ONNX model.
@@ -103,6 +104,9 @@ def import_onnx(
         are not required: those sizes become 1.
     input_values
         Inputs to turn into constants: a number fills the input, a list must have its shape.
+    max_iterations
+        The largest number of steps of a Loop whose number is only known at run time. Where a request needs
+        more, outputs of the Loop that are floats become NaN.
     progress
         Called with each line of `ImportedModel.notes` as soon as it is known.
 
@@ -130,9 +134,9 @@ def import_onnx(
         source_nodes = SourceNodes.of(model)
         texts = replace_string_inputs(model)
         labels = _one_table(replace_strings(model))
-        model = normalise(model, input_shapes or {}, input_values or {}, note)
+        model = normalise(model, input_shapes or {}, input_values or {}, note, max_iterations)
         refuse_unsupported(model)
-        model, relax = _convert(model)
+        model, relax = _convert(model, note, max_iterations)
     except ModelError as error:
         error.details = advice.explain(error, producer)
         raise
@@ -158,7 +162,9 @@ def _one_table(tables: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     return names if all(name.strip() for name in names) else ()
 
 
-def _convert(model: onnx.ModelProto) -> tuple[onnx.ModelProto, RelaxModel]:
+def _convert(
+    model: onnx.ModelProto, progress: Callable[[str], None], max_iterations: int | None
+) -> tuple[onnx.ModelProto, RelaxModel]:
     """Convert a normalised model.
 
     If the front end refuses operators that ONNX defines in terms of others, expand them and try again.
@@ -174,11 +180,11 @@ def _convert(model: onnx.ModelProto) -> tuple[onnx.ModelProto, RelaxModel]:
             if not refused:
                 raise explain(model, str(error)) from error
             tried |= refused
-            model = simplify(expand(model, refused))
+            model = simplify(expand(model, refused), progress, max_iterations)
             refuse_unsupported(model)
 
 
 def _in_memory(model: onnx.ModelProto) -> ModelFile:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    return ModelFile(copy, hashlib.sha256(copy.SerializeToString(deterministic=True)).hexdigest())
+    return ModelFile(copy, sha256(copy))

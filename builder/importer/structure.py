@@ -17,6 +17,7 @@ from onnx import TensorProto, defs, helper, inliner
 
 from builder.errors import ModelError, Obstacle, UnsupportedOperatorError
 from builder.importer.bounded import suppression
+from builder.importer.large_models import is_too_large, with_inputs_for_weights
 from builder.importer.model_file import tensors
 from builder.importer.onnx_graph import (
     DEFAULT_DOMAINS,
@@ -84,7 +85,8 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.shape.SetInParent()
     try:
-        onnx.checker.check_model(model)
+        # Weights were checked above, and the checker looks at nothing else of them.
+        onnx.checker.check_model(with_inputs_for_weights(model) if is_too_large(model) else model)
     except (onnx.checker.ValidationError, *FOREIGN_FAILURES) as error:
         raise ModelError(
             f"not a valid ONNX model: {first_line(error)}", hint="export the model again"

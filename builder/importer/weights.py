@@ -6,10 +6,11 @@ The nodes of trees have their weights as attributes: placeholders stand for such
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
 from builder.importer.classic.kept import (
     PLACEHOLDER_DOMAIN,
@@ -20,11 +21,22 @@ from builder.importer.classic.kept import (
 
 # Shapes, axes, scales and other values that inference reads are far smaller.
 LARGE_BYTES: Final = 1 << 14
+_FOUR_BITS: Final = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1})
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """How many bytes a weight's numbers take, by its shape: protobuf would have to write them to know."""
+    if tensor.data_type in (TensorProto.STRING, TensorProto.UNDEFINED):
+        return int(tensor.ByteSize())
+    count = math.prod(int(dim) for dim in tensor.dims)
+    if tensor.data_type in _FOUR_BITS:
+        return (count + 1) // 2
+    return count * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
 def is_large(tensor: onnx.TensorProto) -> bool:
     """Whether a weight is larger than `LARGE_BYTES`."""
-    return bool(tensor.ByteSize() > LARGE_BYTES)
+    return tensor_bytes(tensor) > LARGE_BYTES
 
 
 def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -22,6 +22,7 @@ from agent.durable import replacing
 from builder.compiling import declarations
 from builder.errors import AccuracyError, ModelError
 from builder.importer import ImportedModel, import_onnx, load
+from builder.importer.large_models import model_bytes
 from builder.importer.multiply_adds import multiply_adds
 from builder.importer.onnx_graph import DEFAULT_DOMAINS
 from builder.importer.shapes import infer_shapes
@@ -424,8 +425,8 @@ class _Work:
             model=self._source.name,
             activations=self._activations,
             samples=len(self._data),
-            float_bytes=len(self._source.onnx.SerializeToString()),
-            bytes=len(quantised.SerializeToString(deterministic=True)),
+            float_bytes=model_bytes(self._source.onnx),
+            bytes=model_bytes(quantised),
             agreement=attempt.agreement,
             max_drop=self._limits.max_drop if has_scores else None,
             min_sqnr_db=None if has_scores else self._limits.min_sqnr_db,

@@ -11,6 +11,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from builder.errors import ModelError
+from builder.importer.large_models import open_session
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
 
 Array = NDArray[Any]
@@ -38,10 +39,12 @@ class Session:
 
     def __init__(self, model: onnx.ModelProto, outputs: Sequence[str] | None = None) -> None:
         self.names = [output.name for output in model.graph.output] if outputs is None else list(outputs)
-        tapped = onnx.ModelProto()
-        tapped.CopyFrom(model)
-        known = {output.name for output in tapped.graph.output}
-        tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self.names if name not in known)
+        known = {output.name for output in model.graph.output}
+        tapped = model
+        if more := [name for name in self.names if name not in known]:
+            tapped = onnx.ModelProto()
+            tapped.CopyFrom(model)
+            tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in more)
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
@@ -49,9 +52,7 @@ class Session:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             with quiet():
-                self._session = onnxruntime.InferenceSession(
-                    tapped.SerializeToString(), options, providers=["CPUExecutionProvider"]
-                )
+                self._session = open_session(tapped, options)
         except FOREIGN_FAILURES as error:
             raise ModelError(f"ONNX Runtime refused the model: {first_line(error)}") from error
 

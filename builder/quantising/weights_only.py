@@ -32,6 +32,7 @@ from builder.compiling import declarations
 from builder.compiling.sample_inputs import make_inputs
 from builder.errors import ModelError
 from builder.importer import ImportedModel, import_onnx, load
+from builder.importer.large_models import model_bytes
 from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, remove_dead_nodes
 from builder.importer.opset import WITH_BLOCKS, raise_opset
 from builder.importer.shapes import infer_shapes
@@ -183,8 +184,8 @@ def quantize_weights(
     report = WeightsReport(
         model.name,
         precision,
-        len(model.onnx.SerializeToString()),
-        len(quantised.SerializeToString(deterministic=True)),
+        model_bytes(model.onnx),
+        model_bytes(quantised),
         work.total,
         work.quantised,
         calibration is not None,

@@ -5,10 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
+from onnx import helper, numpy_helper
 
+from builder import run
+from builder.bundles.package import Package
 from tests import changing_models, streaming_models
+from tests.builder.importer.frameworks.archive import write_pt2
+from tests.builder.importer.frameworks.stand_in import stand_in
 from tests.cli.terminal import Edgebundle
 
 
@@ -96,3 +103,86 @@ def test_check_looks_at_the_largest_size_and_other_verbs_take_one(
     )
     assert refused.returncode == 4
     assert "only `edgebundle compile` and `check` take bounds" in refused.stderr
+
+
+def quantised_rows() -> onnx.ModelProto:
+    """A layer on each row of a batch as a quantiser writes it: `x` [batch, 16] to `y` [batch, 4]."""
+    draw = np.random.default_rng(0)
+    weights = {
+        "w": draw.integers(-127, 128, (16, 4)).astype(np.int8), "ws": np.float32(0.01), "wz": np.int8(0),
+        "xs": np.float32(0.02), "xz": np.uint8(120), "ys": np.float32(0.05), "yz": np.uint8(128),
+    }  # fmt: skip
+    names = {"x": ("x", "xs", "xz"), "h": ("h", "ys", "yz")}
+    nodes = [helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["wf"])]
+    for value, (name, scale, zero) in names.items():
+        if value == "h":
+            nodes.append(helper.make_node("MatMul", ["x/f", "wf"], ["h"]))
+        nodes.append(helper.make_node("QuantizeLinear", [name, scale, zero], [f"{value}/q"]))
+        made = "y" if value == "h" else "x/f"
+        nodes.append(helper.make_node("DequantizeLinear", [f"{value}/q", scale, zero], [made]))
+    graph = helper.make_graph(
+        nodes,
+        "rows",
+        [helper.make_tensor_value_info("x", 1, ["batch", 16])],
+        [helper.make_tensor_value_info("y", 1, ["batch", 4])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_quantised_already(edgebundle: Edgebundle, tmp_path: Path) -> None:
+    path, out = tmp_path / "rows.onnx", tmp_path / "rows.bundle"
+    onnx.save(quantised_rows(), str(path))
+    result = edgebundle("compile", str(path), "--input-shapes", "x:[1..8,16]", "-o", str(out), "--json")
+    assert result.returncode == 0, result
+    package = Package.load(out)
+    assert package.manifest.buckets is not None and len(package.manifest.buckets.dimensions[0].sizes) > 1
+    assert b"integer_matmul" in package.members["mod.json"]
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(path.read_bytes(), options)
+    for batch in range(1, 9):
+        x = np.random.default_rng(batch).standard_normal((batch, 16)).astype(np.float32)
+        [wanted] = session.run(None, {"x": x})
+        found = run(package, {"x": x}).get_output("output_0")
+        assert found.shape == wanted.shape
+        steps = np.abs(found - wanted) / 0.05
+        assert steps.max() < 1.01 and steps.mean() < 0.05, batch
+
+
+# What PyTorch would answer about `changing_models.rows`, for any batch.
+_ROWS_IN_PYTORCH = """
+if request['command'] == 'run':
+    import numpy
+    given = numpy.load('inputs.npz')['x']
+    weight = numpy.load(os.path.join(vectors, 'weight.npy'))
+    numpy.savez('outputs.npz', output_0=numpy.maximum(given @ weight, 0))
+"""
+
+
+@pytest.mark.slow
+def test_a_program_of_pytorch(edgebundle: Edgebundle, tmp_path: Path) -> None:
+    vectors, out = tmp_path / "vectors", tmp_path / "rows.bundle"
+    vectors.mkdir()
+    model = changing_models.rows()
+    onnx.save(model, str(vectors / "model.onnx"))
+    weight = numpy_helper.to_array(model.graph.initializer[0])
+    np.save(vectors / "weight.npy", weight)
+    example = np.ones((2, 3), np.float32)
+    np.savez(vectors / "examples.npz", x=example)
+    np.savez(vectors / "outputs.npz", output_0=np.zeros((2, 2), np.float32))
+    reply = {"framework": "PyTorch 2.14.1", "inputs": ["x"], "outputs": ["y"]}
+    (vectors / "reply.json").write_text(json.dumps(reply))
+    python = stand_in(tmp_path, vectors, after=f"exec({_ROWS_IN_PYTORCH!r})")
+    path = write_pt2(tmp_path / "rows.pt2")
+    bounds = ["--input-shapes", "x:[n=1..8,3]", "--python", python]
+    result = edgebundle("compile", str(path), *bounds, "-o", str(out))
+    assert result.returncode == 0, result
+    assert "n=1..8: compiled for" in result.stdout
+    package = Package.load(out)
+    for batch in (1, 3, 8):
+        x = np.random.default_rng(batch).standard_normal((batch, 3)).astype(np.float32)
+        np.testing.assert_allclose(
+            run(package, {"x": x}).get_output("output_0"), np.maximum(x @ weight, 0), rtol=1e-5, atol=1e-5
+        )

@@ -98,14 +98,29 @@ class Boosted:
     names: Sequence[str] = ()
 
 
+_NOTHING: Final = Tree(
+    feature=np.zeros(0, np.int64),
+    threshold=np.zeros(0, np.float32),
+    mode=np.zeros(0, np.uint8),
+    missing=np.zeros(0, bool),
+    true=np.zeros(0, np.int64),
+    false=np.zeros(0, np.int64),
+    members=(),
+    leaves=np.zeros(1, np.float32),
+    target=0,
+)
+
+
 def to_onnx(model: Boosted, name: str) -> onnx.ModelProto:
     """Write a saved model as an ONNX model.
 
     Raises
     ------
     ModelError
-        If the model is empty, or larger than `MAX_TREES`, `MAX_FEATURES` or `MAX_CLASSES`.
+        If the model has no features, or is larger than `MAX_TREES`, `MAX_FEATURES` or `MAX_CLASSES`.
     """
+    if not model.trees:  # trained for no rounds: every score is where it begins
+        model = replace(model, trees=[_NOTHING])
     targets = model.base.size
     for what, count, limit in (
         ("trees", len(model.trees), MAX_TREES),

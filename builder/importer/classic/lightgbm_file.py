@@ -79,7 +79,7 @@ def read_lightgbm(path: Path) -> tuple[Boosted, str]:
 
 
 def _model(raw: bytes, where: str) -> Boosted:
-    body = raw.partition(b"\nend of trees")[0]
+    body, end, _ = raw.partition(b"\nend of trees")
     head, *blocks = body.split(b"\nTree=")
     header = _fields(head)
     objective, options = _objective(header, where)
@@ -88,6 +88,11 @@ def _model(raw: bytes, where: str) -> Boosted:
     features = int(header[b"max_feature_idx"]) + 1
     if targets < 1 or len(blocks) % targets:
         raise ValueError(f"expected a multiple of {targets} trees, got {len(blocks)}")
+    sizes = header.get(b"tree_sizes")
+    if sizes is None and not (blocks or end):
+        raise ValueError("expected trees, got a file without its end")
+    if sizes is not None and len(sizes.split()) != len(blocks):
+        raise ValueError(f"expected {len(sizes.split())} trees, got {len(blocks)}: a part is missing")
     if len(blocks) > 1 << 20 or targets > 1 << 12:
         raise ValueError("expected fewer trees")
     trees = []

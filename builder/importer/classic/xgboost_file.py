@@ -119,8 +119,16 @@ def _model(document: Mapping[str, Any], where: str, progress: Callable[[str], No
         raise ModelError(f"{where}: expected a booster of trees, got {booster['name']!r:.40}")
     model = booster["model"]
     features, groups, trees = int(parameters["num_feature"]), model["tree_info"], model["trees"]
+    saved = int(model.get("gbtree_model_param", {}).get("num_trees", len(trees)))
+    if saved != len(trees):
+        raise ModelError(f"{where}: expected {saved} trees, as the file says, got {len(trees)}")
     if len(trees) > MAX_TREES or len(groups) != len(trees):
         raise ModelError(f"{where}: expected a target for each tree, got {len(groups)} for {len(trees)}")
+    if not trees and stored != "identity":
+        raise ModelError(
+            f"{where}: expected trees of {objective}, got none",
+            hint="train it for at least one round: XGBoost itself answers in another way before",
+        )
     if weights is not None and weights.size != len(trees):
         raise ModelError(f"{where}: expected a weight for each tree, got {weights.size} for {len(trees)}")
     count = _best(learner, model, len(trees), progress)

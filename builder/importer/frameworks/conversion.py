@@ -59,7 +59,7 @@ class Settings:
 
     Attributes
     ----------
-    input_shapes, input_values, progress
+    input_shapes, input_values, max_iterations, progress
         As in `builder.importer.import_onnx`.
     python
         Path of the Python that has the framework; None to look for one.
@@ -69,6 +69,7 @@ class Settings:
     input_values: Mapping[str, ArrayLike] | None
     python: str | None
     progress: Callable[[str], None] | None
+    max_iterations: int | None = None
 
 
 def import_with(
@@ -115,6 +116,7 @@ def import_with(
             exported,
             input_shapes=None if is_fixed else settings.input_shapes,
             input_values=settings.input_values,
+            max_iterations=settings.max_iterations,
             progress=settings.progress,
         )
         fixed: dict[str, NDArray[Any]] = {}

@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx import TensorProto, helper, numpy_helper
 
+from builder.importer.constant_folding import fold_constants
 from builder.importer.control_flow import inline_body
 from builder.importer.onnx_graph import OnnxGraph, ValueType, attributes, reads, value_type, walk_nodes
 from builder.importer.rewrites.replacement import Replacement, input_name
-from builder.importer.silence import FOREIGN_FAILURES
 
 # Limits the nodes of an unrolled loop: a body of 20 nodes may run 500 times.
 MAX_UNROLLED_NODES: Final = 10_000
@@ -44,9 +44,9 @@ def unroll_loop(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
     if trips is None or trips.size != 1:
         return None
     count = int(trips.reshape(()))
-    if count < 1 or count * len(body.node) > MAX_UNROLLED_NODES:
+    if count < 1 or is_too_long(node, count):
         return None
-    if not _stays_true(node, graph, body):
+    if not stays_true(node, graph):
         return _unroll_while(node, graph, body, count)
     carried = list(node.input[2:])
     scanned = len(body.output) - 1 - len(carried)
@@ -81,6 +81,7 @@ def _unroll_while(
     active = new.op("Reshape", start, new.ints()) if start else new.constant(True, np.bool_)
     rows: list[list[str]] = [[] for _ in range(scanned)]
     steps: list[str] = []
+    every: list[str] = []  # what each step makes of the states
     for step in range(count):
         outputs = [graph.fresh(output.name) for output in body.output]
         index = new.constant(step, np.int64)
@@ -88,6 +89,7 @@ def _unroll_while(
         made = outputs[1 : 1 + len(carried)]
         if step == 0 and _types_of(new.nodes, made, graph) != kinds:
             return None
+        every += made
         carried = [
             _kept(new, active, value, old, is_bool=kind is not None and kind.elem_type == TensorProto.BOOL)
             for value, old, kind in zip(made, carried, kinds, strict=True)
@@ -96,6 +98,9 @@ def _unroll_while(
             row.append(new.op("Unsqueeze", value, new.ints(0)))
         steps.append(new.op("Reshape", active, new.ints(1)))
         active = new.op("And", active, new.op("Reshape", outputs[0], new.ints()))
+    # A later step may make another shape, such as a slice that begins behind the end of a tensor.
+    if count > 1 and _types_of(new.nodes, every, graph) != kinds * count:
+        return None
     for name, value in zip(node.output, carried, strict=False):
         if name:
             new.op("Identity", value, to=name)
@@ -120,11 +125,10 @@ def _types_of(
             shell.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
         elif found is not None:
             shell.graph.input.append(helper.make_tensor_value_info(name, found.elem_type, found.shape))
-    try:
-        inferred = shape_inference.infer_shapes(shell, data_prop=True)
-    except FOREIGN_FAILURES:
-        return []
-    infos = {info.name: value_type(info) for info in inferred.graph.value_info}
+    shell.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    # Folded, because a shape may be computed from the number of the step.
+    fold_constants(shell, strict=False)
+    infos = {info.name: value_type(info) for info in shell.graph.output}
     return [infos.get(name) for name in names]
 
 
@@ -136,8 +140,14 @@ def _kept(new: Replacement, active: str, value: str, old: str, *, is_bool: bool)
     return new.op("Or", changed, new.op("And", new.op("Not", active), old))
 
 
-def _stays_true(node: onnx.NodeProto, graph: OnnxGraph, body: onnx.GraphProto) -> bool:
+def is_too_long(node: onnx.NodeProto, count: int) -> bool:
+    """Whether a Loop of so many steps would become too many nodes."""
+    return count * len(attributes(node)["body"].node) > MAX_UNROLLED_NODES
+
+
+def stays_true(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
     """Whether a Loop's condition is true at the start, and the body passes it on or sets it to true."""
+    body: onnx.GraphProto = attributes(node)["body"]
     if name := input_name(node, 1):
         start = graph.constant(name)
         if start is None or not bool(start.reshape(())):

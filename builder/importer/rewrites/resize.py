@@ -63,7 +63,10 @@ def resize(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] |
     shape = graph.shape_of(node.input[0])
     found = graph.type_of(node.input[0])
     axes = None if shape is None else _axes(node, graph, options, shape)
-    if found is None or shape is None or axes is None or _is_kept(options, axes, shape):
+    inferred = graph.shape_of(node.output[0])
+    if found is None or shape is None or axes is None or inferred is None:
+        return None
+    if _is_kept(options, axes, shape) and all(inferred[axis.axis] == axis.after for axis in axes):
         return None
     if options.get("coordinate_transformation_mode", "half_pixel") not in _COORDINATES:
         return None
@@ -138,9 +141,13 @@ def _axes(
             scale = float(sizes[index]) / shape[axis]
         else:
             return None
+        size = after[axis]
+        if scales is not None and scales.size:
+            # As ONNX Runtime rounds: 10 times 1.3 is 13 in float32, and less than that in double precision.
+            size = int(np.float32(shape[axis]) * np.float32(scale))
         start = 0.0 if region is None else float(region[index])
         end = 1.0 if region is None else float(region[index + len(places)])
-        result.append(_Axis(axis, shape[axis], after[axis], scale, start, end))
+        result.append(_Axis(axis, shape[axis], size, scale, start, end))
     policy = options.get("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch" and sizes is not None:
         ratios = [axis.scale for axis in result]

@@ -100,7 +100,8 @@ def test_what_a_child_does_is_seen(
 def test_one_child_reads_many_cases_and_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdicts, "MEMORY_BYTES", 100 << 20)
     monkeypatch.setattr(verdicts, "CASES_OF_A_CHILD", 3)
-    found, processes = [], []
+    found: list[str] = []
+    processes: list[int | None] = []
     with Judge(by_content) as each:
         for content in b"a b crash c large d write leave e f g h".split():
             found.append(each.judge(len(found), one_file("m", content)).kind)

@@ -35,7 +35,9 @@ def branch(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
-@pytest.mark.parametrize("scales", [(2, 2), (3, 1.5), (0.5, 0.5), (0.6, 0.75), (0.5, 2), (1.5, 0.6)])
+@pytest.mark.parametrize(
+    "scales", [(2, 2), (3, 1.5), (0.5, 0.5), (0.6, 0.75), (0.5, 2), (1.5, 0.6), (1.1, 1.3)]
+)
 @pytest.mark.parametrize("opset", [7, 9, 10])
 def test_resizing(
     make_model: ModelMaker, run_onnx: Any, opset: int, scales: tuple[float, float], mode: str

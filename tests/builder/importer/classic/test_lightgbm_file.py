@@ -118,6 +118,15 @@ def test_what_cannot_be_imported_is_named(tmp_path: Path, before: bytes, after: 
         load(path)
 
 
+@pytest.mark.parametrize("end", [b"\nTree=3\n", b"\nTree=0\n", b"\ntree_sizes"])
+def test_a_file_that_is_cut_between_two_trees_is_refused(tmp_path: Path, end: bytes) -> None:
+    path = tmp_path / "model.txt"
+    train("multiclass", path, rounds=2)
+    path.write_bytes(path.read_bytes().partition(end)[0] + b"\n")
+    with pytest.raises(ModelError, match=r"expected 6 trees, got [03]|a file without its end"):
+        load(path)
+
+
 def test_damaged_files_get_one_line(tmp_path: Path) -> None:
     path = tmp_path / "model.txt"
     train("categories", path, rounds=2)

@@ -98,6 +98,23 @@ def test_both_forms_and_a_best_iteration(tmp_path: Path, run_onnx: Any) -> None:
     assert any("best iteration" in note for note in notes)
 
 
+@pytest.mark.parametrize("name", ["reg:squarederror", "rank:pairwise", "softprob"])
+def test_a_model_of_no_rounds_answers_with_its_base_score(tmp_path: Path, run_onnx: Any, name: str) -> None:
+    for suffix in ("json", "ubj"):
+        samples, expected = train(name, tmp_path / f"model.{suffix}", rounds=0)
+        imported = load(tmp_path / f"model.{suffix}", input_shapes={"features": samples.shape})
+        found = run_onnx(imported.onnx, {"features": samples})[-1]
+        chances = found[:, 1] if expected.ndim == 1 and found.shape[1] == 2 else found
+        np.testing.assert_allclose(chances.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_of_no_rounds_whose_base_score_has_a_link_is_refused(tmp_path: Path) -> None:
+    """XGBoost 3.2 answers with sigmoid(0.5) there, and with 0.5 if there are trees of zeros."""
+    train("binary:logistic", tmp_path / "model.json", rounds=0)
+    with pytest.raises(ModelError, match="expected trees of binary:logistic, got none"):
+        load(tmp_path / "model.json")
+
+
 def test_what_cannot_be_imported_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     train("softprob", path)
@@ -109,6 +126,7 @@ def test_what_cannot_be_imported_is_named(tmp_path: Path) -> None:
         (["learner", "gradient_booster", "model", "trees", 0, "split_indices", 0], 4, "features from 0 to 3"),
         (["learner", "gradient_booster", "model", "trees", 0, "default_left"], [1], "in default_left, got 1"),
         (["learner", "gradient_booster", "model", "tree_info", 0], 7, "target below 3, got 7"),
+        (["learner", "gradient_booster", "model", "trees"], [], "expected 24 trees, as the file says, got 0"),
         (["learner", "learner_model_param", "base_score"], "many", "base|many"),
         (["learner", "learner_model_param"], {}, "without 'num_class'"),
     ]

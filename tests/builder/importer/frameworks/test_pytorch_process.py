@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import sys
 import zipfile
@@ -12,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from builder.importer.frameworks import pytorch_process
 from builder.importer.frameworks.pytorch_process import _load, _RefusalError
 from tests.builder.importer.frameworks.archive import write_pt2
 
@@ -75,7 +75,7 @@ def test_operators_are_registered_by_known_packages_only(
 ) -> None:
     """A namespace of operators that is called like a module imports nothing."""
     asked: list[str] = []
-    monkeypatch.setattr(pytorch_process.importlib, "import_module", asked.append)
+    monkeypatch.setattr(importlib, "import_module", asked.append)
     sys.modules["torch.ops"].antigravity = ModuleType("antigravity")  # type: ignore[attr-defined]
     with zipfile.ZipFile(tmp_path / "m.pt2", "a") as archive:
         archive.writestr("model/models/more.json", '{"target": "torch.ops.antigravity.fly.default"}')
