@@ -183,7 +183,8 @@ class ObjectDecoder:
         values = self._read(outputs, "keypoints", rows)
         if not np.isfinite(values).all():
             raise ExecutionError(f"output {step.keypoints[0].output!r} has key points that are not finite")
-        points = values.reshape(len(rows), -1, step.keypoint_values).copy()
+        size = step.keypoint_values
+        points = values.reshape(len(rows), values.shape[1] // size, size).copy()
         if step.levels:
             count = points.shape[1]
             repeated = np.repeat(rows, count)

@@ -251,9 +251,10 @@ class Codec:
         rows = None if self._rows is None else self._rows.rows_of(document)
         if rows is not None:
             decoded = self._decode_rows(rows, given_id)
-            has_envelope = isinstance(document, dict) and ("row" in document or "rows" in document)
-            is_raw = has_envelope and oip.is_raw(document.get("parameters"))  # type: ignore[attr-defined]
-            return replace(decoded, is_raw=is_raw)
+            # Beside a row's own values, `parameters` may be a column.
+            if isinstance(document, dict) and ("row" in document or "rows" in document):
+                return replace(decoded, is_raw=oip.is_raw(document.get("parameters")))
+            return decoded
         request = oip.parse_request(document)
         oip.check_names([tensor.name for tensor in request.inputs], self._inputs)
         inputs: Mapping[str, TensorSpec] = self._inputs

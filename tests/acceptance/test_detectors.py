@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
+from PIL import Image
 
 from agent.runtime.preprocess import Preprocessor
-from builder import Package, compile, run
+from builder import Package, run
+from builder.cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.models]
 
@@ -104,16 +106,44 @@ CASES: dict[str, tuple[str, str, Callable[[Arrays, tuple[float, float]], Objects
 
 
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, models: Path) -> tuple[str, Package]:
+def case(
+    request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    """The first command of a user: the model's name, and its bundle."""
     preset, labels, *_ = CASES[request.param]
-    file = models / f"{request.param}.onnx"
-    return request.param, compile(
-        file, target="host", preprocess=preset, postprocess=preset, labels=labels or None
-    )
+    bundle = tmp_path_factory.mktemp(request.param) / "a.bundle"
+    declared = ["--preprocess", preset, "--postprocess", preset, *(["--labels", labels] if labels else [])]
+    model = str(models / f"{request.param}.onnx")
+    assert main(["compile", model, *declared, "-o", str(bundle), "-q"]) == 0
+    return request.param, bundle
 
 
-def test_objects_are_those_of_the_authors_post_processing(case: tuple[str, Package], models: Path) -> None:
-    name, package = case
+def test_the_second_command_draws_what_was_found(
+    case: tuple[str, Path], models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, bundle = case
+    *_, (file, _), label = CASES[name]
+    drawn = tmp_path / "drawn.png"
+    assert main(["run", str(bundle), "--inputs", str(models / file), "--draw", str(drawn)]) == 0
+    (best, *_) = capsys.readouterr().out.splitlines()
+    assert label in best
+    with Image.open(models / file) as given, Image.open(drawn) as shown:
+        assert shown.size == given.size
+        changed = np.abs(np.asarray(shown.convert("RGB"), int) - np.asarray(given.convert("RGB"), int)).max(
+            axis=2
+        )
+    x0, y0, x1, y1 = (int(edge) for edge in best[best.index("[") + 1 : best.index("]")].split(","))
+    # Along the upper and the right edge of the best box.
+    for place in (
+        (slice(max(0, y0 - 1), y0 + 2), slice(x0, x1)),
+        (slice(y0, y1), slice(max(0, x1 - 2), x1 + 2)),
+    ):
+        assert changed[place].max() > 100
+
+
+def test_objects_are_those_of_the_authors_post_processing(case: tuple[str, Path], models: Path) -> None:
+    name, bundle = case
+    package = Package.load(bundle)
     _, _, reference, pictures, first = CASES[name]
     session = ort.InferenceSession(models / f"{name}.onnx")
     spec, declared = package.manifest.inputs[0], package.manifest.preprocess

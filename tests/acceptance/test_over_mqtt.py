@@ -24,7 +24,7 @@ from tests.conftest import BrokerProcess
 
 pytestmark = pytest.mark.slow
 AGENT = "kitchen"
-START_LIMIT_S = 30
+START_LIMIT_S = 120
 
 
 class Fleet:

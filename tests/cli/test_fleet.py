@@ -31,7 +31,7 @@ from tests.ports import free_port
 pytestmark = pytest.mark.slow
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
-START_LIMIT_S = 30
+START_LIMIT_S = 120
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from tests.edgebundle.rig import TOP, Reply, Responder
 from tests.ports import free_port
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
-START_LIMIT_S = 30
+START_LIMIT_S = 120
 # It heats if the water comes back more than 5 degrees colder.
 HEATING = """<ir_version: 8, opset_import: ["" : 17]> g (float[1,3] x) => (float[1,2] y) {
     weights = Constant<value = float[3,2] {1, 0, -1, 0, 0, 0}>() least = Constant<value = float[2] {5, 0}>()

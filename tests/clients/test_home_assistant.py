@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.home_assistant, pytest.mark.slow]
 
 RECIPE = Path(__file__).resolve().parents[2] / "examples" / "clients" / "home-assistant.yaml"
 # It starts in two seconds, and waits for integrations that do not come.
-START_LIMIT_S = 120
+START_LIMIT_S = 300
 # What the sensors of the house begin with.
 VALUES = {"flow": 41.5, "return": 30.0, "outside": 4.0, "pressure": 1.0, "current": 2.0, "speed": 3.0}
 CAMERA = """#!/bin/sh

@@ -277,3 +277,15 @@ def test_a_preset_that_does_not_fit_says_what_it_expects(preset: str) -> None:
     specs = [TensorSpec("y", "FP32", (1, 10))]
     with pytest.raises(ModelError, match=rf"postprocess {preset}: expected .*\[1, .*, got y\[1, 10\]"):
         step_of(preset, Signature.of([TensorSpec("x", "FP32", (1, 3, 64, 64))], specs))
+
+
+@pytest.mark.parametrize("family", ["YuNet", "RetinaFace", "YOLOv8, pose"])
+def test_nothing_found_is_an_answer_with_no_key_points(family: str) -> None:
+    preset, exact, _, _ = FAMILIES[family]
+    inputs, specs = signature(exact)
+    step = step_of(preset, Signature.of(inputs, specs))
+    outputs = {name: np.zeros(value.shape, np.float32) for name, value in exact.items()}
+    result: Any = Postprocessor(Postprocess((step,)), specs)(outputs, PLACEMENT)
+    assert result["boxes"].shape == (0, 4)
+    assert result["keypoints"].shape[0] == 0
+    assert result["keypoints"].shape[1] == 5
