@@ -21,6 +21,9 @@ DIGITS: Final = PROJECT / "examples" / "digits" / "digits.onnx"
 FLOATS: Final = ("resnet18", "resnet50", "resnet50-v2", "mobilenetv2", "bert", "slim-320", "digits")
 INT8: Final = tuple(f"{name}{SUFFIX}" for name in ("resnet18", "resnet50", "mobilenetv2"))
 MODELS: Final = (*FLOATS, *INT8)
+# The same networks, compiled with `--precision fp16`: the file is the float network's.
+HALVES_SUFFIX: Final = "-fp16"
+HALVES: Final = tuple(f"{name}{HALVES_SUFFIX}" for name in ("resnet18", "resnet50", "mobilenetv2", "bert"))
 # The geometric mean is taken over the ratios of these four, with 1 and 2 threads.
 HEADLINE: Final = ("resnet18", "resnet50", "mobilenetv2", "bert")
 SEQUENCE: Final = 128
@@ -51,6 +54,7 @@ class Prepared:
 
 def source(name: str) -> onnx.ModelProto:
     """Return the model: generated, quantised after that, or read from its file."""
+    name = name.removesuffix(HALVES_SUFFIX)
     if name in INT8:
         return quantised(generate(name.removesuffix(SUFFIX)))
     return generate(name) if name in ARCHITECTURES else onnx.load(DIGITS)
@@ -58,7 +62,7 @@ def source(name: str) -> onnx.ModelProto:
 
 def fixed_shapes(name: str) -> dict[str, list[int]] | None:
     """Return the shapes of inputs that have symbolic dimensions, None if there are none."""
-    if name == "bert":
+    if name.removesuffix(HALVES_SUFFIX) == "bert":
         return {key: [1, SEQUENCE] for key in ("input_ids", "attention_mask", "token_type_ids")}
     return None
 
