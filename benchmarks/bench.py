@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         times = {r.model: r.median_ms for r in results if r.threads == threads}
         document["headline"] |= {
             f"int8 over float32, {name}, threads: {threads}": ratio
-            for name, ratio in tables.int8_over_float32(times, OURS).items()
+            for name, ratio in tables.over_float32(times, OURS).items()
         }
     console.print()
     parts = [("Milliseconds per inference", tables.rows(results)), ("Spread", tables.spreads(results))]

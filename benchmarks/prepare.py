@@ -28,6 +28,9 @@ INT8: Final = tuple(
     for name in ("resnet18", "resnet50", "mobilenetv2", "mobilenetv3", "efficientnet-b0", "bert")
 )
 MODELS: Final = (*FLOATS, *INT8)
+# The same networks, compiled with `--precision fp16`: the file is the float network's.
+HALVES_SUFFIX: Final = "-fp16"
+HALVES: Final = tuple(f"{name}{HALVES_SUFFIX}" for name in ("resnet18", "resnet50", "mobilenetv2", "bert"))
 # The geometric mean is taken over the ratios of these four, with 1 and 2 threads.
 HEADLINE: Final = ("resnet18", "resnet50", "mobilenetv2", "bert")
 SEQUENCE: Final = 128
@@ -58,6 +61,7 @@ class Prepared:
 
 def source(name: str) -> onnx.ModelProto:
     """Return the model: generated, quantised after that, or read from its file."""
+    name = name.removesuffix(HALVES_SUFFIX)
     if name in INT8:
         before = generate(name.removesuffix(SUFFIX))
         return quantised(before) if fixed_shapes(name) is None else dynamically_quantised(before)
@@ -66,7 +70,7 @@ def source(name: str) -> onnx.ModelProto:
 
 def fixed_shapes(name: str) -> dict[str, list[int]] | None:
     """Return the shapes of inputs that have symbolic dimensions, None if there are none."""
-    if name.removesuffix(SUFFIX) == "bert":
+    if name.removesuffix(HALVES_SUFFIX).removesuffix(SUFFIX) == "bert":
         return {key: [1, SEQUENCE] for key in ("input_ids", "attention_mask", "token_type_ids")}
     return None
 

@@ -132,21 +132,25 @@ def headline(results: Sequence[Measured]) -> Mapping[str, float]:
     return found
 
 
-def int8_over_float32(values: Mapping[str, Mapping[str, float]], ours: str) -> dict[str, float]:
-    """Return our times or counts in int8 over those in float32, by the model's name.
+def over_float32(
+    values: Mapping[str, Mapping[str, float]], ours: str, suffix: str = SUFFIX
+) -> dict[str, float]:
+    """Return our times or counts in another precision over those in float32, by the model's name.
 
     Parameters
     ----------
     values
-        Model -> engine -> time or count; models in int8 have the suffix of `benchmarks.quantised`.
+        Model -> engine -> time or count.
     ours
         The engine.
+    suffix
+        Of the models in the other precision; int8 without it.
     """
     found = {}
     for model, by_engine in values.items():
-        before = values.get(model.removesuffix(SUFFIX), {}).get(ours)
-        if model.endswith(SUFFIX) and before and ours in by_engine:
-            found[model.removesuffix(SUFFIX)] = by_engine[ours] / before
+        before = values.get(model.removesuffix(suffix), {}).get(ours)
+        if model.endswith(suffix) and before and ours in by_engine:
+            found[model.removesuffix(suffix)] = by_engine[ours] / before
     return found
 
 

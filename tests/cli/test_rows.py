@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,7 +161,7 @@ def test_columns_are_declared_or_refused(
 
 
 def test_an_answer_with_one_class_has_its_number_too() -> None:
-    trees = {"label": np.array([1]), "probabilities": np.array([0.2, 0.8])}
+    trees: dict[str, Any] = {"label": np.array([1]), "probabilities": np.array([0.2, 0.8])}
     assert _ranked(trees, ("cold", "warm")) == [["warm", "1"]]
     assert _ranked(trees) == []
     assert _ranked({"label": (b"warm",)}, ("cold", "warm")) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.bundle.machine import Machine
 from agent.bundle.manifest import Target
 from builder.errors import FleetError, PackageError
 from builder.fleet.deploy_set import deploy_set_async
@@ -66,7 +67,8 @@ async def test_float16_goes_to_the_device_that_computes_in_it(
     mosquitto: BrokerProcess, tmp_path: Path
 ) -> None:
     """A set of float, float16 and int8: the order says which of two that run is preferred."""
-    targets, machines = {}, {}
+    targets: dict[str, Target] = {}
+    machines: dict[str, Machine] = {}
     for name in ("rpi4", "rpi5"):
         device = resolve(name)
         targets[name] = Target(device.triple, device.cpu, device.features)
