@@ -37,6 +37,7 @@ from builder.kernels.spaces import (
     matmul,
     planes,
     pooling,
+    quantisation,
     resize,
     winograd,
 )
@@ -92,6 +93,13 @@ class _Packing:
             return True
         if not isinstance(call.ty, relax.TensorType) or not call.args:
             return False
+        if quantisation.is_table(call):
+            have = table.packed(call.args[1])
+            if have is None:
+                return False
+            new = table.bb.emit(Call(call.op, [call.args[0], have.expr], call.attrs))
+            table.define_packed(var, replace(have, expr=new))
+            return True
         if name in RESHAPES and self._instance_norm(table, var, call):
             return True
         if name in routes.OPERATORS:

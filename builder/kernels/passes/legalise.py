@@ -91,6 +91,8 @@ def _take(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 
     A constant table of float16's numbers keeps their bits.
     """
+    if quantisation.is_table(call):
+        return quantisation.look_up(bb, call)
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
     table = constant_of(call.args[0])
     if table is not None and is_halves(table):
