@@ -7,7 +7,8 @@ whose int32 sums are exact, followed by one multiplication:
     sum((x - zx) * sx * w * sw)  =  (sum(x * w) - zx * sum(w)) * (sx * sw)
 
 The second sum is a constant for each output channel and is added with the bias. Operators that only move
-elements, and maxima, are applied to the bytes. All else computes with real numbers, as the model says.
+elements, and maxima, are applied to the bytes. Functions of one tensor may become tables (`byte_functions`).
+All else computes with real numbers, as the model says.
 
 Layers for which bytes do not pay (depthwise, grouped, of few input channels) compute with float32 numbers
 that are integers. Their sums are exact too: no sum is as large as 2^24.
