@@ -34,6 +34,7 @@ def legalise_map(target: DeviceTarget) -> dict[str, Legalisation]:
     own["relax.matmul"] = matmul.legalise
     own["relax.permute_dims"] = transpose.legalise
     own["relax.power"] = _power
+    own["relax.multiply"] = _multiply
     own["relax.take"] = _take
     own["relax.concat"] = concatenation.legalise
     own["relax.cumsum"] = _cumsum
@@ -84,6 +85,18 @@ _POWERS: Final[Mapping[float, Callable[[tirx.Expr], tirx.Expr]]] = {
     3.0: lambda x: x * x * x,
     4.0: lambda x: (x * x) * (x * x),
 }
+
+
+def _multiply(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise `multiply`; a constant that scales a computed number is an argument of the kernel.
+
+    TVM writes it into the code. Then products that are quantised while they run would each be a kernel of
+    their own, which differs from the others only by the scale of its weights.
+    """
+    constants = [arg for arg in call.args if constant_of(arg) is not None]
+    if len(constants) != 1 or shape_of(call) or str(call.ty.dtype) != "float32":
+        return legalise_as_tvm(bb, call)
+    return bb.call_te(topi.multiply, *call.args, primfunc_name_hint="multiply")
 
 
 def _take(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
