@@ -120,8 +120,10 @@ class _Packing:
             new = table.bb.emit(Call(call.op, operands, call.attrs, call.ty_args))
             table.define_packed(var, replace(x, expr=new))
             return True
-        emit = resize.emit if name == resize.NAME else pooling.emit
-        new = emit(table.bb, call, x.expr)
+        new = self._mean_of_bytes(table, call)
+        if new is None:
+            emit = resize.emit if name == resize.NAME else pooling.emit
+            new = emit(table.bb, call, x.expr)
         if new is not None:
             table.define_packed(var, replace(x, expr=new))
             return True
@@ -180,6 +182,20 @@ class _Packing:
                 )
         table.define_packed(var, Packed(new, channels, group))
         return True
+
+    def _mean_of_bytes(self, table: LayoutValues, call: Call) -> relax.Expr | None:
+        """Emit the mean of planes that are dequantised: of their bytes, whose sums are exact; else None."""
+        source = self._bound.get(call.args[0])
+        if source is None or op_name(source) != "relax.dequantize" or not pooling.is_mean_of_planes(call):
+            return None
+        bytes_, (scale, zero) = table.packed(source.args[0]), map(constant_of, source.args[1:])
+        if bytes_ is None or scale is None or zero is None or scale.size != 1 or zero.size != 1:
+            return None
+        if str(bytes_.expr.ty.dtype) not in ("uint8", "int8"):
+            return None
+        if math.prod(shape_of(source)[2:]) > pooling.LARGEST_PLANE:
+            return None
+        return pooling.mean_of_bytes(table.bb, bytes_.expr, float(scale.item()), int(zero.item()))
 
     def _bytes_of(self, x: relax.Expr) -> tuple[relax.Expr, int] | None:
         """Return the bytes and the zero point that `x` was computed from as their difference, else None."""
