@@ -1,4 +1,4 @@
-"""The passes from scheduled kernels to machine code: TVM's for a processor, and two of ours."""
+"""The passes from scheduled kernels to machine code: TVM's for a processor, and some of ours."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import tvm
 from tvm.s_tir import transform as s
 from tvm.tirx import transform as t
 
+from builder.codegen.byte_tables import write_byte_tables
 from builder.codegen.dot_products import write_dot_products
 from builder.codegen.linear_indices import simplify_indices
 from builder.codegen.loop_tails import split_loop_tails
 from builder.codegen.named_values import expand_functions
-from builder.target.device_target import dot_of
+from builder.target.device_target import dot_of, features_of
 
-# TVM's `tvm.s_tir.pipeline` without the passes for GPUs, in two parts.
+# TVM's `tvm.s_tir.pipeline` without the passes for GPUs, in three parts.
 _TO_LOOPS: Final = (
     s.CanonicalizeLoop,
     s.LowerInitBlock,
@@ -28,9 +29,8 @@ _TO_LOOPS: Final = (
     t.BF16ComputeLegalize,
     lambda: t.NarrowDataType(32),
 )
+_TO_VECTORS: Final = (s.LoopPartition, t.VectorizeLoop)
 _TO_FUNCTIONS: Final = (
-    s.LoopPartition,
-    t.VectorizeLoop,
     t.StorageRewrite,
     s.HoistIfThenElse,
     t.UnrollLoop,
@@ -71,9 +71,10 @@ def lower_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
         The processor, for LLVM.
     """
     bound = t.BindTarget(target.with_host(target))(kernels)
-    functions = tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(
-        write_dot_products(to_loops(bound), dot_of(target))
-    )
+    loops = write_dot_products(to_loops(bound), dot_of(target))
+    vectors = tvm.transform.Sequential([make() for make in _TO_VECTORS])(loops)
+    tables = write_byte_tables(vectors, features_of(target))
+    functions = tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(tables)
     return t.LowerIntrin()(expand_functions(functions))
 
 

@@ -78,6 +78,11 @@ class DeviceTarget:
         return [str(a) for a in self.tvm_target.attrs.get("mattr", [])]
 
     @property
+    def looks_up_bytes(self) -> bool:
+        """Whether it has an instruction that reads a table of 256 bytes in a few steps."""
+        return "avx512vbmi" in self.features
+
+    @property
     def is_native(self) -> bool:
         """Whether this machine can run the kernels."""
         machine = Machine.detect()
@@ -212,10 +217,13 @@ def _build(name: str, config: dict[str, Any]) -> DeviceTarget:
 
 def dot_of(target: Target) -> Dot:
     """Return the instruction for products of small integers of a TVM target."""
-    return Dot.of(
-        str(target.attrs.get("mtriple", Machine.detect().arch)).partition("-")[0],
-        {str(feature) for feature in llvm.llvm_get_cpu_features(target)},
-    )
+    arch = str(target.attrs.get("mtriple", Machine.detect().arch)).partition("-")[0]
+    return Dot.of(arch, features_of(target))
+
+
+def features_of(target: Target) -> frozenset[str]:
+    """Return the features of a TVM target, as LLVM names them."""
+    return frozenset(str(feature) for feature in llvm.llvm_get_cpu_features(target))
 
 
 def _cpu_hint(cpu: str, arch: str) -> str:

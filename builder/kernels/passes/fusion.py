@@ -7,10 +7,11 @@ compared with the calls before: what a group computes is looked up by the kernel
 from __future__ import annotations
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import Call, GenericConst
 
 from builder.importer.spans import Names, bindings_of, names_of, span_of, with_spans
+from builder.kernels.spaces.quantisation import ELEMENTWISE
 
 # What a value is: the call that computes it and its arguments, numbered as they appear.
 _Key = tuple[object, ...]
@@ -25,6 +26,7 @@ def fuse_operators(mod: tvm.IRModule) -> tvm.IRModule:
         A module whose `main` calls functions that are annotated with the kind of their operator.
     """
     t = relax.transform
+    mod = _with_kinds(mod)
     groups = t.FuseOps()(mod)
     spans = [span_of(names) for names in _Comparison(mod).names(groups)]
     kernels = t.FuseTIR()(groups)
@@ -35,6 +37,16 @@ def fuse_operators(mod: tvm.IRModule) -> tvm.IRModule:
         name = _function(binding)
         found.append(next((span for called, span in calls if called == name), None) if name else None)
     return with_spans(kernels, found)
+
+
+def _with_kinds(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return `mod` with the kind of functions that are element-wise though TVM does not see it."""
+    changed = {
+        var: func.with_attr("op_pattern", 0)
+        for var, func in mod.functions.items()
+        if isinstance(func, tirx.PrimFunc) and func.attrs and ELEMENTWISE in func.attrs
+    }
+    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs) if changed else mod
 
 
 def _function(binding: relax.Binding) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,9 @@ from tvm import relax
 
 from builder.importer.spans import Names, TracingBuilder, span_of
 from builder.kernels.rewriter import Values, constant_of
+
+if TYPE_CHECKING:
+    from builder.kernels.passes.byte_functions import ByteFunction
 
 INT32: Final = (1 << 31) - 1
 # A bias is an integer multiple of the product of the scales, but for the rounding of these to float32.
@@ -160,6 +163,7 @@ class Forms(Values):
         self.sums: dict[relax.Var, Sum] = {}
         self.shifted: dict[relax.Var, Shifted] = {}
         self.constants: dict[relax.Var, Floats] = {}
+        self.functions: dict[relax.Expr, ByteFunction] = {}
 
     def plain(self, expr: relax.Expr) -> relax.Expr:
         """Return `expr` as the model has it.
@@ -175,6 +179,12 @@ class Forms(Values):
                 self.define(expr, self._unshifted(self.shifted[expr]))
             elif expr in self.reals:
                 return self._dequantised(self.reals[expr])
+            elif expr in self.functions:
+                call = self.functions[expr].call
+                assert call is not None
+                reader, self.bb.current = self.bb.current, call.span
+                self.define(expr, self.bb.emit(self.call(call)))
+                self.bb.current = reader
         return super().plain(expr)
 
     def real(self, expr: relax.Expr) -> Real | None:

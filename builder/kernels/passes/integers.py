@@ -7,7 +7,8 @@ whose int32 sums are exact, followed by one multiplication:
     sum((x - zx) * sx * w * sw)  =  (sum(x * w) - zx * sum(w)) * (sx * sw)
 
 The second sum is a constant for each output channel and is added with the bias. Operators that only move
-elements, and maxima, are applied to the bytes. All else computes with real numbers, as the model says.
+elements, and maxima, are applied to the bytes. Functions of one tensor may become tables (`byte_functions`).
+All else computes with real numbers, as the model says.
 
 Layers for which bytes do not pay (grouped, of few input channels, depthwise on some processors) compute with
 float32 numbers that are integers. Their sums are exact too: no sum is as large as 2^24.
@@ -30,6 +31,8 @@ from tvm.ir import Call
 
 from builder.importer.byte_weights import ByteWeights
 from builder.importer.spans import names_of
+from builder.kernels.passes import byte_functions
+from builder.kernels.passes.byte_functions import ByteFunction
 from builder.kernels.passes.integer_forms import INT32, Forms, Real, Shifted, Sum
 from builder.kernels.passes.paddings import Padding
 from builder.kernels.rewriter import RESHAPES, constant_of, op_name, rewrite_main, shape_of, users_of
@@ -92,6 +95,7 @@ class _Integers:
         self._byte = target.dot.data if target.dot.data in _BYTES else None
         of_four = target.dot.group == 4 and not target.dot.halves
         self._fewest = _FEWEST_OF_FOUR if of_four else _FEWEST_CHANNELS
+        self._looks_up = target.looks_up_bytes
         self._bound: dict[relax.Var, Call] = {}
 
     def emit(self, table: Forms, var: relax.Var, call: Call) -> bool:
@@ -100,6 +104,12 @@ class _Integers:
         self._bound[var] = call
         if not isinstance(call.ty, relax.TensorType):
             return False
+        if self._looks_up and name in byte_functions.OPERATORS:
+            self._function(table, var, call)
+        return self._emit(table, var, call, name) or var in table.functions
+
+    def _emit(self, table: Forms, var: relax.Var, call: Call, name: str) -> bool:
+        """Replace `call`, an operator that is called `name`, if it has a form with integers."""
         if name == "relax.dequantize":
             return self._dequantize(table, var, call)
         if name == "relax.quantize":
@@ -167,6 +177,11 @@ class _Integers:
     def _quantised(self, table: Forms, x: relax.Expr, goal: Real, dtype: str) -> relax.Expr:
         """Emit the quantisation of `x`; a layer before it is computed in units of the scale."""
         bb, scale = table.bb, float(goal.scale)
+        function = table.functions.get(x) if isinstance(x, relax.Var) else None
+        if function is not None and function.is_long and dtype == "uint8" and scale > 0:
+            bytes_ = function.quantised(scale, float(goal.zero))
+            if bytes_ is not None:
+                return bb.emit(relax.op.take(relax.const(bytes_), function.real.integers))
         zero = relax.const(goal.zero.astype(dtype))
         # ONNX wants positive scales, but does not check it: bounds divided by others are no bounds.
         if isinstance(x, relax.Var) and x in table.sums and self._users[x] == 1 and scale > 0:
@@ -365,6 +380,24 @@ class _Integers:
         parts = relax.Tuple([real.integers for real in reals if real is not None])
         table.reals[var] = replace(first, integers=table.bb.emit(Call(call.op, [parts], call.attrs)))
         return True
+
+    @staticmethod
+    def _function(table: Forms, var: relax.Var, call: Call) -> None:
+        """Note what `call` computes if it is a function of one tensor of bytes."""
+        operands: list[ByteFunction | float] = []
+        for arg in call.args[:1] if op_name(call) == "relax.clip" else call.args:
+            real, known, constant = table.real(arg), table.functions.get(arg), table.constant(arg)
+            if constant is not None and constant.size == 1:
+                operands.append(constant.item())
+                continue
+            if known is None and real is not None:
+                known = ByteFunction.identity(real)
+            if known is None or shape_of(arg) != shape_of(call):
+                return
+            operands.append(known)
+        function = ByteFunction.of(call, operands)
+        if function is not None:
+            table.functions[var] = function
 
     def _combine(self, table: Forms, var: relax.Var, call: Call) -> bool:
         """Add or subtract two tensors of bytes in units of one's scale; what reads the sum is in its units.

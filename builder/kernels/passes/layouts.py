@@ -49,6 +49,7 @@ from builder.kernels.spaces import (
     pixels,
     planes,
     pooling,
+    quantisation,
     resize,
     rows,
     winograd,
@@ -117,6 +118,13 @@ class _Packing:
             return True
         if not isinstance(call.ty, relax.TensorType) or not call.args:
             return False
+        if quantisation.is_table(call):
+            have = table.packed(call.args[1])
+            if have is None:
+                return False
+            new = table.bb.emit(Call(call.op, [call.args[0], have.expr], call.attrs))
+            table.define_packed(var, replace(have, expr=new))
+            return True
         if name in RESHAPES and self._instance_norm(table, var, call):
             return True
         if name in routes.OPERATORS:
@@ -134,6 +142,10 @@ class _Packing:
             x = table.as_packed(call.args[0], channel_block(shape_of(call)[1], table.lanes_of(call.args[0])))
         if x is None:
             return False
+        mean = self._mean_of_bytes(table, call)
+        if mean is not None:
+            table.define_packed(var, replace(x, expr=mean))
+            return True
         if name in rows.REDUCTIONS:
             return self._reduction(table, var, call, x)
         if name == "relax.nn.prelu":
@@ -238,6 +250,20 @@ class _Packing:
             return False
         table.define_packed(var, Packed.dense(new, op.out_channels))
         return True
+
+    def _mean_of_bytes(self, table: LayoutValues, call: Call) -> relax.Expr | None:
+        """Emit the mean of planes that are dequantised: of their bytes, whose sums are exact; else None."""
+        source = self._bound.get(call.args[0])
+        if source is None or op_name(source) != "relax.dequantize" or not pooling.is_mean_of_planes(call):
+            return None
+        bytes_, (scale, zero) = table.packed(source.args[0]), map(constant_of, source.args[1:])
+        if bytes_ is None or scale is None or zero is None or scale.size != 1 or zero.size != 1:
+            return None
+        if str(bytes_.expr.ty.dtype) not in ("uint8", "int8"):
+            return None
+        if math.prod(shape_of(source)[2:]) > pooling.LARGEST_PLANE:
+            return None
+        return pooling.mean_of_bytes(table.bb, bytes_.expr, float(scale.item()), int(zero.item()))
 
     def _bytes_of(self, x: relax.Expr) -> tuple[relax.Expr, int] | None:
         """Return the bytes and the zero point that `x` was computed from as their difference, else None."""

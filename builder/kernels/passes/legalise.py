@@ -45,6 +45,7 @@ def legalise_map(target: DeviceTarget) -> dict[str, Legalisation]:
     own["relax.permute_dims"] = transpose.legalise
     own["relax.power"] = _power
     own["relax.nn.pad"] = padding.legalise
+    own["relax.multiply"] = _multiply
     own["relax.take"] = _take
     own["relax.concat"] = concatenation.legalise
     own["relax.cumsum"] = _cumsum
@@ -117,11 +118,25 @@ _POWERS: Final[Mapping[float, Callable[[tirx.Expr], tirx.Expr]]] = {
 }
 
 
+def _multiply(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise `multiply`; a constant that scales a computed number is an argument of the kernel.
+
+    TVM writes it into the code. Then products that are quantised while they run would each be a kernel of
+    their own, which differs from the others only by the scale of its weights.
+    """
+    constants = [arg for arg in call.args if constant_of(arg) is not None]
+    if len(constants) != 1 or shape_of(call) or str(call.ty.dtype) != "float32":
+        return legalise_as_tvm(bb, call)
+    return bb.call_te(topi.multiply, *call.args, primfunc_name_hint="multiply")
+
+
 def _take(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     """Legalise `take`; an index out of range takes the nearest element, as indices may come from users.
 
     A constant table of float16's numbers keeps their bits.
     """
+    if quantisation.is_table(call):
+        return quantisation.look_up(bb, call)
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
     table = constant_of(call.args[0])
     if table is not None and is_halves(table):

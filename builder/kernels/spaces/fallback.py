@@ -19,6 +19,7 @@ from tvm import sym, tirx
 from tvm.ir import Call, TensorLoad
 
 from builder.kernels.rewriter import op_name
+from builder.kernels.spaces.quantisation import is_look_up
 from builder.target.device_target import DeviceTarget
 
 
@@ -195,9 +196,10 @@ def _is_shifted(index: tirx.Expr, axis: tirx.Var) -> bool:
 
 
 def _loads(block: tirx.Stmt) -> list[TensorLoad]:
+    """Return what a block reads, but for tables of bytes, whose elements may be read in any order."""
     loads: list[TensorLoad] = []
     tvm_ffi.structural_walk(block.body, (TensorLoad, loads.append))
-    return loads
+    return [load for load in loads if not is_look_up(load)]
 
 
 def _for_jobs(extents: list[int], jobs: int) -> int:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 from typing import Final
 
+import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
@@ -19,6 +20,8 @@ from builder.kernels.spaces.register_tile import tilings
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "pool"
+# The most pixels of which a sum of bytes, less their zero points, fits int32.
+LARGEST_PLANE: Final = (2**31 - 1) // 255
 # The most negative finite numbers: the identity of a maximum.
 _LOWEST: Final = {"float32": -3.4028234663852886e38, "float16": -65504.0}
 
@@ -36,6 +39,14 @@ def emit(bb: relax.BlockBuilder, call: Call, x: relax.Expr) -> relax.Expr | None
     if name == "relax.nn.adaptive_avg_pool2d" and shape_of(call)[2:] == (1, 1):
         return reduction(bb, "relax.mean", x, (2, 3))
     return None
+
+
+def is_mean_of_planes(call: Call) -> bool:
+    """Whether `call` is the mean of each plane of an image."""
+    if op_name(call) == "relax.mean":
+        axes = sorted(int(a) % 4 for a in call.attrs.axis) if call.attrs.axis is not None else []
+        return axes == [2, 3] and bool(call.attrs.keepdims)
+    return op_name(call) == "relax.nn.adaptive_avg_pool2d" and shape_of(call)[2:] == (1, 1)
 
 
 def _window(bb: relax.BlockBuilder, call: Call, x: relax.Expr, *, is_max: bool) -> relax.Expr | None:
@@ -151,6 +162,30 @@ def reduction(bb: relax.BlockBuilder, name: str, x: relax.Expr, axes: Collection
         return te.compute(shape, element, name=name.removeprefix("relax."))
 
     return bb.emit(bb.call_te(compute, x, primfunc_name_hint=f"{name.removeprefix('relax.')}_of_planes"))
+
+
+def mean_of_bytes(bb: relax.BlockBuilder, x: relax.Expr, scale: float, zero: int) -> relax.Expr:
+    """Emit the mean of each plane of packed bytes that stand for `(x - zero) * scale`, as float32."""
+    n, blocks, height, width, b = shape_of(x)
+    factor = relax.const(np.float32(scale / (height * width)))
+    offset = relax.const(np.int32(-zero * height * width))
+
+    def compute(data: te.Tensor, step: te.Tensor, added: te.Tensor) -> te.Tensor:
+        kh = te.reduce_axis((0, height), "kh")
+        kw = te.reduce_axis((0, width), "kw")
+        total = te.compute(
+            (n, blocks, 1, 1, b),
+            lambda i, c, _y, _z, v: te.sum(data[i, c, kh, kw, v].astype("int32"), axis=[kh, kw]),
+            name="pool",
+            attrs={SPACE_MARK: KIND},
+        )
+        return te.compute(
+            (n, blocks, 1, 1, b),
+            lambda i, c, y, z, v: (total[i, c, y, z, v] + added()).astype("float32") * step(),
+            name="mean",
+        )
+
+    return bb.emit(bb.call_te(compute, x, factor, offset, primfunc_name_hint="integer_avg_pool2d"))
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:

@@ -19,12 +19,16 @@ from typing import Final
 
 import numpy as np
 from tvm import relax, te, tirx
-from tvm.ir import Call
+from tvm.ir import Call, TensorLoad
 from tvm.target.codegen import llvm_lookup_intrinsic_id
 
-from builder.kernels.rewriter import constant_of, legalise_as_tvm, shape_of
+from builder.kernels.rewriter import constant_of, legalise_as_tvm, op_name, shape_of
 
 _BYTES: Final = ("uint8", "int8")
+TABLE: Final = 256
+# An attribute of a function that is element-wise, though TVM does not see it; it takes its own attribute for
+# missing if that is 0, which means element-wise.
+ELEMENTWISE: Final = "edge.elementwise"
 _ROUNDER: Final = 1.5 * 2**23
 # Of scales whose inverse, and products with bytes, are normal numbers of float32.
 _SMALLEST, _LARGEST = 2.0**-100, 2.0**100
@@ -127,6 +131,33 @@ def dequantize(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
         return te.compute(data.shape, element, name="dequantize")
 
     return bb.call_te(compute, x, scale, zero, primfunc_name_hint="dequantize")
+
+
+def is_table(call: Call) -> bool:
+    """Whether `call` replaces each byte of a tensor by that of a constant table."""
+    if op_name(call) != "relax.take" or str(call.args[1].ty.dtype) != "uint8":
+        return False
+    table = constant_of(call.args[0])
+    return table is not None and table.shape == (TABLE,) and table.dtype == np.uint8
+
+
+def look_up(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise a table of bytes; `builder.codegen.byte_tables` knows it by the table's shape."""
+
+    def compute(table: te.Tensor, x: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape, lambda *i: table[x(*i).astype("int32")], name="look_up")
+
+    table, x = call.args
+    return bb.call_te(compute, table, x, primfunc_name_hint="look_up", primfunc_attrs={ELEMENTWISE: 1})
+
+
+def is_look_up(load: TensorLoad) -> bool:
+    """Whether an element, or a vector of them, is read from a table of bytes at the value of another byte."""
+    index, *others = load.indices
+    if others or str(load.source.dtype) != "uint8" or not isinstance(index, tirx.Cast):
+        return False
+    is_table = [int(d) for d in load.source.shape if isinstance(d, tirx.IntImm)] == [TABLE]
+    return is_table and str(index.value.ty.dtype).startswith("uint8")
 
 
 def _is_one(tensor: relax.Expr) -> bool:

@@ -49,6 +49,9 @@ class _Graph:
     def add(self, a: Any, b: Any) -> Any:
         return relax.op.add(a, relax.const(b) if isinstance(b, np.ndarray) else b)
 
+    def mean(self, x: Any) -> Any:
+        return relax.op.mean(x, [2, 3], keepdims=True)
+
     def flipped(self, x: Any) -> Any:
         return relax.op.flip(x, 3)
 
@@ -112,6 +115,9 @@ class _Numbers:
 
     add, matmul, transpose = staticmethod(np.add), staticmethod(np.matmul), staticmethod(np.transpose)
     sub = staticmethod(np.subtract)
+
+    def mean(self, x: Any) -> Any:
+        return x.mean((2, 3), keepdims=True)
 
     def flipped(self, x: Any) -> Any:
         return np.flip(x, 3)
@@ -188,6 +194,12 @@ def combined(operator: str, other: float) -> Layer:
         return o.q(o.conv(d, o.dq(W1, 0.002, 0, "int8")), 0.1, 120, "uint8"), y
 
     return layer
+
+
+def averaged(o: Any, x: Any) -> Any:
+    """The mean of each plane, which a gate begins with, and what it gates."""
+    d = o.dq(o.q(conv(o, x), 0.03, 121, "uint8"), 0.03, 121, "uint8")
+    return o.q(o.mean(d), 0.00137, 99, "uint8"), o.q(o.relu(d), 0.0231, 3, "uint8")
 
 
 def read_twice(o: Any, x: Any) -> Any:
@@ -279,6 +291,7 @@ LAYERS: dict[str, Layer] = {
     "a negative scale": lambda o, x: o.q(o.clip(conv(o, x), -1.0, 0.5), -0.02, 100, "uint8"),
     "read twice": read_twice,
     "residual of the input itself": residual,
+    "means of planes": averaged,
     "sum of two scales": combined("add", 0.0191),
     "difference of two scales": combined("sub", 0.00713),
     "sum of scales that are far apart": combined("add", 1e-9),
@@ -360,3 +373,10 @@ def test_a_scale_of_zero_is_no_traceback() -> None:
     lower_for(
         lambda v: _Graph().q(relax.op.nn.relu(conv(_Graph(), v)), 0.0, 3, "uint8"), {"x": x}, device("host")
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["host", "rpi4"])
+def test_a_mean_reads_bytes(name: str) -> None:
+    result = both(averaged, images(), name)
+    assert any("integer_avg_pool2d" in var.name_hint for var in result.lowered.kernels.functions)

@@ -50,3 +50,19 @@ def test_common_powers_are_no_calls(randn: Randn) -> None:
         )
         assembly = build_kernels(lowered.kernels, machine(8).tvm_target).inspect_source("asm")
         assert "powf" not in assembly
+
+
+def test_kernels_that_differ_by_the_scale_of_their_weights_are_one(target: DeviceTarget) -> None:
+    w = relax.const(np.ones((16, 16), "i1"))
+
+    def layer(v: relax.Expr, scale: relax.Expr, weight_scale: float) -> relax.Expr:
+        sums = relax.op.astype(relax.op.matmul(v, w, out_dtype="int32"), "float32")
+        return relax.op.multiply(sums, relax.op.multiply(scale, relax.const(np.float32(weight_scale))))
+
+    x, scale = np.full((4, 16), 3, "u1"), np.asarray(0.5, "f4")
+    build = lambda v, s: relax.Tuple([layer(v, s, 0.25), layer(v, s, 0.125)])  # noqa: E731
+    result = run(build, {"x": x, "scale": scale}, target)
+    for output, factor in zip(result.outputs, (0.125, 0.0625), strict=True):
+        assert np.array_equal(output, np.full((4, 16), 48 * factor, "f4"))
+    names = [var.name_hint for var in result.lowered.kernels.functions]
+    assert sum("matmul" in name for name in names) == 1, names

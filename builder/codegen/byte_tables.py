@@ -1,0 +1,77 @@
+"""Tables of 256 bytes, as the instructions that processors have for them.
+
+A kernel reads `table[x]` for each byte `x` of a vector. LLVM would load them one by one. VPERMI2B takes 64 of
+them from half of the table, which is two vectors; a second one takes those from the other half, and the
+highest bit of `x` chooses.
+
+Vectors of up to 64 bytes are written so, for processors that have the instruction. The loads are right on any
+processor, and give the same bytes.
+
+What the instruction computes: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2
+(VPERMI2B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import TensorLoad
+from tvm.target.codegen import llvm_lookup_intrinsic_id
+
+from builder.kernels.spaces.quantisation import TABLE, is_look_up
+
+_FEATURE: Final = "avx512vbmi"
+_INSTRUCTION: Final = "llvm.x86.avx512.vpermi2var.qi.512"
+_WHOLE: Final = 64  # lanes of the instruction
+_LANES: Final = (16, 32, 64)
+
+
+def write_byte_tables(mod: tvm.IRModule, features: AbstractSet[str]) -> tvm.IRModule:
+    """Write the reads of tables in all functions of `mod`, whose loops are vectors.
+
+    Parameters
+    ----------
+    mod
+        The functions.
+    features
+        The processor's features, as LLVM names them.
+    """
+    if _FEATURE not in features:
+        return mod
+    changed = {
+        var: func.with_body(tvm_ffi.structural_map(func.body, (TensorLoad, _written)))
+        for var, func in mod.functions.items()
+        if isinstance(func, tirx.PrimFunc)
+    }
+    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+
+
+def _written(load: TensorLoad) -> tirx.Expr:
+    table, index = load.source, load.indices[0]
+    count = int(index.ty.dtype.lanes)
+    if not is_look_up(load) or count not in _LANES:
+        return load
+    whole = tirx.Var("bytes", f"uint8x{_WHOLE}")
+    parts = [
+        tirx.BufferLoad(table, [tirx.Ramp(tirx.const(first, "int32"), tirx.const(1, "int32"), _WHOLE)])
+        for first in range(0, TABLE, _WHOLE)
+    ]
+    number = tirx.const(llvm_lookup_intrinsic_id(_INSTRUCTION), "uint32")
+
+    def half(low: tirx.Expr, high: tirx.Expr) -> tirx.Expr:
+        result: tirx.Expr = tirx.call_llvm_pure_intrin(f"uint8x{_WHOLE}", number, low, whole, high)
+        return result
+
+    middle = tirx.Broadcast(tirx.const(TABLE // 2, "uint8"), _WHOLE)
+    chosen = tirx.Select(whole < middle, half(*parts[:2]), half(*parts[2:]))
+    if count == _WHOLE:
+        return tirx.Let(whole, index.value, chosen)
+    few = tirx.Var("bytes", f"uint8x{count}")
+    lanes = [tirx.const(lane, "int32") for lane in range(_WHOLE)]
+    repeated = tirx.Shuffle([few] * (_WHOLE // count), lanes)
+    result = tirx.Let(whole, repeated, tirx.Shuffle([chosen], lanes[:count]))
+    return tirx.Let(few, index.value, result)
