@@ -127,7 +127,13 @@ def test_two_products_of_the_lowest_bytes_are_not_added_in_16_bits(
 
 @pytest.mark.parametrize(
     ("window", "at_once"),
-    [((3, 3), (4, 2, 4, 0)), ((1, 9), (2, 2, 0, 0)), ((2, 2), (2, 2, 0, 0)), ((7, 1), (4, 2, 4, 0))],
+    [
+        ((3, 3), (4, 2, 4, 0)),
+        ((1, 9), (2, 2, 0, 0)),
+        ((2, 2), (2, 2, 0, 0)),
+        ((7, 1), (4, 2, 4, 0)),
+        ((7, 7), (4, 0, 4, 0)),
+    ],
 )
 def test_which_taps_are_added_at_once(window: Shape, at_once: Shape) -> None:
     w = np.ones((8, 1, *window), "int8")
