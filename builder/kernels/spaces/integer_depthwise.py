@@ -39,6 +39,8 @@ _ROWS: Final = 4  # that are interleaved
 _PAIR: Final = 2  # columns whose products are added in 16 bits
 # With fewer rows most products would be those with zeros.
 _FEWEST_ROWS: Final = 3
+# Counted on a Cortex-A72, over float32: pairs of 3x3 take 0.58 of the instructions, 5x5 0.71, 7x7 1.01.
+_MOST_TAPS: Final = 25
 # 128 times more than this does not fit 16 bits.
 _LARGEST_PAIR: Final = 255
 # Columns of the input that are copied together.
@@ -58,7 +60,8 @@ def taps_at_once(weight: np.ndarray, target: DeviceTarget) -> int:
     dot = target.dot
     if dot.group == _ROWS and dot.name and not dot.halves and weight.shape[2] >= _FEWEST_ROWS:
         return _ROWS
-    return _PAIR if dot.data == "int8" and _fits_pairs(weight) else 0
+    few = weight[0].size <= _MOST_TAPS
+    return _PAIR if dot.data == "int8" and few and _fits_pairs(weight) else 0
 
 
 def _fits_pairs(weight: np.ndarray) -> bool:
@@ -209,7 +212,7 @@ class IntegerDepthwiseSpace:
 
 
 def space(
-    out_height: int, out_width: int, row_bytes: int, target: DeviceTarget, *, rows: bool
+    out_height: int, out_width: int, row_bytes: int, target: DeviceTarget, *, kernel_w: int = 0
 ) -> IntegerDepthwiseSpace:
     """Return the design space of a depthwise convolution of bytes.
 
@@ -221,12 +224,13 @@ def space(
         Bytes of the input that one output row reads.
     target
         The device.
-    rows
-        Whether four rows are added at once: then sums of one column are complete before the next column's
-        begin, and take no registers meanwhile.
+    kernel_w
+        Columns of the window if pairs of them are added at once: as many outputs are computed together as
+        leave registers for what they read and for a row of weights. 0 if four rows are added at once: then
+        the sums of a column are complete before those of the next one begin.
     """
     ows, ohs = tilings(out_width, 16), tilings(out_height, out_height)
-    most = 8 if rows else 4
+    most = max(1, (target.simd.registers - 2 - 2 * kernel_w) // 5) if kernel_w else 8
     high = max(1, target.core.l2_bytes // 4 // row_bytes)
     ow, oh = max(w for w in ows if w <= most), even_part(out_height, high)
     return IntegerDepthwiseSpace(ows, ohs, IntegerDepthwiseTiles(ow, oh))
@@ -278,8 +282,9 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     """Order the loops of the function around `block` by the decisions of `choose`."""
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
     _, _, height, width, lanes, *taps = extents
-    data = sch.get(block).reads[0].source
+    data, weights = (region.source for region in sch.get(block).reads)
     row_bytes = round(lanes * int(data.shape[3]) * int(data.shape[2]) / height)
-    s = space(height, width, row_bytes, target, rows=len(taps) > 1)
+    kernel_w = int(weights.shape[2]) if len(taps) == 1 else 0
+    s = space(height, width, row_bytes, target, kernel_w=kernel_w)
     tiles = IntegerDepthwiseTiles(choose("ow", s.ow, s.default.ow), choose("oh", s.oh, s.default.oh))
     apply(sch, block, tiles)
