@@ -7,6 +7,7 @@ of the board's caches and memory (`benchmarks/estimates`); no board is timed. Co
 engines are kept between runs.
 
     python -m benchmarks.bench_arm --models mobilenetv2 --times
+    python -m benchmarks.bench_arm --models squeezenet1_1 model.onnx   # of the zoo, or your own
     python -m benchmarks.bench_arm --markdown      # the tables of the last run, for the README
 """
 
@@ -37,6 +38,8 @@ from benchmarks.instructions.emulator import Emulator
 from benchmarks.prepare import HEADLINE, INT8, MODELS, NO_RECORDS, fixed_shapes, source
 from benchmarks.requirements import RequirementError
 from benchmarks.rounds import difference
+from benchmarks.zoo.comparison import LeftOutError
+from benchmarks.zoo.models import NAMES
 
 # Engines add in different orders, and Winograd's transforms lose precision. More means another network.
 LARGEST_DIFFERENCE: Final = 1e-2
@@ -78,7 +81,7 @@ def prepare(name: str, folder: Path, target: str, records: str | None) -> Prepar
     from builder.compiling.sample_inputs import make_inputs
     from builder.importer import import_onnx
 
-    place = folder / name
+    place = folder / Path(name).stem
     place.mkdir(parents=True, exist_ok=True)
     path = place / "model.onnx"
     if not path.exists():
@@ -162,9 +165,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     loops: dict[str, dict[str, list[hot_loops.Loop]]] = {}
     times: dict[str, dict[str, Mapping[int, Estimate]]] = {}
     board = boards()[TARGETS[args.cpu]]
-    for name in args.models:
-        target = TARGETS[args.cpu]
-        model = prepare(name, args.output.resolve() / "models", target, args.tuning_records)
+    for given in args.models:
+        target, name = TARGETS[args.cpu], Path(given).stem
+        try:
+            model = prepare(given, args.output.resolve() / "models", target, args.tuning_records)
+        except LeftOutError as error:
+            print(f"error: {given}: {error}", file=sys.stderr)
+            return 2
         with ThreadPoolExecutor(AT_ONCE) as pool:
             asked = [pool.submit(count, emulator, engine, model, args.cpu) for engine in args.engines]
             found = {engine: each.result() for engine, each in zip(args.engines, asked, strict=True)}
@@ -246,7 +253,10 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(HEADLINE))
+    parser.add_argument(
+        "--models", nargs="+", type=_model, default=list(HEADLINE), metavar="MODEL",
+        help=f"of {', '.join(MODELS)}; of the zoo; or an ONNX file (default: {' '.join(HEADLINE)})",
+    )  # fmt: skip
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--cpu", choices=list(TARGETS), default="cortex-a72")
     parser.add_argument(
@@ -259,6 +269,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="also copy the pictures to this folder")
     parser.add_argument("--markdown", action="store_true", help="print the tables of the last run and exit")
     return parser
+
+
+def _model(text: str) -> str:
+    """Return the name of a model, or the path of an ONNX file, as it was given.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is neither.
+    """
+    if text in MODELS or text in NAMES or Path(text).is_file():
+        return text
+    raise argparse.ArgumentTypeError(f"expected a model or an ONNX file with fixed shapes, got {text!r}")
 
 
 def ratios(counts: Mapping[str, Mapping[str, float]], ours: str) -> dict[str, float]:
