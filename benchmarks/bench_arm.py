@@ -7,6 +7,7 @@ of the board's caches and memory (`benchmarks/estimates`); no board is timed. Co
 engines are kept between runs.
 
     python -m benchmarks.bench_arm --models mobilenetv2 --times
+    python -m benchmarks.bench_arm --models squeezenet1_1 model.onnx   # of the zoo, or your own
     python -m benchmarks.bench_arm --markdown      # the tables of the last run, for the README
 """
 
@@ -46,6 +47,8 @@ from benchmarks.prepare import (
 )
 from benchmarks.requirements import RequirementError
 from benchmarks.rounds import difference
+from benchmarks.zoo.comparison import LeftOutError
+from benchmarks.zoo.models import NAMES
 
 # Engines add in different orders, and Winograd's transforms lose precision. More means another network.
 LARGEST_DIFFERENCE: Final = 1e-2
@@ -93,7 +96,7 @@ def prepare(name: str, folder: Path, target: str, records: str | None) -> Prepar
     from builder.quantising.halves import to_halves
     from builder.target.device_target import resolve
 
-    place = folder / name
+    place = folder / Path(name).stem
     place.mkdir(parents=True, exist_ok=True)
     path = place / "model.onnx"
     if not path.exists():
@@ -190,9 +193,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     loops: dict[str, dict[str, list[hot_loops.Loop]]] = {}
     times: dict[str, dict[str, Mapping[int, Estimate]]] = {}
     board = boards()[TARGETS[args.cpu]]
-    for name in args.models:
-        target = TARGETS[args.cpu]
-        model = prepare(name, args.output.resolve() / "models", target, args.tuning_records)
+    for given in args.models:
+        target, name = TARGETS[args.cpu], Path(given).stem
+        try:
+            model = prepare(given, args.output.resolve() / "models", target, args.tuning_records)
+        except LeftOutError as error:
+            print(f"error: {given}: {error}", file=sys.stderr)
+            return 2
         # No other engine is given a float16 network: it is compared with ours in float32.
         engines = [OURS] if name in HALVES else args.engines
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -282,7 +289,11 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--models", nargs="+", choices=(*MODELS, *HALVES), default=list(HEADLINE))
+    parser.add_argument(
+        "--models", nargs="+", type=_model, default=list(HEADLINE), metavar="MODEL",
+        help=f"of {', '.join((*MODELS, *HALVES))}; of the zoo; or an ONNX file "
+        f"(default: {' '.join(HEADLINE)})",
+    )  # fmt: skip
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--cpu", choices=list(TARGETS), default="cortex-a72")
     parser.add_argument(
@@ -295,6 +306,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="also copy the pictures to this folder")
     parser.add_argument("--markdown", action="store_true", help="print the tables of the last run and exit")
     return parser
+
+
+def _model(text: str) -> str:
+    """Return the name of a model, or the path of an ONNX file, as it was given.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is neither.
+    """
+    if text in (*MODELS, *HALVES, *NAMES) or Path(text).is_file():
+        return text
+    raise argparse.ArgumentTypeError(f"expected a model or an ONNX file with fixed shapes, got {text!r}")
 
 
 def ratios(counts: Mapping[str, Mapping[str, float]], ours: str) -> dict[str, float]:

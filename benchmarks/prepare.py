@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import onnx
 from benchmarks.architectures import ARCHITECTURES, generate
 from benchmarks.engines import OURS, UNTUNED, bundle_of, float_of, simplified_of
 from benchmarks.quantised import SUFFIX, dynamically_quantised, quantised
+from benchmarks.zoo.models import NAMES
 
 PROJECT: Final = Path(__file__).parents[1]
 # The demo's classifier is trained. The others are generated with seeded weights: the work of kernels does not
@@ -60,12 +62,27 @@ class Prepared:
 
 
 def source(name: str) -> onnx.ModelProto:
-    """Return the model: generated, quantised after that, or read from its file."""
+    """Return a model of `MODELS` or of the zoo, or one that is read from a file.
+
+    Raises
+    ------
+    LeftOutError
+        If a model of the zoo cannot be exported.
+    """
     name = name.removesuffix(HALVES_SUFFIX)
     if name in INT8:
         before = generate(name.removesuffix(SUFFIX))
         return quantised(before) if fixed_shapes(name) is None else dynamically_quantised(before)
-    return generate(name) if name in ARCHITECTURES else onnx.load(DIGITS)
+    if name in ARCHITECTURES:
+        return generate(name)
+    if name in NAMES:
+        from benchmarks.zoo.comparison import export  # imports the tables, which import this module
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "model.onnx")
+            export(name, path)
+            return onnx.load(path)
+    return onnx.load(DIGITS if name in MODELS else name)
 
 
 def fixed_shapes(name: str) -> dict[str, list[int]] | None:

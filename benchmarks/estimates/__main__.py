@@ -26,6 +26,8 @@ from benchmarks.estimates.inference import estimated, recorded
 from benchmarks.instructions.emulator import AGENT_PACKAGES, Emulator
 from benchmarks.prepare import MODELS, fixed_shapes, source
 from benchmarks.requirements import RequirementError
+from benchmarks.zoo.comparison import LeftOutError
+from benchmarks.zoo.models import NAMES
 
 HEADS: Final = ("kernel", "calls", "ms", "compute", "misses", "streams", "memory", "MB", "ms, all", "MB, all")
 
@@ -35,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmarks.estimates", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", help=f"one of {', '.join(MODELS)}, or an ONNX file with fixed shapes")
+    parser.add_argument(
+        "model", help=f"one of {', '.join(MODELS)}; of the zoo; or an ONNX file with fixed shapes"
+    )
     parser.add_argument("--board", choices=list(boards()), default="rpi4")
     parser.add_argument("--tuning-records", metavar="DIR", help="as `edgebundle compile` has it")
     args = parser.parse_args(arguments)
@@ -43,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         emulator = Emulator.prepare(AGENT_PACKAGES)
         with tempfile.TemporaryDirectory() as folder:
             found = of_kernels(emulator, args.model, args.board, args.tuning_records, Path(folder))
-    except RequirementError as error:
+    except (RequirementError, LeftOutError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     title = f"{args.model}: estimated times on {boards()[args.board].name}, no board timed"
@@ -60,7 +64,7 @@ def of_kernels(
     from builder.importer import import_onnx
 
     path = Path(model)
-    if model in MODELS:
+    if model in MODELS or model in NAMES:
         path = place / "model.onnx"
         onnx.save(source(model), path)
     imported = import_onnx(path, input_shapes=fixed_shapes(model))
