@@ -315,7 +315,7 @@ def count_calls(folder: Path, requests: int = 5) -> dict[str, int]:
                     counts[name].append(calls)
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]  # None is what removes it
+        threading.setprofile(None)
     return {name: int(statistics.median(each)) for name, each in counts.items()}
 
 
