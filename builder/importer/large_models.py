@@ -102,7 +102,7 @@ def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions) ->
     Raises
     ------
     Exception
-        What ONNX Runtime raises if it refuses the model.
+        If ONNX Runtime refuses the model.
     """
     if not is_too_large(model):
         raw = model.SerializeToString()

@@ -255,8 +255,8 @@ def test_rollback_returns_to_the_version_before_after_a_confirmation(
     assert edgebundle(*verb, "-y").returncode == 0
     fails(edgebundle("rollback", *where, "--model", "faces", "-y"), "kitchen reports no model faces")
     fails(edgebundle("rollback", *where, "--model", "../x", "-y"), "expected the names")
-    nobody = ("--agent", "nobody", "--broker", site.broker)
-    fails(edgebundle("rollback", *nobody, "--model", "digits", "-y"), "nobody has not reported")
+    missing = ("--agent", "attic", "--broker", site.broker)
+    fails(edgebundle("rollback", *missing, "--model", "digits", "-y"), "no agent called attic is known")
 
 
 class Answers(io.StringIO):

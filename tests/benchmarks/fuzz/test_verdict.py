@@ -109,7 +109,7 @@ def test_one_child_reads_many_cases_and_is_replaced(monkeypatch: pytest.MonkeyPa
     refused = "refused"
     assert found == [refused, refused, "crash", refused, "large", refused, "left", "accepted", *[refused] * 4]
     assert processes[0] == processes[1]
-    assert processes[2] is None  # it crashed, alone too
+    assert processes[2] is None  # it crashed, also by itself
     assert processes[7] is None  # it left a process
     assert processes[8] == processes[9] and processes[10] is None
 

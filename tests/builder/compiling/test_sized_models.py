@@ -9,10 +9,17 @@ from typing import cast
 import pytest
 
 from agent.bundle.tensor_spec import TensorSpec
+from builder.compiling import sized_models
 from builder.compiling.sized_models import MAX_KEPT_BYTES, SizedModels, input_axes, output_axes
 from builder.errors import ShapeError
 from builder.importer.bounded_shapes import parse_bounded_shapes, resolve_bounds
 from builder.importer.onnx_import import ImportedModel
+
+
+@pytest.fixture(autouse=True)
+def sizes_of_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of `models` has no graph to measure."""
+    monkeypatch.setattr(sized_models, "model_bytes", lambda model: model.ByteSize())
 
 
 def models(

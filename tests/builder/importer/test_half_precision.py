@@ -570,7 +570,7 @@ def test_a_float16_input_can_be_fixed_to_a_value(run_onnx: Any) -> None:
 
 
 def test_weights_that_would_not_fit_as_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(half_precision, "MAX_MODEL_BYTES", 3000)
+    monkeypatch.setattr(half_precision, "MAX_WEIGHT_BYTES", 3000)
     with pytest.raises(ModelError, match=r"at most 3000 bytes when its weights are float32, got \d+$"):
         import_onnx(conv_net(F16))
 
