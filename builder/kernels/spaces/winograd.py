@@ -3,8 +3,8 @@
 A tile of `m x m` outputs takes `(m + 2)**2` products instead of `9 * m**2`: 36 instead of 144 for m = 4.
 There are three stages: input tiles are transformed (`B^T d B`), multiplied with transformed weights (one
 matrix product for each of the `(m + 2)**2` positions), and transformed back (`A^T m A`), with the epilogue.
-Each stage does the whole picture; or all three do one band of rows, then the next, if what is between them
-stays in the L2 cache only then.
+Each stage does the whole picture; or all three do one band of rows after another, if only then their
+intermediate results stay in the L2 cache.
 
 A separate node, which reads only constants, transforms the weights: the executor runs it once, at load, and
 the bundle holds the nine numbers of each filter rather than `(m + 2)**2`.
@@ -44,16 +44,16 @@ WEIGHTS_KIND: Final = "winograd_weights"
 # In multiply-adds of a vector, fitted to a core with 512-bit vectors.
 _TRANSFORM_COST: Final = 8.0
 _GEMM_COST: Final = 1.1
-# Parts of the L2 cache: what may be between the stages without bands, the transformed weights, and a band.
+# Parts of the L2 cache: intermediate results without bands, the transformed weights, and a band's results.
 _MOST_BETWEEN: Final = 0.5
 _MOST_WEIGHTS: Final = 0.5
 _MOST_IN_BAND: Final = 0.4
-# Small bands are the fastest, but the product holds up to so many tiles in registers.
+# Small bands are the fastest, but a band needs as many tiles as the product holds in registers.
 _REGISTER_TILES: Final = 12
-# Bands are what threads share: seven of them keep four threads busy for most of the time.
+# Threads share the bands: seven of them keep four threads busy for most of the time.
 _FEWEST_BANDS: Final = 7
-# Extents of the output's tile. That of 5 has 1.5 times the error of 4, so it must save a twentieth. Its
-# transforms are long code, which only pays where multiply-adds are slow.
+# Extents of the output's tile. 5 has 1.5 times the error of 4, so it must save a twentieth. Its transforms
+# are so long that they only pay where multiply-adds are slow.
 _EXTENTS: Final = (4, 2)
 _EXTENTS_ON_ARM: Final = (4, 5, 2)
 _WORTH: Final = 0.95
@@ -91,8 +91,8 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
 def rows_of_band(op: Conv2d, m: int, target: DeviceTarget) -> int | None:
     """Choose how many rows of tiles go through the three stages together; None for all of them.
 
-    What is between the stages is `(m + 2)**2 / m**2` times as large as the pictures. If it does not stay in
-    the L2 cache, a band of it does, beside the weights, which each band reads again.
+    Intermediate results are `(m + 2)**2 / m**2` times as large as the pictures. If they do not stay in the L2
+    cache, those of a band do, beside the weights, which each band reads again.
     """
     whole = Stages(op, m, 1)
     l2_bytes = target.core.l2_bytes
