@@ -27,7 +27,7 @@ def add_model(parser: Parser) -> None:
         help=f'device to compile for: {TARGETS}; or "llvm -mcpu=NAME", or a TVM target as JSON '
         "(default: %(default)s, this machine)",
     )
-    target.completer = lambda **_: list(PRESETS)  # type: ignore[attr-defined]
+    target.completer = lambda **_: list(PRESETS)  # type: ignore[attr-defined]  # argcomplete reads it
 
 
 def add_model_file(parser: Parser) -> None:

@@ -12,7 +12,7 @@ NAME: Final = "Pad"
 _MODES: Final = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 
-class Padding(onnx_frontend.Pad):  # type: ignore[misc]
+class Padding(onnx_frontend.Pad):  # type: ignore[misc]  # TVM has no types
     """TVM's converter of Pad, but for float32 with an operator of Relax; other types are left to TVM."""
 
     @classmethod
