@@ -187,7 +187,7 @@ def _moved(table: Images, call: Call) -> relax.Expr | None:
 
 
 def _slopes(table: Images, call: Call) -> relax.Expr | None:
-    """Return a PReLU in four dimensions; None if its operand is not an image yet, or columns have slopes."""
+    """Return a PReLU in four dimensions; None if its operand is no image yet, or columns have slopes."""
     rank = len(shape_of(call))
     of_channels = int(call.attrs.axis) % rank == 1 or shape_of(call.args[1]) == (1,)
     if not _is_image(table, call.args[0], rank) or not of_channels:

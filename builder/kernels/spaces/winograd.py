@@ -44,7 +44,7 @@ WEIGHTS_KIND: Final = "winograd_weights"
 # In multiply-adds of a vector, fitted to a core with 512-bit vectors.
 _TRANSFORM_COST: Final = 8.0
 _GEMM_COST: Final = 1.1
-# Parts of the L2 cache: intermediate results without bands, the transformed weights, and a band's results.
+# Parts of the L2 cache: what may be between the stages without bands, the transformed weights, and a band.
 _MOST_BETWEEN: Final = 0.5
 _MOST_WEIGHTS: Final = 0.5
 _MOST_IN_BAND: Final = 0.4
@@ -91,8 +91,8 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
 def rows_of_band(op: Conv2d, m: int, target: DeviceTarget) -> int | None:
     """Choose how many rows of tiles go through the three stages together; None for all of them.
 
-    Intermediate results are `(m + 2)**2 / m**2` times as large as the pictures. If they do not stay in the L2
-    cache, those of a band do, beside the weights, which each band reads again.
+    What is between the stages is `(m + 2)**2 / m**2` times as large as the pictures. If it does not stay in
+    the L2 cache, a band of it does, beside the weights, which each band reads again.
     """
     whole = Stages(op, m, 1)
     l2_bytes = target.core.l2_bytes
