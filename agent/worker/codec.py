@@ -157,7 +157,7 @@ class Codec:
         MediaTypeError
             If its content type is not supported.
         InputError
-            If its payload does not fit the model's inputs, or it asks for the raw results of a recording.
+            If its payload does not fit the model's inputs, or it asks for raw outputs of a recording.
         """
         is_raw = _is_raw(request.accept or "")
         decoded = self._decode(request, payload)
@@ -165,8 +165,8 @@ class Codec:
             return decoded
         if decoded.recording is not None:
             raise InputError(
-                f"a recording: expected an answer with what was heard, got {UNPROCESSED}",
-                hint="send the windows as tensors for the model's own outputs",
+                f"expected a recording without {UNPROCESSED}, got one with it",
+                hint="to get the model's own outputs, send the windows as tensors",
             )
         return replace(decoded, is_raw=True)
 
@@ -251,7 +251,7 @@ class Codec:
         rows = None if self._rows is None else self._rows.rows_of(document)
         if rows is not None:
             decoded = self._decode_rows(rows, given_id)
-            # Beside a row's own values, `parameters` may be a column.
+            # In a document that is a row itself, `parameters` may be a column.
             if isinstance(document, dict) and ("row" in document or "rows" in document):
                 return replace(decoded, is_raw=oip.is_raw(document.get("parameters")))
             return decoded
@@ -350,12 +350,12 @@ def _media_type(text: str) -> str:
 
 
 def _is_raw(accept: str) -> bool:
-    """Return whether an answer without its postprocess is wanted; parameters that are not known mean nothing.
+    """Return whether an answer without its postprocess is wanted; unknown parameters are ignored.
 
     Raises
     ------
     InputError
-        If it wants another postprocess than none.
+        If it asks for any postprocess other than `none`.
     """
     for parameter in accept.split(";")[1:]:
         name, _, value = (part.strip().lower() for part in parameter.partition("="))

@@ -139,12 +139,12 @@ def draw_answer(picture: Path, answers: Mapping[str, Any] | None, output: Path) 
 
 
 def draw_on(content: bytes, content_type: str, answers: Mapping[str, Any], output: Path) -> None:
-    """Draw an answer on a picture's bytes and write that.
+    """Draw an answer on a picture and write the result to `output`.
 
     Raises
     ------
     ModelError
-        If the picture cannot be read, the answer not drawn, or the file not written.
+        If the picture cannot be read, the answer cannot be drawn, or the file cannot be written.
     """
     from agent.durable import replacing
     from builder.running.drawing import draw, encode

@@ -54,7 +54,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         action="append",
         help="a .jpg or .png picture, a .wav recording, an .npz of inputs, a table of rows (.csv, .json, "
         ".jsonl), or a .json request; - reads a picture or a WAV from stdin, the WAV while it arrives; or "
-        "several pictures or recordings, folders, or patterns such as 'photos/*.jpg'",
+        "several pictures or recordings: files, folders, or patterns such as 'photos/*.jpg'",
     )
     add_broker(parser)
     parser.add_argument(
@@ -190,7 +190,7 @@ def _given(name: str) -> object:
 
 
 def _drawn(name: str, data: object, output: str) -> Path:
-    """Return where an answer is drawn; the picture is checked before anything is sent."""
+    """Return the file that the answer is drawn to; check the picture before anything is sent."""
     from agent.wire.content_types import IMAGES
     from builder.errors import FleetError
     from edgebundle.request import Request
@@ -267,7 +267,7 @@ def _print_answer(answers: Sequence[Answer], count: int) -> None:
 
 
 def answer_lines(answer: Answer, count: int) -> list[str]:
-    """Return what an answer says, at most `count` labels or boxes of it."""
+    """Return an answer as lines of text, with at most `count` labels or boxes."""
     lines = [line["text"] for line in _heard(answer)]
     lines += [f"{label.score:10.6f}  {label.label}" for label in answer.labels[:count]]
     for box in answer.boxes[:count]:

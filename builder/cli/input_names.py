@@ -1,4 +1,4 @@
-"""What a command line names as inputs, before numpy or a library of pictures is loaded."""
+"""The inputs that a command line names; needs neither numpy nor a library of pictures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def named_inputs(groups: Iterable[list[str]] | None) -> list[str]:
-    """Return the values of all `--inputs`, of which each may have several."""
+    """Return the values of all flags `--inputs`, each of which may have several."""
     return [name for group in groups or () for name in group]
 
 

@@ -342,7 +342,7 @@ def test_a_recording_in_parts_equals_the_whole(site: Site, hearer: Package) -> N
         np.testing.assert_array_equal(np.concatenate([p["segments"] for p in parts]), whole["segments"])
         with pytest.raises(UsageError, match="group"):
             client.model("group:all", "hearer").session()
-        with pytest.raises(InputError, match="expected an answer with what was heard"):
+        with pytest.raises(InputError, match="expected a recording without postprocess=none"):
             model(audio=wav(samples), raw=True)
 
 

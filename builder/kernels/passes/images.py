@@ -1,4 +1,4 @@
-"""Values of other ranks as images `[N, C, H, W]`: signals with one row, videos with one for each frame.
+"""Values of other ranks as images `[N, C, H, W]`: a signal is one row, a video one image for each frame.
 
 Promises that a value gets its own shape back where an operator asks for it. Leaves to `convolutions` and
 `image_operators` which operators are computed on images.
