@@ -433,6 +433,9 @@ export class Client {
     if (!(deadlineS > 0 && deadlineS < Infinity)) {
       throw new UsageError(`deadlineS: expected a positive number of seconds, got ${show(deadlineS)}`);
     }
+    if (raw !== undefined && typeof raw !== "boolean") {
+      throw new UsageError(`raw: expected true or false, got ${show(raw)}`);
+    }
     const end = now() + deadlineS;
     await this.connect();
     const request = await this.#request(target, input);
