@@ -17,6 +17,7 @@ from agent.bundle.processing import ClassMap, Ctc, Detect, Postprocess, Step, To
 from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime.postprocess import class_count
 from builder.errors import ModelError
+from builder.spelling import similar_file
 
 MAX_LABELS_BYTES: Final = MAX_MEMBER_BYTES["labels.txt"]
 Labels: TypeAlias = str | os.PathLike[str] | Sequence[str]
@@ -57,7 +58,8 @@ def read_labels(source: Labels) -> list[str]:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
         raise ModelError(
-            f"{path}: cannot be read ({error.strerror})", hint=f"a file with one label per line, or {COCO}"
+            f"{path}: cannot be read ({error.strerror})",
+            hint=similar_file(path, otherwise=f"a file with one label per line, or {COCO}"),
         ) from error
     except UnicodeDecodeError as error:
         raise ModelError(
@@ -175,12 +177,22 @@ def check_labels(
             found.insert(0, BACKGROUND)
         allowed = (count - 1, count) if is_text else (count,)
         if count and len(found) not in allowed and (found or is_text):
+            expected = f"{' or '.join(map(str, allowed))} label{'' if allowed == (1,) else 's'}"
+            named_by = f"a file with {expected}, one per line"
             raise ModelError(
-                f"{what}: expected {' or '.join(map(str, allowed))} labels for {outputs_of(step)[-1]}, "
-                f"got {len(found)}",
-                hint="add --labels FILE, one character per line" if is_text else None,
+                f"{what}: expected {expected} for {_classes_of(step)}, got {len(found)}",
+                hint="add --labels FILE, one character per line"
+                if is_text
+                else f"give {named_by}, or leave out --labels: answers then have the numbers of the classes",
             )
     return found
+
+
+def _classes_of(step: Step) -> str:
+    """Return the name of the output from which the number of classes is known."""
+    if isinstance(step, Objects):
+        return (step.scores or step.class_ids or step.boxes)[0].output
+    return outputs_of(step)[-1]
 
 
 def _first_is_background(step: Step) -> bool:
