@@ -17,7 +17,7 @@ from agent.bundle.processing import ClassMap, Ctc, Detect, Postprocess, Step, To
 from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime.postprocess import class_count
 from builder.errors import ModelError
-from builder.spelling import similar_file
+from builder.spelling import did_you_mean, similar_file
 
 MAX_LABELS_BYTES: Final = MAX_MEMBER_BYTES["labels.txt"]
 Labels: TypeAlias = str | os.PathLike[str] | Sequence[str]
@@ -25,6 +25,7 @@ BACKGROUND: Final = "background"
 # Steps whose answers have labels.
 NAMED: Final = frozenset(step.kind for step in (TopK, Detect, Objects, ClassMap, Ctc, Keywords))
 COCO: Final = "coco"
+_LABELS_HINT: Final = f"give a file with one label per line, or {COCO}"
 # The 80 classes of COCO's detection task, in the order of its annotations (cocodataset.org).
 COCO_LABELS: Final = (
     "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat",
@@ -59,7 +60,7 @@ def read_labels(source: Labels) -> list[str]:
     except OSError as error:
         raise ModelError(
             f"{path}: cannot be read ({error.strerror})",
-            hint=similar_file(path, otherwise=f"a file with one label per line, or {COCO}"),
+            hint=similar_file(path, otherwise=did_you_mean(str(path), [COCO], otherwise=_LABELS_HINT)),
         ) from error
     except UnicodeDecodeError as error:
         raise ModelError(
@@ -178,12 +179,11 @@ def check_labels(
         allowed = (count - 1, count) if is_text else (count,)
         if count and len(found) not in allowed and (found or is_text):
             expected = f"{' or '.join(map(str, allowed))} label{'' if allowed == (1,) else 's'}"
-            named_by = f"a file with {expected}, one per line"
             raise ModelError(
                 f"{what}: expected {expected} for {_classes_of(step)}, got {len(found)}",
                 hint="add --labels FILE, one character per line"
                 if is_text
-                else f"give {named_by}, or leave out --labels: answers then have the numbers of the classes",
+                else f"give a file with {expected}, or leave out --labels: answers then have numbers of classes",
             )
     return found
 

@@ -28,6 +28,7 @@ MISTAKES = [
     (("compile", MODEL, "--preprocess", "no.toml"), "no.toml"),
     (("compile", MODEL, "--postprocess", "no.toml"), "no.toml"),
     (("compile", MODEL, "--labels", "no.txt"), "no.txt"),
+    (("compile", MODEL, "--labels", "cocco"), "did you mean coco?"),
     (("compile", MODEL, "--tuning-records", "no-records"), "no-records"),
     (("compile", MODEL, "-o", "no-folder/x.bundle"), "no-folder"),
     (("compile", MODEL, "--name", "No Spaces"), "name: expected"),
