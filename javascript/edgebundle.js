@@ -855,7 +855,8 @@ function readAnswer({ payload, properties }, agent) {
     const outputs = status === 200 ? jsonOutputs(body.outputs ?? []) : new Map();
     return {
       status,
-      message: one(user.__stMsg) ?? (text(body.message) || text(body.error)),
+      // The property and `message` repeat the hint.
+      message: text(body.error) || one(user.__stMsg) || text(body.message),
       hint: text(body.hint),
       version: text(body.model_version),
       outputs,

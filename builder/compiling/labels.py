@@ -183,7 +183,7 @@ def check_labels(
                 f"{what}: expected {expected} for {_classes_of(step)}, got {len(found)}",
                 hint="add --labels FILE, one character per line"
                 if is_text
-                else f"give a file with {expected}, or leave out --labels: answers then have numbers of classes",
+                else f"give a file with {expected}, or leave out --labels for the classes' numbers",
             )
     return found
 
