@@ -4,7 +4,7 @@
 #
 #   packaging/home-assistant.sh
 #
-# Promises: as packaging/debian-root.sh, which makes the root that this one is a copy of. It takes 1.1 GB, a third of
+# Promises: as packaging/debian-root.sh, which makes the root that this one is a copy of. It takes 1 GB, a third of
 # it Home Assistant's own page, without which its core does not start. Only what the recipe of docs/clients.md needs is
 # installed beside the core. A download that breaks off is tried again, and what has arrived is not fetched twice.
 #   EDGEBUNDLE_CACHE    folder for roots; default ${XDG_CACHE_HOME:-~/.cache}/edgebundle
