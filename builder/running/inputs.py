@@ -110,7 +110,7 @@ def _read_npz(path: Path) -> dict[str, npt.NDArray[np.generic]]:
             is_arrays = raw.read(len(_ONE_ARRAY)).startswith((_ARCHIVE, _ONE_ARRAY))
         if not is_arrays:
             raise ModelError(
-                f"{path}: expected {_TAKEN}, got another file",
+                f"{path}: expected {_TAKEN if path.suffix != '.npz' else 'an .npz file'}, got another file",
                 hint="the suffix says what a file is; numpy.savez('inputs.npz', data=array) writes arrays",
             )
         with np.load(path, allow_pickle=False) as file:
