@@ -167,6 +167,7 @@ def _convert(path: Path, inputs: Mapping[str, np.ndarray[Any, Any]], engines: Co
             try:
                 convert(path, inputs)
             except UnavailableError as error:
+                (path.parent / _CONVERTED[engine]).unlink(missing_ok=True)  # with operators that it lacks
                 print(f"  without {TITLES[engine]}: {error}")
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks import prepare
+from benchmarks import bench_arm, prepare
 from benchmarks.bench_arm import Prepared, _largest_difference, _parser, _saved, count
-from benchmarks.engines import OURS
+from benchmarks.engines import OURS, UnavailableError
 from benchmarks.instructions.emulator import Emulator
 
 
@@ -79,3 +79,18 @@ def test_another_engine_with_other_results_is_left_out(
     assert "got 5.0e-01" in capsys.readouterr().out
     with pytest.raises(RuntimeError, match="expected a relative difference"):
         count(emulator, OURS, model, "cortex-a72")
+
+
+def test_a_file_with_operators_that_ncnn_lacks_is_not_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = tmp_path / "model.ncnn.param"
+
+    def convert_for_ncnn(_model: Path, _shape: tuple[int, ...]) -> Path:
+        written.write_text("pnnx.Expression")
+        raise UnavailableError("pnnx cannot convert it to operators of ncnn")
+
+    monkeypatch.setattr(bench_arm, "convert_for_ncnn", convert_for_ncnn)
+    bench_arm._convert(tmp_path / "model.onnx", {"x": np.zeros((1, 3))}, ["ncnn"])
+    assert capsys.readouterr().out == "  without ncnn: pnnx cannot convert it to operators of ncnn\n"
+    assert not written.exists()
