@@ -168,7 +168,7 @@ class Keyring:
         try:
             paths = sorted(path for path in folder.iterdir() if path.suffix in KEY_SUFFIXES)
         except OSError as error:
-            raise ConfigError(f"keyring {folder}: cannot be read: {error.strerror}") from error
+            raise ConfigError(f"{folder}: cannot be read: {error.strerror}") from error
         faults = [f"{path}: expected at most {MAX_KEYS} keys" for path in paths[MAX_KEYS : MAX_KEYS + 1]]
         keys = []
         for path in paths[:MAX_KEYS]:
@@ -177,7 +177,7 @@ class Keyring:
             except ConfigError as error:
                 faults.append(str(error))
         if not keys:
-            why = faults[0] if faults else f"keyring {folder}: expected 1 to {MAX_KEYS} keys, got 0"
+            why = faults[0] if faults else f"{folder}: expected 1 to {MAX_KEYS} keys, got 0"
             raise ConfigError(why, hint="copy the public key that verifies your bundles into it, as NAME.pub")
         revoked, wrong = _revoked(folder / REVOKED_FILE)
         names = MappingProxyType({key.key_id: key for key in keys})
