@@ -75,7 +75,9 @@ def profile(model: str, threads: int, repeat: int) -> tuple[list[Row], float]:
     target = resolve("host")
     source = generate(model) if model in ARCHITECTURES else Path(model)
     shapes = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), (1, 128))
-    imported = import_onnx(source, input_shapes=shapes if model == "bert" else None, progress=lambda _: None)
+    imported = import_onnx(
+        source, input_shapes=shapes if source.stem.startswith("bert") else None, progress=lambda _: None
+    )
     lowered = lower(imported.mod, target)
     interpreter = Interpreter(lowered, target.tvm_target)
     state = np.random.RandomState(0)
