@@ -75,7 +75,9 @@ def profile(model: str, threads: int, repeat: int) -> tuple[list[Row], float]:
     target = resolve("host")
     source = generate(model) if model in ARCHITECTURES else Path(model)
     shapes = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), (1, 128))
-    imported = import_onnx(source, input_shapes=shapes if model == "bert" else None, progress=lambda _: None)
+    imported = import_onnx(
+        source, input_shapes=shapes if source.stem.startswith("bert") else None, progress=lambda _: None
+    )
     lowered = lower(imported.mod, target)
     interpreter = Interpreter(lowered, target.tvm_target)
     state = np.random.RandomState(0)
@@ -108,8 +110,10 @@ def flops_of(kernel: str, shapes: list[tuple[int, ...]]) -> float:
     if "winograd" in kernel:
         return 2 * 9 * out * shapes[1][2] * shapes[1][3]
     if "conv2d" in kernel:
-        _, blocks, kh, kw, block, _, _ = shapes[1]
-        return 2 * out * blocks * kh * kw * block
+        weights = next((shape for shape in shapes if len(shape) >= 7), None)  # of bytes: a group comes last
+        if weights is None:
+            return 0.0
+        return 2 * out * float(np.prod(weights[1:5])) * (weights[7] if len(weights) == 8 else 1)
     if "depthwise" in kernel:
         return 2 * out * shapes[1][1] * shapes[1][2]
     if "matmul" in kernel:

@@ -2,8 +2,8 @@
 
 A quantised model writes `x * sigmoid(x)` as operators on real numbers between a dequantisation and a
 quantisation. Whatever the formula, each result depends only on one byte, so there are 256 of them. They are
-computed here, with NumPy, and become a table of bytes if the result is quantised and the formula contains an
-operator that takes many instructions.
+computed here, with NumPy, and become a table of bytes if the result is quantised and the formula takes more
+instructions than reading a table: it contains an exponential, or several short operators.
 
 Promises the results of the operators in float32, except for their rounding.
 """
@@ -31,6 +31,8 @@ def _sigmoid(x: Numbers) -> Numbers:
 
 
 _erf: Final = np.vectorize(math.erf, otypes=[np.float64])
+# A table takes six instructions; three operators, and quantising their result, take twice as many.
+_FEWEST_OPERATORS: Final = 3
 # Operators with an exponential, which take many more instructions than a table.
 _LONG: Final[Mapping[str, Callable[[Numbers], Numbers]]] = {
     "relax.sigmoid": _sigmoid,
@@ -67,15 +69,15 @@ class ByteFunction:
         The bytes, of type `uint8`, with one scale.
     numbers
         Its 256 results, in the order of the bytes.
-    is_long
-        Whether it takes many instructions.
+    operators
+        How many operators compute it; one with an exponential counts as `_FEWEST_OPERATORS`.
     call
         The operator that computes it last, in the model.
     """
 
     real: Real
     numbers: Numbers
-    is_long: bool
+    operators: int
     call: Call | None = None
 
     @classmethod
@@ -84,7 +86,7 @@ class ByteFunction:
         if not real.is_one_scale or str(real.integers.ty.dtype) != "uint8":
             return None
         numbers = (np.arange(BYTES, dtype=np.float64) - float(real.zero)) * float(real.scale)
-        return cls(real, numbers.astype(np.float64), is_long=False)
+        return cls(real, numbers.astype(np.float64), operators=0)
 
     @classmethod
     def of(cls, call: Call, operands: list[ByteFunction | float]) -> ByteFunction | None:
@@ -100,8 +102,14 @@ class ByteFunction:
                 result = np.clip(numbers[0], low, high)
             else:
                 result = _FORMULAS[name](*numbers)
-        is_long = name in _LONG or any(each.is_long for each in functions)
-        return cls(functions[0].real, np.asarray(result, np.float64), is_long, call)
+        operators = _FEWEST_OPERATORS if name in _LONG else 1
+        operators += sum(each.operators for each in functions)
+        return cls(functions[0].real, np.asarray(result, np.float64), operators, call)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it takes more instructions than a table."""
+        return self.operators >= _FEWEST_OPERATORS
 
     def reads(self, other: ByteFunction) -> bool:
         """Whether both are functions of the same bytes."""

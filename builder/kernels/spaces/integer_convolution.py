@@ -11,6 +11,7 @@ a constant for each output channel, and left to the caller.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 
 from builder.kernels.decisions import Chooser, Decision
-from builder.kernels.rewriter import shape_of
+from builder.kernels.rewriter import constant_of, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.convolution import Conv2d, Rows, filled, pad, schedule_pad
@@ -38,6 +39,10 @@ from builder.kernels.spaces.register_tile import TileChoices, hold_operand, tili
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "integer_conv2d"
+# Of a padded row of pixels with few bytes, at a time.
+_COPIED_BYTES: Final = 64
+# Pixels with fewer bytes are copied several at a time. With more, it takes longer to fill rows before.
+_PIXEL_BYTES: Final = 16
 
 
 def block_of(channels: int, target: DeviceTarget) -> int:
@@ -107,14 +112,18 @@ def emit(
     elif dot.halves:
         dtype, packed = "int16", pack_weights(weight, in_block, out_block, oc, 1)
 
-    def compute(data: te.Tensor, point: te.Tensor, w: te.Tensor) -> te.Tensor:
-        return convolve(pad(data, op, point().astype(dtype), dtype), w, op, blocks)
+    # Kernels that differ only by their zero point are one, unless its padding is to be written at once.
+    number = constant_of(zero) if in_block * np.dtype(dtype).itemsize < _PIXEL_BYTES else None
+
+    def compute(data: te.Tensor, w: te.Tensor, *point: te.Tensor) -> te.Tensor:
+        value = point[0]().astype(dtype) if number is None else tirx.const(int(number), dtype)
+        return convolve(pad(data, op, value, dtype), w, op, blocks)
 
     call = bb.call_te(
         compute,
         x,
-        zero,
         relax.const(packed),
+        *([zero] if number is None else []),
         primfunc_name_hint="integer_conv2d",
         primfunc_attrs=FUSES_ELEMENTWISE,
     )
@@ -265,7 +274,30 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, ta
     start_sums(sch, block, ic)
     mark_dot(sch, v)
     for producer in padding:
-        schedule_pad(sch, producer)
+        _order_padding(sch, producer)
+
+
+def _order_padding(sch: st.Schedule, copy: st.schedule.SBlockRV) -> None:
+    """Order the loops of the padded copy.
+
+    If a pixel has few bytes, a test for each pixel takes longer than to copy it. So rows are filled with the
+    zero point if it is a constant, and then copied into, both as whole vectors.
+    """
+    itemsize = np.dtype(str(sch.get(copy).writes[0].source.dtype)).itemsize
+    *rows, columns, channels = sch.get_loops(copy)
+    in_pixel = int(sch.get(channels).extent)
+    if len(sch.get(copy).reads) != 1 or len(rows) != 3 or in_pixel * itemsize >= _PIXEL_BYTES:
+        schedule_pad(sch, copy)
+        return
+    parts = [copy]
+    outer = sch.fuse(*rows)
+    with contextlib.suppress(st.ScheduleError):  # only widened to int16, without padding
+        parts.append(sch.decompose_padding(copy, columns))
+    sch.parallel(outer)
+    for part in parts:
+        *_, columns, channels = sch.get_loops(part)
+        vector = min(_COPIED_BYTES // itemsize, in_pixel * int(sch.get(columns).extent))
+        sch.vectorize(sch.split(sch.fuse(columns, channels), [None, vector])[1])
 
 
 def _worth_prefetching(

@@ -75,6 +75,20 @@ def test_an_input_of_few_channels_is_one_group(name: str, kind: str) -> None:
     assert integer_convolution.in_block_of(3, device(name)) == 4
 
 
+@pytest.mark.parametrize("name", ["rpi5", "cascadelake"])
+def test_padding_of_few_channels_has_no_test_for_each_pixel(name: str) -> None:
+    target, w = device(name), np.ones((16, 3, 3, 3), "i1")
+
+    def build(v: relax.Expr) -> relax.Expr:
+        return relax.op.nn.conv2d(
+            numbers(v, 3, "int8"), numbers(relax.const(w), 0, "int8"), padding=(1, 1, 1, 1)
+        )
+
+    lowered = lower_for(build, {"x": np.zeros((1, 3, 32, 32), "i1")}, target)
+    [kernel] = [func for var, func in lowered.kernels.functions.items() if "integer_conv2d" in var.name_hint]
+    assert "if_then_else" not in str(kernel)
+
+
 def test_a_point_with_several_incomplete_tiles() -> None:
     """Rows and blocks of outputs that no tile divides, and an operand held in registers."""
     chosen = {"oc": 3, "ow": 2, "oh": 2, "iq": 1}
