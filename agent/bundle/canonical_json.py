@@ -73,10 +73,10 @@ def parse(raw: bytes, what: str) -> Any:
 
 def to_json(record: object) -> dict[str, Any]:
     """Return a frozen dataclass as a JSON object, each number in the type that its field declares."""
-    hints = _hints(type(record))  # type: ignore[arg-type]
+    hints = _hints(type(record))  # type: ignore[arg-type]  # a dataclass
     out = {
         field.name: _plain(value, hints[field.name])
-        for field in dataclasses.fields(record)  # type: ignore[arg-type]
+        for field in dataclasses.fields(record)  # type: ignore[arg-type]  # a dataclass
         if (value := getattr(record, field.name)) is not None or "later" not in field.metadata
     }
     kind = getattr(record, "kind", None)
@@ -106,8 +106,8 @@ def from_json(cls: type[Record], value: object, where: str) -> Record:
     """
     if not isinstance(value, dict):
         raise _mismatch(where, "an object", value)
-    hints = _hints(cls)  # type: ignore[arg-type]
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    hints = _hints(cls)  # type: ignore[arg-type]  # a dataclass
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # a dataclass
     expected = {*names, "kind"} if hasattr(cls, "kind") else set(names)
     if unknown := sorted(value.keys() - expected):
         raise FormatError(f"{where} has an unknown key {unknown[0]!r:.80}")
@@ -148,7 +148,7 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
             raise _mismatch(where, "an object", value)
         return {key: _typed(arguments[1], v, f"{where}[{key!r:.80}]") for key, v in value.items()}
     if dataclasses.is_dataclass(hint):
-        return from_json(hint, value, where)  # type: ignore[arg-type]
+        return from_json(hint, value, where)  # type: ignore[arg-type]  # hint is a class
     # type() instead of isinstance(), because True is an int in Python, but not in JSON.
     if type(value) is not hint:
         raise _mismatch(

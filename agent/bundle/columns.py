@@ -20,7 +20,7 @@ MAX_NAME_CHARACTERS: Final = 128
 # Of all columns together: names of cities, of products.
 MAX_CATEGORIES: Final = 1 << 14
 MAX_CATEGORY_CHARACTERS: Final = 256
-# The largest place of a category that a small datatype holds exactly; others hold all.
+# The largest place of a category that a small datatype holds exactly; other datatypes hold all places.
 _LARGEST_PLACE: Final = {"BOOL": 1, "INT8": 127, "UINT8": 255, "FP16": 1 << 11}
 
 
@@ -117,7 +117,7 @@ def check_columns(declared: Sequence[InputColumns], inputs: Sequence[TensorSpec]
     Raises
     ------
     ValueError
-        If the number of an input's columns is not that of its values, or the input does not exist; if a name
+        If an input does not exist, or has more or fewer values than columns; if a name
         is used twice; or if an input cannot hold what its columns may have.
     """
     specs = {spec.name: spec for spec in inputs}
@@ -155,7 +155,7 @@ def _check_input(declared: InputColumns, spec: TensorSpec) -> None:
         largest = max(len(column.categories) - 1, column.unknown or 0)
         if largest > most:
             raise ValueError(
-                f"column {column.name!r:.80}: expected places of categories up to {most} "
+                f"column {column.name!r:.80}: expected categories at places up to {most} "
                 f"for input {spec!s:.120}, got {largest}"
             )
         if column.unknown is not None and column.unknown < 0 and spec.datatype.startswith(("U", "BOOL")):

@@ -114,7 +114,7 @@ class Job:
 
     def now(self, **changes: object) -> Job:
         """Return the job with `changes` and the current time."""
-        job: Job = replace(self, **changes, time_s=time.time())  # type: ignore[arg-type]
+        job: Job = replace(self, **changes, time_s=time.time())  # type: ignore[arg-type]  # changes are fields
         if job.message is not None and len(job.message) > MAX_MESSAGE_CHARACTERS:
             job = replace(job, message=job.message[: MAX_MESSAGE_CHARACTERS - 3] + "...")
         return job

@@ -212,7 +212,7 @@ def _diagnose_certificate(
             "issuer",
             f"the broker's certificate was not issued by {ca or 'an authority that this system trusts'}: "
             f"{error.verify_message}",
-            "give the authority that issued it with --ca, or broker.ca in the configuration",
+            "give the authority that issued it with --cafile, or broker.ca in the configuration",
         )
     return Diagnosis(
         "certificate",

@@ -179,7 +179,7 @@ class Engine:
         else:
             client.username_pw_set(settings.username, password)
         if self.version == MQTT_5 and not self._bare:
-            properties = PahoProperties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            properties = PahoProperties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]  # paho has no types here
             properties.ReceiveMaximum = settings.receive_maximum
             properties.MaximumPacketSize = settings.max_packet_bytes
             if self._persistent:

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 
 from paho.mqtt import client as paho
 from paho.mqtt.enums import MQTTErrorCode
-from paho.mqtt.properties import MalformedPacket  # type: ignore[attr-defined]
+from paho.mqtt.properties import MalformedPacket  # type: ignore[attr-defined]  # not in `__all__`
 
 from agent.errors import MalformedPacketError
 from agent.mqtt.transport import BrokerSocket, Packet

@@ -185,8 +185,8 @@ def _credentials(enrollment: Enrollment) -> list[_Credential]:
         add("password_file", "broker.password", password.encode() + b"\n", secret=True)
     try:
         if enrollment.ca is not None:
-            ca = credentials.read_credential(enrollment.ca, folder, "--ca")
-            credentials.certificates(ca, "--ca")
+            ca = credentials.read_credential(enrollment.ca, folder, "--cafile")
+            credentials.certificates(ca, "--cafile")
             add("ca", "tls/ca.pem", ca)
         if enrollment.certificate is not None and enrollment.key is not None:
             certificate = credentials.read_credential(enrollment.certificate, folder, "--cert")

@@ -8,7 +8,7 @@ from typing import Final
 JSON: Final = "application/json"
 # Raw tensors, described by user properties `tensor`.
 RAW: Final = "application/octet-stream"
-# A parameter of the type that an answer should have: the model's own outputs, without its postprocess.
+# A parameter in `accept`: answer with the model's own outputs, without its postprocess.
 UNPROCESSED: Final = "postprocess=none"
 # The JSON's form with tensors as byte strings, if cbor2 is installed.
 CBOR: Final = "application/cbor"

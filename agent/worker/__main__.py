@@ -85,7 +85,7 @@ def _load(
         os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
         # tvm-ffi imports these if they are installed, and needs neither: 250 MB and seconds for the first.
         for name in _NOT_NEEDED:
-            sys.modules[name] = None  # type: ignore[assignment]
+            sys.modules[name] = None  # type: ignore[assignment]  # None makes the import fail
         from agent.worker.batching import batching_of
         from agent.worker.model import Members, Prepared, load_kernels, load_model
 

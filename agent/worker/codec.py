@@ -157,7 +157,7 @@ class Codec:
         MediaTypeError
             If its content type is not supported.
         InputError
-            If its payload does not fit the model's inputs, or it asks for the raw results of a recording.
+            If its payload does not fit the model's inputs, or it asks for raw outputs of a recording.
         """
         is_raw = _is_raw(request.accept or "")
         decoded = self._decode(request, payload)
@@ -165,8 +165,8 @@ class Codec:
             return decoded
         if decoded.recording is not None:
             raise InputError(
-                f"a recording: expected an answer with what was heard, got {UNPROCESSED}",
-                hint="send the windows as tensors for the model's own outputs",
+                f"expected a recording without {UNPROCESSED}, got one with it",
+                hint="to get the model's own outputs, send the windows as tensors",
             )
         return replace(decoded, is_raw=True)
 
@@ -251,7 +251,7 @@ class Codec:
         rows = None if self._rows is None else self._rows.rows_of(document)
         if rows is not None:
             decoded = self._decode_rows(rows, given_id)
-            # Beside a row's own values, `parameters` may be a column.
+            # In a document that is a row itself, `parameters` may be a column.
             if isinstance(document, dict) and ("row" in document or "rows" in document):
                 return replace(decoded, is_raw=oip.is_raw(document.get("parameters")))
             return decoded
@@ -303,9 +303,7 @@ class Codec:
 
     def _decode_image(self, payload: memoryview, media_type: str) -> Placement:
         if self._preprocessor is None:
-            raise MediaTypeError(
-                f"expected tensors, got {media_type}: model {self._manifest.name} takes no images"
-            )
+            raise self._another_kind(media_type, "images")
         if len(self._inputs) != 1:
             raise InputError(f"expected the inputs {', '.join(map(repr, self._inputs))}, got one image")
         image = self._preprocessor.decode(payload, media_type)
@@ -317,15 +315,24 @@ class Codec:
         media_type, _, parameters = content_type.partition(";")
         media_type = _media_type(media_type)
         if self._manifest.audio is None:
-            raise MediaTypeError(
-                f"expected tensors, got {media_type}: model {self._manifest.name} takes no recordings"
-            )
+            raise self._another_kind(media_type, "recordings")
         if media_type not in RECORDINGS:
             raise InputError(
                 f"expected {' or '.join(RECORDINGS)} as content_type in the parameters of input "
                 f"{self._manifest.audio.input!r}, got {content_type!r:.80}"
             )
         return read_recording(data, media_type, parameters)
+
+    def _another_kind(self, media_type: str, refused: str) -> MediaTypeError:
+        """Return the error for a file of a kind that the model does not take; the hint says what it takes."""
+        taken, hint = "tensors", "send tensors: the model declares no preprocessing"
+        if self._manifest.audio is not None:
+            taken, hint = "a recording", "send a WAV file: the model hears"
+        elif self._preprocessor is not None:
+            taken, hint = "a picture", "send a JPEG or a PNG: the model sees"
+        return MediaTypeError(
+            f"expected {taken}, got {media_type}: model {self._manifest.name} takes no {refused}", hint=hint
+        )
 
     def _parse_cbor(self, payload: memoryview) -> object:
         assert self._cbor is not None
@@ -350,12 +357,12 @@ def _media_type(text: str) -> str:
 
 
 def _is_raw(accept: str) -> bool:
-    """Return whether an answer without its postprocess is wanted; parameters that are not known mean nothing.
+    """Return whether an answer without its postprocess is wanted; unknown parameters are ignored.
 
     Raises
     ------
     InputError
-        If it wants another postprocess than none.
+        If it asks for any postprocess other than `none`.
     """
     for parameter in accept.split(";")[1:]:
         name, _, value = (part.strip().lower() for part in parameter.partition("="))

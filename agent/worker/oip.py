@@ -99,7 +99,7 @@ def is_raw(parameters: object) -> bool:
     Raises
     ------
     InputError
-        If they name another postprocess than `none`.
+        If they name any postprocess other than `none`.
     """
     value = parameters.get("postprocess") if isinstance(parameters, dict) else None
     if value is not None:
@@ -108,7 +108,7 @@ def is_raw(parameters: object) -> bool:
 
 
 def check_postprocess(value: object) -> None:
-    """Check what a request says about the postprocess.
+    """Check that the value of a request's parameter `postprocess` is `none`.
 
     Raises
     ------

@@ -82,7 +82,7 @@ def check(path: Path) -> int:
 
 
 def _edgebundle(*words: str) -> int:
-    """Run a verb. The parser of all verbs is made only once: that takes longer than to read most files."""
+    """Run a verb. The parser of all verbs is made only once: that takes longer than reading most files."""
     from unittest import mock
 
     from builder import cli

@@ -1,4 +1,4 @@
-"""Run LiteRT in a fork of this process, which has imported it: to start a Python takes longer than a file."""
+"""Run LiteRT in a fork of this process, which has imported it: starting Python takes longer than a file."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from builder.running.local_run import RunResult
     from edgebundle.answer import Answer
 
+NOTHING_FOUND: Final = "nothing was found"  # by a detector: no score is over its threshold
 _MOST_NAMED: Final = 8  # kinds of objects in the summary
 
 
@@ -34,6 +35,8 @@ def table(answers: Mapping[str, Any]) -> list[str]:
             for share, name in zip(answers["shares"], names, strict=True)
         ]
     scores = answers.get("scores", ())
+    if "boxes" in answers and not len(scores):
+        return [NOTHING_FOUND]
     indices = answers.get("classes", answers.get("indices"))
     names = labels or ([] if indices is None else [f"class {int(index)}" for index in indices])
     width = max(map(len, names), default=0)
@@ -139,12 +142,12 @@ def draw_answer(picture: Path, answers: Mapping[str, Any] | None, output: Path) 
 
 
 def draw_on(content: bytes, content_type: str, answers: Mapping[str, Any], output: Path) -> None:
-    """Draw an answer on a picture's bytes and write that.
+    """Draw an answer on a picture and write the result to `output`.
 
     Raises
     ------
     ModelError
-        If the picture cannot be read, the answer not drawn, or the file not written.
+        If the picture cannot be read, the answer cannot be drawn, or the file cannot be written.
     """
     from agent.durable import replacing
     from builder.running.drawing import draw, encode

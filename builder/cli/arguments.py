@@ -27,7 +27,7 @@ def add_model(parser: Parser) -> None:
         help=f'device to compile for: {TARGETS}; or "llvm -mcpu=NAME", or a TVM target as JSON '
         "(default: %(default)s, this machine)",
     )
-    target.completer = lambda **_: list(PRESETS)  # type: ignore[attr-defined]
+    target.completer = lambda **_: list(PRESETS)  # type: ignore[attr-defined]  # argcomplete reads it
 
 
 def add_model_file(parser: Parser) -> None:
@@ -50,8 +50,8 @@ def add_model_file(parser: Parser) -> None:
         "--max-iterations",
         type=positive,
         metavar="N",
-        help="the largest number of steps of a loop whose number is only known when the model runs; floats "
-        "that would need more become NaN",
+        help="the largest number of steps of a loop whose number of steps is only known at run time; floats "
+        "that need more steps become NaN",
     )
     parser.add_argument(
         "--python",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 async def infer_many(args: argparse.Namespace, broker: Broker, names: list[str]) -> int:
-    """Ask a model on a device about each file; one that cannot be used is told, and the others go on."""
+    """Ask a model on a device about each file; one that cannot be used is reported, and others go on."""
     from builder.cli.infer import answer_document, answer_lines
     from builder.running.input_files import input_files
     from edgebundle.async_client import AsyncClient
@@ -35,7 +35,7 @@ async def infer_many(args: argparse.Namespace, broker: Broker, names: list[str])
         flag = "--outputs" if args.outputs else "--repeat"
         raise ModelError(f"{flag}: expected one input, got several")
     if "-" in names:
-        raise ModelError("--inputs: expected - to be the only input, got others beside it")
+        raise ModelError("--inputs: expected - as the only input, got others beside it")
     files = input_files(names)
     drawn: list[Path | None] = [*drawn_names(files, args.draw)] if args.draw else [None] * len(files)
     summary, documents, began = Summary(), [], time.monotonic()

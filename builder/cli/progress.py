@@ -53,7 +53,7 @@ def show_steps(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
 
 
 def clear_line() -> None:
-    """Clear a line of progress that is not ended yet, on a terminal."""
+    """Clear an unfinished line of progress if stderr is a terminal."""
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
 

@@ -163,7 +163,7 @@ def _apply(parser: argparse.ArgumentParser, values: Mapping[str, object]) -> Non
             continue
         value = values[action.dest]
         saved = getattr(action, "without_project", (action.default, action.required, action.nargs))
-        action.without_project = saved  # type: ignore[attr-defined]
+        action.without_project = saved  # type: ignore[attr-defined]  # an attribute of ours
         action.default, action.required, action.nargs = saved
         if value is None:
             continue

@@ -300,7 +300,7 @@ def _flat(value: Any) -> Sequence[Any]:  # noqa: ANN401 - an array, or texts
 def _ranked(values: Mapping[str, Sequence[Any]], known: Sequence[str] = ()) -> list[list[str]]:
     """Return the names of each class in an answer, best first: its label and its number.
 
-    An answer with one class, as that of trees, has its number, which is a place among the `known` labels.
+    An answer of trees has the number of one class, which is its place among the `known` labels.
     """
     prefix = next((name.removesuffix("indices") for name in values if name.endswith("indices")), None)
     if prefix is None:

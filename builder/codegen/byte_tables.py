@@ -1,11 +1,11 @@
-"""Tables of 256 bytes, as the instructions that processors have for them.
+"""Write reads of tables of 256 bytes as the instruction that a processor has for them.
 
-A kernel reads `table[x]` for each byte `x` of a vector. LLVM would load them one by one. VPERMI2B takes 64 of
-them from half of the table, which is two vectors; a second one takes those from the other half, and the
-highest bit of `x` chooses.
+A kernel reads `table[x]` for each byte `x` of a vector, which LLVM would load one by one. VPERMI2B reads 64
+bytes from one half of the table, which is two vectors. A second VPERMI2B reads them from the other half, and
+the highest bit of `x` chooses between the two.
 
-Vectors of up to 64 bytes are written so, for processors that have the instruction. The loads are right on any
-processor, and give the same bytes.
+Vectors of 16, 32 or 64 bytes are written like this, for processors with the instruction. Elsewhere the loads
+stay as they are, and give the same bytes.
 
 What the instruction computes: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2
 (VPERMI2B).
@@ -31,7 +31,7 @@ _LANES: Final = (16, 32, 64)
 
 
 def write_byte_tables(mod: tvm.IRModule, features: AbstractSet[str]) -> tvm.IRModule:
-    """Write the reads of tables in all functions of `mod`, whose loops are vectors.
+    """Write the reads of tables in all functions of `mod`, whose vector loops were vectorised before.
 
     Parameters
     ----------

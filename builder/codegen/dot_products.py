@@ -369,7 +369,7 @@ _INSTRUCTIONS: Final[Mapping[str, Callable[[_DotLoop, int, Dot], tirx.Expr]]] = 
 
 
 def _transposed(loop: _LaneLoop, first: int, lanes: int) -> tirx.Expr:
-    """Return the data of some lanes, the four bytes of each lane together (VPERMD and VPSHUFB, or VPERMB)."""
+    """Return the data of some lanes, with the bytes of each adjacent (VPERMD and VPSHUFB, or VPERMB)."""
     rows, size = loop.rows(first, lanes), 4 * lanes
     dtype = str(loop.data[0].dtype)
     whole = tirx.Shuffle(rows, [_int(k) for k in range(size)])
@@ -381,7 +381,7 @@ def _transposed(loop: _LaneLoop, first: int, lanes: int) -> tirx.Expr:
 
 
 def _zipped(loop: _LaneLoop, first: int, lanes: int) -> tirx.Expr:
-    """Return the data of four lanes, the four bytes of each lane together (ZIP1 and ZIP2)."""
+    """Return the data of four lanes, with the bytes of each adjacent (ZIP1 and ZIP2)."""
     size = 16 if loop.lanes % 16 == 0 else 8
     rows, inside = loop.rows(first // size * size, size), first % size
     half = inside // 8 * 8
@@ -395,7 +395,7 @@ def _zipped(loop: _LaneLoop, first: int, lanes: int) -> tirx.Expr:
     return tirx.reinterpret("int8x16", tirx.Shuffle(pairs, [_int(k) for k in order]))
 
 
-# Instruction -> what puts the bytes of each lane together. The operands of all are sums, data, weights.
+# Instruction -> what makes the bytes of each lane adjacent. All take sums, data and weights, in this order.
 _INTERLEAVED: Final[Mapping[str, Callable[[_LaneLoop, int, int], tirx.Expr]]] = {
     "x86.avx512.vpdpbusd.512": _transposed,
     "x86.avx512.vpdpbusd.256": _transposed,

@@ -1,4 +1,4 @@
-"""The passes from scheduled kernels to machine code: TVM's for a processor, and some of ours."""
+"""The passes from scheduled kernels to machine code: TVM's for a processor, and ours."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _PREFIX: Final = re.compile(r"^(?:new|next|out|output|old|prev|previous|in|input
 
 
 def recognise_sound(inputs: Sequence[str], outputs: Sequence[str]) -> str | None:
-    """Return the preset for recordings whose inputs and states have the model's names; None if none has.
+    """Return the preset for recordings that a model's names of inputs and states fit; None if none fits.
 
     Parameters
     ----------
@@ -69,10 +69,10 @@ def recognise_states(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 def label_hint(
     declared: Postprocess | None, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> str | None:
-    """Return a line about labels for a model of pictures that names several classes; None if it names none.
+    """Return a line that advises labels for a model of pictures with several classes; None for any other.
 
-    Answers without labels have only numbers, which is seldom what a user expects. A model of rows often has
-    the labels in itself.
+    Answers without labels have only the numbers of classes, which few users expect. A model of rows often
+    contains its labels, so it gets no advice.
     """
     if not any(len(spec.shape) == 4 for spec in inputs):
         return None

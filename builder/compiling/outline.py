@@ -61,7 +61,7 @@ def read_outline(path: str | Path) -> Outline | None:
 
 
 def tensor_names(path: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Read the names of a model's inputs and outputs from an ONNX file; None if it is another or damaged."""
+    """Read the names of a model's inputs and outputs from an ONNX file; None if it is not one or damaged."""
     path = Path(path)
     try:
         if path.suffix.lower() != ".onnx" or path.stat().st_size > MAX_OUTLINED_BYTES:

@@ -86,7 +86,7 @@ def make_inputs(
         elif spec.name in counts:
             arrays[spec.name] = rng.integers(*counts[spec.name], spec.shape, endpoint=True).astype(dtype)
         else:
-            # NumPy compares a scalar to a number that is no array.
+            # Without axes, NumPy returns a scalar instead of an array.
             arrays[spec.name] = np.asarray(rng.random(spec.shape) < 0.9, dtype)
     return arrays
 
@@ -182,9 +182,9 @@ def _table_sizes(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def _counts(model: onnx.ModelProto) -> dict[str, tuple[int, int]]:
-    """Integer inputs that are compared with several constants -> from which number to which one.
+    """Return the smallest and largest sample of each integer input that is compared with several constants.
 
-    A loop of at most 8 steps compares the number of its steps with 0 to 8; it is drawn from 1 to 8.
+    A loop of at most 8 steps compares the number of its steps with 0 to 8; so samples are 1 to 8.
     """
     graph = model.graph
     integers = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)

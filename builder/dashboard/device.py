@@ -29,7 +29,7 @@ from builder.fleet.hints import deployment_hint
 MAX_SHOWN_MODELS: Final = 64
 # Of the documents of one agent that are kept: one with 64 models and 64 jobs has 200 kB.
 MAX_DOCUMENT_BYTES: Final = 512 << 10
-# Of the documents without room whose names are kept.
+# How many topics whose documents had no room are remembered.
 MAX_CUT: Final = 256
 # An agent remembers its last 64 jobs.
 MAX_JOBS: Final = 64
@@ -99,12 +99,12 @@ class Device:
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=_MAX_EVENTS))
     # Whether the broker has repeated the state since the last connect; what it said before may be old.
     is_confirmed: bool = True
-    # Of the documents that are kept, in bytes, and those that had no room.
+    # The bytes of the documents that are kept, and the topics whose documents had no room.
     sizes: dict[topics.Topic, int] = field(default_factory=dict)
     cut: set[topics.Topic] = field(default_factory=set)
 
     def has_room(self, topic: topics.Topic, nbytes: int) -> bool:
-        """Return whether a document can be kept instead of the one before; `cut` remembers it if not."""
+        """Return whether a document can replace the one before; `cut` remembers the topic if not."""
         others = sum(size for other, size in self.sizes.items() if other != topic)
         if others + nbytes <= MAX_DOCUMENT_BYTES:
             self.cut.discard(topic)

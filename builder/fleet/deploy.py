@@ -202,7 +202,7 @@ class Deployment:
         Raises
         ------
         FleetError
-            If the broker knows no such agent, or there is no result in time.
+            If the broker does not know the agent, or no result arrives in time.
         """
         self._client = client
         began = time.monotonic()

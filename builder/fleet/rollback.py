@@ -83,7 +83,7 @@ async def rollback_async(
         return result
     try:
         active = await _reported(agent, model, broker)
-    except (FleetError, BrokerError):  # only the version's name is missing: the agent has changed to it
+    except (FleetError, BrokerError):  # the agent has changed; only the version's name is unknown
         return result
     return replace(result, version=active.version) if active.digest == digest else result
 

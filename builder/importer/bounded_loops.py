@@ -1,8 +1,8 @@
-"""Give Loops whose number of steps is only known at run time the largest number that the user names.
+"""Bound Loops whose number of steps is only known at run time by the largest number that the user names.
 
-Such a Loop gets that number as its trip count, and a condition that is false from its own end on; the rewrite
+Such a Loop gets that number as its trip count, and a condition that is false after its own end. The rewrite
 of Loop then unrolls it, and steps after the end change nothing. Where more steps would follow the last one,
-results that are floats become NaN: a result that was cut off must not look like a whole one.
+float results become NaN: an incomplete result must not look like a complete one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 
 
 def bound_loops(model: onnx.ModelProto, most: int) -> list[str]:
-    """Bound every Loop of a graph, not of its subgraphs, in place.
+    """Bound every Loop of a graph, but not of its subgraphs, in place.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def bound_loops(model: onnx.ModelProto, most: int) -> list[str]:
     Raises
     ------
     ModelError
-        If so many steps of a Loop are too many nodes.
+        If a Loop with so many steps has too many nodes.
     """
     graph = OnnxGraph(model)
     found: list[str] = []
@@ -62,7 +62,7 @@ def bound_loops(model: onnx.ModelProto, most: int) -> list[str]:
 
 
 def _is_open(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
-    """Whether the number of steps is unknown: no constant, or so large that only the condition ends it."""
+    """Whether the number of steps is unknown: not constant, or so large that only the condition counts."""
     name = input_name(node, 0)
     trips = graph.constant(name) if name else None
     if trips is None or trips.size != 1:

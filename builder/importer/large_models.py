@@ -1,7 +1,7 @@
 """Models whose weights do not fit into one message of protobuf, which has at most 2 GiB.
 
-In memory such a model is an `onnx.ModelProto` like any other; it is only never written as one byte string.
-Libraries that want one get the graph with small weights, and the large ones beside it.
+In memory such a model is an `onnx.ModelProto` like any other, but it is never written as one byte string.
+Libraries that need a byte string get the graph with its small weights, and the large weights separately.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builder.importer.weights import is_large, tensor_bytes
 
-# A larger model is not written as one message: near the limit, each copy of it takes as much memory again.
+# A larger model is not written as one message: each copy takes as much memory again.
 MAX_MESSAGE_BYTES: Final = 1 << 30
-# Of all weights in memory. A bundle holds a sixth of that, or less, in 4 bits.
+# Of all weights in memory. In 4 bits, a bundle has at most a sixth of that.
 MAX_WEIGHT_BYTES: Final = 8 << 30
-_LOCATION: Final = "weights"  # no file: the weights are given
+_LOCATION: Final = "weights"  # not a file: the weights are passed in memory
 
 
 def model_bytes(model: onnx.ModelProto) -> int:
-    """How many bytes a model's message has; of one that is too large about how many, without writing it."""
+    """Return the bytes of a model's message; for one that is too large an estimate, without writing it."""
     size = _estimated_bytes(model)
     return size if size > MAX_MESSAGE_BYTES else int(model.ByteSize())
 
@@ -40,17 +40,17 @@ def _estimated_bytes(model: onnx.ModelProto) -> int:
 
 
 def sha256(model: onnx.ModelProto) -> str:
-    """SHA-256, in hexadecimal, of a model in memory."""
+    """Return the SHA-256 of a model in memory, in hexadecimal."""
     if not is_too_large(model):
         return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
     digest = hashlib.sha256(with_given_weights(model).SerializeToString(deterministic=True))
     for tensor in filter(is_large, model.graph.initializer):
-        digest.update(tensor.SerializeToString(deterministic=True))  # before its shape was checked
+        digest.update(tensor.SerializeToString(deterministic=True))
     return digest.hexdigest()
 
 
 def with_given_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy whose large weights say that their numbers are elsewhere."""
+    """Return a copy whose large weights are external: only their names, types and shapes are in it."""
     shell = _without_weights(model)
     for tensor in filter(is_large, model.graph.initializer):
         given = shell.graph.initializer.add(

@@ -26,7 +26,7 @@ from builder.errors import ModelError
 from builder.importer.large_models import MAX_WEIGHT_BYTES
 from builder.model_path import EXPORT_HINT, models_in
 
-# A protobuf message is limited to 2 GiB. Weights in files of their own may be more.
+# A protobuf message is limited to 2 GiB. External weights may have more in total.
 MAX_MODEL_BYTES: Final = (1 << 31) - (1 << 20)
 
 _BEGINNINGS: Final = {
@@ -247,7 +247,7 @@ def _external_files(model: onnx.ModelProto, folder: Path, source: Path) -> list[
         # The whole file is hashed, so it must not be larger either.
         if max(total, size) > MAX_WEIGHT_BYTES or length > MAX_MODEL_BYTES:
             raise ModelError(
-                f"expected at most {MAX_WEIGHT_BYTES} bytes of weights, and {MAX_MODEL_BYTES} in each, "
+                f"expected at most {MAX_WEIGHT_BYTES} bytes of weights, and {MAX_MODEL_BYTES} in each one, "
                 f"got more: {source}",
                 hint="quantise or prune the model: larger ones do not fit the supported devices",
             )

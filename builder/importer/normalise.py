@@ -99,7 +99,7 @@ def simplify(
         changed = apply_rewrites(model) + inline_constant_ifs(model)
         if not changed and max_iterations is not None and (bounded := bound_loops(model, max_iterations)):
             for name in bounded:
-                progress(f"loop '{name}' takes at most {max_iterations} steps: floats that need more are NaN")
+                progress(f"loop '{name}' takes at most {max_iterations} steps: floats beyond that become NaN")
             continue
         if not changed and _pad_lengths(model):
             continue

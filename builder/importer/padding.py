@@ -1,4 +1,4 @@
-"""Pad in a Relax module: an operator that later passes know, instead of a tensor expression of TVM's."""
+"""Convert Pad to an operator of Relax, which later passes know, instead of a tensor expression of TVM."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NAME: Final = "Pad"
 _MODES: Final = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 
-class Padding(onnx_frontend.Pad):  # type: ignore[misc]
-    """Converts Pad of float32, in the form in which TVM's front end asks for it; leaves other types to it."""
+class Padding(onnx_frontend.Pad):  # type: ignore[misc]  # TVM has no types
+    """TVM's converter of Pad, but for float32 with an operator of Relax; other types are left to TVM."""
 
     @classmethod
     def _lower_pad(

@@ -32,7 +32,7 @@ def clean_up(mod: IRModule) -> IRModule:
 
 
 @mutator
-class _Rewriter(PyExprMutator):  # type: ignore[misc]
+class _Rewriter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
     """Visits every call once, operands first."""
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:

@@ -47,7 +47,7 @@ def _with_span(call: Call, args: Sequence[relax.Expr], span: Span | SequentialSp
     return new
 
 
-class TracingBuilder(relax.BlockBuilder):  # type: ignore[misc]
+class TracingBuilder(relax.BlockBuilder):  # type: ignore[misc]  # TVM has no types
     """A block builder that marks what it emits with the span `current`.
 
     It also emits nested calls, as the base class does, which would drop the span of the outer call.
@@ -106,7 +106,7 @@ def _same(one: relax.Expr, other: relax.Expr) -> bool:
     return bool(one.same_as(other))
 
 
-class _TracingImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
+class _TracingImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no types
     """TVM's front end, which marks what it makes of each node."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as in the base class

@@ -85,7 +85,7 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.shape.SetInParent()
     try:
-        # Weights were checked above, and the checker looks at nothing else of them.
+        # The weights of a large model are left out: they were checked above.
         onnx.checker.check_model(with_inputs_for_weights(model) if is_too_large(model) else model)
     except (onnx.checker.ValidationError, *FOREIGN_FAILURES) as error:
         raise ModelError(

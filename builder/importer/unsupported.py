@@ -24,7 +24,7 @@ MAX_TRIALS: Final = 2000
 
 _HINTS: Final[Mapping[str, str]] = {
     "NonMaxSuppression": "export without it, and use a --postprocess file with a `detect` step",
-    "Loop": "give its largest number of steps, such as --max-iterations 100; or export it unrolled",
+    "Loop": "add --max-iterations N, its largest number of steps, or export it unrolled",
     "Scan": "export with a fixed number of steps, unrolled",
     "If": "if the condition is an input, fix it with --input-values NAME=VALUE",
 }

@@ -25,7 +25,7 @@ _FOUR_BITS: Final = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """How many bytes a weight's numbers take, by its shape: protobuf would have to write them to know."""
+    """Return the bytes of a weight's numbers, from its type and shape: protobuf would write them to count."""
     if tensor.data_type in (TensorProto.STRING, TensorProto.UNDEFINED):
         return int(tensor.ByteSize())
     count = math.prod(int(dim) for dim in tensor.dims)

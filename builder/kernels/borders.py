@@ -3,7 +3,7 @@
 TVM decomposes a padded copy into two nests of loops: one fills all of the buffer with zeros (or with the zero
 point of bytes), the other copies the data into it. Here the first one skips the data: in a row with data, it
 writes only the columns beside it. A depthwise convolution with few products for each element spends a tenth
-of its time with these zeros.
+of its time on this padding.
 """
 
 from __future__ import annotations

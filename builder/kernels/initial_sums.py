@@ -121,7 +121,7 @@ def start_from_bias(func: tirx.PrimFunc) -> tirx.PrimFunc:
     blocks: list[st.SBlock] = []
     tvm_ffi.structural_walk(func.body, (st.SBlock, blocks.append))
     leaves = [block for block in blocks if isinstance(block.body, tirx.BufferStore)]
-    # What the kernel writes itself is no bias: its value is another one when the sums start.
+    # A buffer that the kernel writes is not a bias: its value is different when the sums start.
     inputs = [p for p in func.params if not any(_stores(block, p) for block in leaves)]
     for sums in _Sums.find(leaves):
         found = sums.without_bias(inputs)

@@ -239,7 +239,7 @@ def replay(func: tirx.PrimFunc, trace: Trace) -> tirx.PrimFunc:
 def anchor_of(sch: st.Schedule) -> tuple[st.schedule.SBlockRV, str] | None:
     """Return the anchor, and the kind of its design space; None if no block is marked as one.
 
-    Channels that are unpacked for another anchor are none of their own.
+    A block that unpacks channels is the anchor only if there is no other.
     """
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     kinds = [(block, sch.get(block).annotations.get(SPACE_MARK)) for block in blocks]

@@ -3,8 +3,8 @@
 The model's file does not change: which nodes stay in float32 is a mark for the compiler. They are those whose
 numbers could be too large for float16. The largest number of every tensor is measured on samples, and may be
 `HEADROOM` times as large on the device. A product stays in float32 too if a sum of such numbers as were
-measured could overflow, whatever their signs. Larger numbers than these are limited on the device, so that
-no input makes an infinity (`builder.kernels.passes.half_limits`).
+measured could overflow, whatever their signs. The device limits larger numbers, so that no input makes an
+infinity (`builder.kernels.passes.half_limits`).
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _fits(node: onnx.NodeProto, graph: OnnxGraph, largest: dict[str, float]) -> 
 
 
 def _growth(node: onnx.NodeProto, weight: NDArray[Any]) -> float:
-    """Return how much larger than its largest factor a product's sums in float16 may be."""
+    """Return the largest ratio of a product's sums in float16 to its largest factor."""
     if node.op_type == "Conv":
         return growth_of_convolution(weight)
     if node.op_type == "ConvTranspose":

@@ -79,7 +79,7 @@ class DeviceTarget:
 
     @property
     def looks_up_bytes(self) -> bool:
-        """Whether it has an instruction that reads a table of 256 bytes in a few steps."""
+        """Whether a few of its instructions read a table of 256 bytes."""
         return "avx512vbmi" in self.features
 
     @property

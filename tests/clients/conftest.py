@@ -52,6 +52,11 @@ class Site:
     authority: str
     folder: Path
 
+    def infer(self, agent: str, *arguments: object) -> int:
+        """Run `edgebundle infer` on the model `digits` of an agent; return the exit code."""
+        command = ["infer", "--agent", agent, "--model", "digits", "--broker", self.url]
+        return cli.main([*command, *map(str, arguments)])
+
     @property
     def key(self) -> Path:
         """The key that the agent trusts."""

@@ -8,15 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from builder.cli import main
 from tests.clients.conftest import DIGITS, Site
 
 pytestmark = pytest.mark.slow
-
-
-def infer(site: Site, agent: str, *arguments: object) -> int:
-    command = ["infer", "--agent", agent, "--model", "digits", "--broker", site.url]
-    return main([*command, *map(str, arguments)])
 
 
 @pytest.fixture
@@ -29,10 +23,10 @@ def pictures(tmp_path: Path) -> Path:
 def test_classes_on_a_device(site: Site, pictures: Path, capfd: pytest.CaptureFixture[str]) -> None:
     table = pictures / "labels.csv"
     table.write_text("file,label\nseven.png,seven\nthree.png,zero\n")
-    assert infer(site, "kitchen", "--accuracy", table) == 0
+    assert site.infer("kitchen", "--accuracy", table) == 0
     assert capfd.readouterr().out.startswith("top-1 50.0 %, top-5 ")
     table.write_text("seven.png,7\n")
-    assert infer(site, "kitchen", "--accuracy", table, "--input", pictures / "seven.png", "--json") == 0
+    assert site.infer("kitchen", "--accuracy", table, "--input", pictures / "seven.png", "--json") == 0
     assert json.loads(capfd.readouterr().out) == {"accuracy": {"pictures": 1, "top1": 1, "top5": 1}}
 
 
@@ -47,7 +41,7 @@ def test_boxes_on_a_device(site: Site, pictures: Path, capfd: pytest.CaptureFixt
     }
     path = pictures / "instances.json"
     path.write_text(json.dumps(document))
-    assert infer(site, "odd", "--accuracy", path, "--input", pictures) == 0
+    assert site.infer("odd", "--accuracy", path, "--input", pictures) == 0
     assert capfd.readouterr().out.startswith("mAP 0.500, mAP50 0.500, mAP75 0.500 of 2 objects in 1 pictures")
 
 
@@ -75,5 +69,5 @@ def test_mistake_is_one_error(
     categories = [{"id": 1, "name": "seven"}]
     document = {"images": images, "annotations": [], "categories": categories}
     Path("boxes.json").write_text(json.dumps(document))
-    assert infer(site, "kitchen", *arguments) == 4
+    assert site.infer("kitchen", *arguments) == 4
     assert words in capfd.readouterr().err

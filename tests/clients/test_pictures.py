@@ -18,14 +18,9 @@ from tests.clients.conftest import DIGITS, Site
 pytestmark = pytest.mark.slow
 
 
-def infer(site: Site, agent: str, *arguments: object) -> int:
-    command = ["infer", "--agent", agent, "--model", "digits", "--broker", site.url]
-    return main([*command, *map(str, arguments)])
-
-
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two pictures that are large enough for the boxes of `odd`, and a file that is none."""
+    """Two pictures that are large enough for the boxes of `odd`, and a file that is not a picture."""
     folder = tmp_path / "photos"
     folder.mkdir()
     for name in ("a.png", "b.png"):
@@ -42,7 +37,7 @@ def is_drawn(path: Path) -> bool:
 def test_the_answer_of_a_device_is_drawn(
     site: Site, photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert infer(site, "odd", "--inputs", photos / "a.png", "--draw", tmp_path / "drawn.jpg") == 0
+    assert site.infer("odd", "--inputs", photos / "a.png", "--draw", tmp_path / "drawn.jpg") == 0
     assert is_drawn(tmp_path / "drawn.jpg")
     assert "cat  [1, 2, 3, 4]" in capfd.readouterr().out
 
@@ -52,7 +47,7 @@ def test_a_picture_of_standard_input_is_drawn(
 ) -> None:
     content = (photos / "a.png").read_bytes()
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
-    assert infer(site, "odd", "--inputs", "-", "--draw", tmp_path / "drawn.png") == 0
+    assert site.infer("odd", "--inputs", "-", "--draw", tmp_path / "drawn.png") == 0
     assert is_drawn(tmp_path / "drawn.png")
 
 
@@ -67,7 +62,7 @@ def test_many_pictures_are_asked_about_drawn_and_summed_up(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(photos.parent)
-    assert infer(site, "odd", "--inputs", *names, "--draw", "drawn/") == 4
+    assert site.infer("odd", "--inputs", *names, "--draw", "drawn/") == 4
     out, err = capfd.readouterr()
     assert out.count("cat  [1, 2, 3, 4]") == 2
     assert [line for line in out.splitlines() if line.endswith("png:")] == ["photos/a.png:", "photos/b.png:"]
@@ -83,14 +78,14 @@ def test_many_answers_as_json(site: Site, photos: Path, capfd: pytest.CaptureFix
     for name in ("seven", "four"):
         shutil.copy(DIGITS / f"{name}.png", photos)
     (photos / "c.png").unlink()
-    assert infer(site, "kitchen", "--inputs", photos, "--json") == 0
+    assert site.infer("kitchen", "--inputs", photos, "--json") == 0
     document = json.loads(capfd.readouterr().out)
     best = {Path(each["file"]).stem: each["top"][0]["label"] for each in document["results"]}
     assert (best["seven"], best["four"], len(best), document["failed"]) == ("seven", "four", 4, 0)
 
 
 def test_the_models_own_outputs(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
-    assert infer(site, "kitchen", "--inputs", DIGITS / "seven.png", "--raw", "--json") == 0
+    assert site.infer("kitchen", "--inputs", DIGITS / "seven.png", "--raw", "--json") == 0
     (logits,) = json.loads(capfd.readouterr().out)["outputs"]
     assert (logits["name"], int(np.argmax(logits["data"]))) == ("logits", 7)
 
@@ -103,6 +98,10 @@ def test_the_models_own_outputs(site: Site, capfd: pytest.CaptureFixture[str]) -
         (("-i", "photos/a.png", "--draw", "absent/x.png"), "the folder absent does not exist"),
         (("-i", "photos/a.png", "--draw", "x.npz"), "expected the suffix of a picture"),
         (("-i", "in.npz", "--draw", "x.png"), "--draw: expected a picture to draw on, got in.npz"),
+        (
+            ("-i", "photos/a.png", "--draw", "x.png", "--raw"),
+            "--draw: expected the answer of the postprocess",
+        ),
         (("-i", "rows.csv", "--draw", "x.png"), "--draw: expected pictures or tensors, got a table"),
         (("--accuracy", "rows.csv", "--raw"), "--raw: expected pictures or tensors, got --accuracy"),
         (("-i", "rows.csv", "photos"), "--inputs: expected one table, got 2 files"),

@@ -290,7 +290,7 @@ def make_range(node: onnx.NodeProto, g: PaddedGraph) -> None:
         g.refuse("its length depends on values that are only known at run time, and nothing bounds it")
     [first], [last] = start, limit
     if isinstance(first, Length) and g.is_negative(first):
-        g.refuse("it may begin below zero, where places count from the end")
+        g.refuse("it may begin below zero, and negative places count from the end")
     least, most = (0 if isinstance(first, Length) else first), extents((last,))[0]
     if least < 0 or most <= least:
         g.refuse("its length depends on values that are only known at run time, and nothing bounds it")

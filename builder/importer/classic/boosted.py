@@ -119,7 +119,7 @@ def to_onnx(model: Boosted, name: str) -> onnx.ModelProto:
     ModelError
         If the model has no features, or is larger than `MAX_TREES`, `MAX_FEATURES` or `MAX_CLASSES`.
     """
-    if not model.trees:  # trained for no rounds: every score is where it begins
+    if not model.trees:  # trained for no rounds: every score is the base score
         model = replace(model, trees=[_NOTHING])
     targets = model.base.size
     for what, count, limit in (

@@ -90,7 +90,7 @@ def _model(raw: bytes, where: str) -> Boosted:
         raise ValueError(f"expected a multiple of {targets} trees, got {len(blocks)}")
     sizes = header.get(b"tree_sizes")
     if sizes is None and not (blocks or end):
-        raise ValueError("expected trees, got a file without its end")
+        raise ValueError("expected trees, got a file that was cut off")
     if sizes is not None and len(sizes.split()) != len(blocks):
         raise ValueError(f"expected {len(sizes.split())} trees, got {len(blocks)}: a part is missing")
     if len(blocks) > 1 << 20 or targets > 1 << 12:

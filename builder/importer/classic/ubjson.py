@@ -127,7 +127,7 @@ class _Reader:
     def _number(self, marker: str) -> int | float:
         form = _NUMBERS[marker]
         (number,) = struct.unpack(form, self._bytes(struct.calcsize(form)))
-        return number  # type: ignore[no-any-return]
+        return number  # type: ignore[no-any-return]  # as `form` says
 
     def _bytes(self, count: int) -> bytes:
         if count > len(self._raw) - self.place:

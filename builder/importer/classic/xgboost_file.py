@@ -127,7 +127,7 @@ def _model(document: Mapping[str, Any], where: str, progress: Callable[[str], No
     if not trees and stored != "identity":
         raise ModelError(
             f"{where}: expected trees of {objective}, got none",
-            hint="train it for at least one round: XGBoost itself answers in another way before",
+            hint="train it for at least one round: without trees, XGBoost answers differently",
         )
     if weights is not None and weights.size != len(trees):
         raise ModelError(f"{where}: expected a weight for each tree, got {weights.size} for {len(trees)}")

@@ -18,7 +18,7 @@ _MORE: Final = "0123456789"  # labels of the axes that an ellipsis stands for
 
 
 def einsum(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Einsum of two tensors of floats whose labels stand for equal extents, without diagonals."""
+    """Rewrite Einsum of two float tensors without diagonals, where equal labels have equal extents."""
     found = [graph.type_of(name) for name in node.input]
     shapes = [graph.shape_of(name) for name in node.input]
     if len(found) != 2 or any(each is None or each.elem_type not in _FLOATS for each in found):
@@ -69,7 +69,7 @@ def _labels(text: str, ranks: Sequence[int]) -> tuple[str, str, str] | None:
 
 
 def _summed(new: Replacement, x: str, own: str, others: str) -> tuple[str, str]:
-    """Sum over the axes whose labels stand nowhere else."""
+    """Sum over the axes whose labels occur nowhere else."""
     axes = [axis for axis, label in enumerate(own) if label not in others]
     if not axes:
         return x, own
@@ -84,7 +84,7 @@ def _ordered(new: Replacement, x: str, own: str, wanted: str, to: str = "") -> s
 
 
 def _aligned(new: Replacement, x: str, own: str, out: str, sizes: Mapping[str, int]) -> str:
-    """Return a value that broadcasts to the result: axes in its order, and extents of 1 for the others."""
+    """Return a value that broadcasts to the result: axes in its order, missing ones with an extent of 1."""
     x = _ordered(new, x, own, "".join(label for label in out if label in own))
     if len(own) == len(out):
         return x
@@ -98,7 +98,7 @@ def _product(
     sizes: Mapping[str, int],
     to: str,
 ) -> None:
-    """Add the matrix product of two values over their common labels that the result does not have."""
+    """Add the matrix product of two values; it sums over their common labels that are not in the result."""
     a, b, out = labels
     batch = "".join(label for label in out if label in a and label in b)
     rows, columns = ("".join(c for c in out if c in own and c not in batch) for own in (a, b))

@@ -98,7 +98,7 @@ def _unroll_while(
             row.append(new.op("Unsqueeze", value, new.ints(0)))
         steps.append(new.op("Reshape", active, new.ints(1)))
         active = new.op("And", active, new.op("Reshape", outputs[0], new.ints()))
-    # A later step may make another shape, such as a slice that begins behind the end of a tensor.
+    # A later step may have another shape, such as a slice that begins after the end of a tensor.
     if count > 1 and _types_of(new.nodes, every, graph) != kinds * count:
         return None
     for name, value in zip(node.output, carried, strict=False):
@@ -126,7 +126,7 @@ def _types_of(
         elif found is not None:
             shell.graph.input.append(helper.make_tensor_value_info(name, found.elem_type, found.shape))
     shell.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    # Folded, because a shape may be computed from the number of the step.
+    # Fold constants first: a shape may be computed from the number of the step.
     fold_constants(shell, strict=False)
     infos = {info.name: value_type(info) for info in shell.graph.output}
     return [infos.get(name) for name in names]
@@ -141,7 +141,7 @@ def _kept(new: Replacement, active: str, value: str, old: str, *, is_bool: bool)
 
 
 def is_too_long(node: onnx.NodeProto, count: int) -> bool:
-    """Whether a Loop of so many steps would become too many nodes."""
+    """Whether a Loop with `count` steps would become too many nodes."""
     return count * len(attributes(node)["body"].node) > MAX_UNROLLED_NODES
 
 

@@ -96,7 +96,7 @@ def _as_picture(
 ) -> list[onnx.NodeProto] | None:
     """Return the Resize of a signal as one of a picture with one row, if the front end gets that right.
 
-    The matrix of a long signal would have the square of its elements.
+    The matrix of a long signal would have as many elements as the square of its length.
     """
     if len(shape) != _SIGNAL_RANK or len(axes) != _SIGNAL_RANK:
         return None
@@ -143,7 +143,7 @@ def _axes(
             return None
         size = after[axis]
         if scales is not None and scales.size:
-            # As ONNX Runtime rounds: 10 times 1.3 is 13 in float32, and less than that in double precision.
+            # Rounded as in ONNX Runtime: 10 times 1.3 is 13 in float32, but less than 13 in double precision.
             size = int(np.float32(shape[axis]) * np.float32(scale))
         start = 0.0 if region is None else float(region[index])
         end = 1.0 if region is None else float(region[index + len(places)])

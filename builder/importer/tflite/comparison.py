@@ -190,7 +190,7 @@ def run_interpreter(
 
 
 def start_interpreter(folder: Path, kernels: str) -> tuple[int, str]:
-    """Run `litert_process` on a folder; return how it ended, minus the signal, and what it said.
+    """Run `litert_process` on a folder; return its exit code (negative for a signal) and its standard error.
 
     Raises
     ------

@@ -1,11 +1,11 @@
-"""Functions of one tensor of bytes: 256 numbers, whatever the formula.
+"""Functions of one tensor of bytes, which have 256 results.
 
 A quantised model writes `x * sigmoid(x)` as operators on real numbers between a dequantisation and a
-quantisation. Whatever it writes, each result depends only on one byte, so there are 256 of them. They are
-computed here, with NumPy, and become a table of bytes if the result is quantised and the formula has a
-function that takes many instructions.
+quantisation. Whatever the formula, each result depends only on one byte, so there are 256 of them. They are
+computed here, with NumPy, and become a table of bytes if the result is quantised and the formula contains an
+operator that takes many instructions.
 
-Promises that a result is that of the operators in float32, but for the rounding of each.
+Promises the results of the operators in float32, except for their rounding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _sigmoid(x: Numbers) -> Numbers:
 
 
 _erf: Final = np.vectorize(math.erf, otypes=[np.float64])
-# Those with an exponential, which take many more instructions than a table.
+# Operators with an exponential, which take many more instructions than a table.
 _LONG: Final[Mapping[str, Callable[[Numbers], Numbers]]] = {
     "relax.sigmoid": _sigmoid,
     "relax.nn.silu": lambda x: x * _sigmoid(x),
@@ -108,7 +108,7 @@ class ByteFunction:
         return self.real.integers.same_as(other.real.integers) and self.real.same_scale(other.real)
 
     def quantised(self, scale: float, zero: float) -> npt.NDArray[np.uint8] | None:
-        """Return its results as `uint8` with this scale and zero point; None if one is no number."""
+        """Return its results as `uint8` with this scale and zero point; None if one is not a number."""
         with np.errstate(all="ignore"):
             steps = np.rint(self.numbers.astype(np.float32) / np.float32(scale)) + zero
         return None if np.isnan(steps).any() else np.clip(steps, 0, BYTES - 1).astype(np.uint8)

@@ -73,7 +73,7 @@ class Interval:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Interval:
-        """Return the smallest interval that has these numbers; one that is not a number is anything."""
+        """Return the smallest interval that has these numbers; `ANY` if one of them is not a number."""
         known = [float(value) for value in values]
         if not known or any(map(math.isnan, known)):
             return ANY
@@ -85,7 +85,7 @@ class Interval:
         return max(abs(self.low), abs(self.high))
 
     def within(self, most: float) -> Interval:
-        """Return what is left of it if numbers are limited to magnitudes up to `most`."""
+        """Return the interval of its numbers after they are limited to magnitudes up to `most`."""
         return Interval(min(max(self.low, -most), most), min(max(self.high, -most), most))
 
     def __add__(self, other: Interval) -> Interval:
@@ -102,7 +102,7 @@ ANY: Final = Interval(-math.inf, math.inf)
 
 
 def most_for(factors: float) -> float:
-    """Return the largest magnitude of left factors whose sums, by `growth_of` the right ones, fit float16."""
+    """Return the largest magnitude of left factors whose sums, which grow by `factors`, fit into float16."""
     return _SAFE / factors if factors > 0 else LARGEST
 
 
@@ -134,20 +134,20 @@ def growth_of_convolution(weight: NDArray[np.float32]) -> float:
 
 
 def growth_of_matrix(weight: NDArray[np.float32]) -> float:
-    """Return the same of a product with a matrix, `[..., K, N]`."""
+    """Return the same for a product with a matrix, `[..., K, N]`."""
     columns = weight.swapaxes(-1, -2).astype(np.float64)
     return largest_sum(columns.reshape(-1, columns.shape[-1]))
 
 
 def growth_of(call: Call) -> float:
-    """Return the same of a call of a product with constant weights."""
+    """Return the same for a call of a product with constant weights."""
     weight = constant_of(call.args[1])
     assert weight is not None
     return growth_of_matrix(weight) if op_name(call) == "relax.matmul" else growth_of_convolution(weight)
 
 
 def passes_need(call: Call, *, only: bool) -> bool:
-    """Whether a call's operands must be within what its result must be; `only` it reads them."""
+    """Whether a limit of a call's result holds for its operands; `only`: no other call reads them."""
     return op_name(call) in _COPIES or (only and op_name(call) == "relax.nn.max_pool2d")
 
 

@@ -3,7 +3,7 @@
 The scores of a whole sequence are its length squared. For 1500 steps and 6 heads they are 54 MB, which
 separate kernels write to memory and read again. Here one core computes a few queries from start to end, and
 their scores with all keys stay in its L2 cache. A row is divided by the sum of its exponentials last, after
-the product with the values, where it is short. All keys are there at once, so no sum has to be scaled again.
+the product with the values, where it is shorter. A row has all keys, so no sum has to be scaled again.
 
 Keys become panels, `[keys / panel, depth, panel]`, once for each head. What stands between the scores and
 their softmax, such as a scale or a mask, is computed with the scores.
@@ -77,7 +77,7 @@ class View:
         expr
             The value, over old variables.
         turned
-            Whether neighbours in a row may be far apart in the tensor.
+            Whether neighbours in a row of the matrix may be far apart in the tensor.
         """
         tensor = table.plain(expr)
         last = len(shape_of(tensor)) - 1
@@ -127,7 +127,7 @@ class Step:
     compute
         What it does with elements.
     place
-        Which operand are the scores.
+        Which operand the scores are.
     others
         The other operands.
     """
@@ -184,7 +184,7 @@ class Attention:
         call
             The product of a softmax and values.
         bound, users
-            What old variables are bound to, and how often they are read: what others read is not fused.
+            What old variables are bound to, and how often each is read: one with other readers is not fused.
         target
             The device.
         """

@@ -23,9 +23,9 @@ from builder.target.device_target import DeviceTarget
 KIND: Final = "columns"
 # Vectors of a job: enough for whole cache lines, few enough for the L1 cache.
 _VECTORS: Final = 4
-# So many jobs are worth a last one with fewer columns than the others.
+# From this number of jobs on, the last one may have fewer columns than the others.
 _FEW_JOBS: Final = 4
-# A reduction of fewer columns is no faster than one of rows.
+# With fewer columns, a reduction is no faster than along rows.
 _FEWEST_COLUMNS: Final = 4
 
 

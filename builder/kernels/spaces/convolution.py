@@ -109,7 +109,7 @@ class Conv2d:
 
 
 def without_idle_taps(op: Conv2d, weight: np.ndarray) -> tuple[Conv2d, np.ndarray]:
-    """Drop the taps at the edges of a window that read only padding, as with a dilation of a whole image.
+    """Drop the taps at the edges of a window that read only padding, as with a dilation beyond the image.
 
     Parameters
     ----------
@@ -135,9 +135,10 @@ def without_idle_taps(op: Conv2d, weight: np.ndarray) -> tuple[Conv2d, np.ndarra
 
 
 def _used(taps: int, stride: int, dilation: int, extents: tuple[int, int, int]) -> range:
-    """Return the taps along an axis that must stay: those that read the input, and no padding is negative.
+    """Return the taps along an axis that must stay: those that read the input.
 
-    `extents` has the padding before the input, and the extents of input and output.
+    More stay where the padding would be negative without them. `extents` has the padding before the input,
+    and the extents of input and output.
     """
     before, inputs, outputs = extents
     reach = (outputs - 1) * stride

@@ -19,8 +19,8 @@ from builder.kernels.spaces.register_tile import even_part, tilings
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "depthwise"
-# A larger window stays a loop: unrolled, it would be more code than a core keeps decoded, and LLVM's time
-# grows with it.
+# A larger window stays a loop: unrolled, it would be more code than a core keeps decoded, and would take
+# LLVM longer.
 _MOST_TAPS: Final = 81
 
 
@@ -173,7 +173,7 @@ def space(
     ows, ohs = tilings(out_width, 32), tilings(out_height, out_height)
     narrow = target.simd.lanes <= 4
     registers = target.simd.registers
-    # A long row of a filter is not held: its elements are loaded one after the other.
+    # A long row of a filter is not held in registers: its elements are loaded one by one.
     held = kernel_w if kernel_w <= registers // 2 else 1
     most = max(1, (registers - held) // (1 + stride) if narrow else (registers - held - 2) // 2)
     rows = max(1, target.core.l2_bytes // 4 // row_bytes)

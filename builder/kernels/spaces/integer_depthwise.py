@@ -35,13 +35,13 @@ from builder.target.device_target import DeviceTarget
 
 KIND: Final = "integer_depthwise"
 
-_ROWS: Final = 4  # that are interleaved
+_ROWS: Final = 4  # rows that are interleaved
 _PAIR: Final = 2  # columns whose products are added in 16 bits
-# With fewer rows most products would be those with zeros.
+# With fewer rows, most products would have a zero as a factor.
 _FEWEST_ROWS: Final = 3
 # Counted on a Cortex-A72, over float32: pairs of 3x3 take 0.58 of the instructions, 5x5 0.71, 7x7 1.01.
 _MOST_TAPS: Final = 25
-# 128 times more than this does not fit 16 bits.
+# The largest sum of two weights' magnitudes: times 128, it fits into 16 bits.
 _LARGEST_PAIR: Final = 255
 # Columns of the input that are copied together.
 _COPIED: Final = 8
@@ -154,7 +154,7 @@ def _four_rows(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
 def _two_columns(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
     """Return the convolution of padded `x`; the weights are `[C/b, KH, KW, b]`.
 
-    The pairs of a window of one column are of rows.
+    A window of one column has pairs of rows.
     """
     blocks, kernel_h, kernel_w, block = (int(d) for d in w.shape)
     tall = kernel_w == 1
@@ -192,7 +192,7 @@ class IntegerDepthwiseTiles:
     Attributes
     ----------
     ow
-        Output columns whose code is written out, so that they share what they read.
+        Output columns that are unrolled, so that they share what they read.
     oh
         Output rows computed together: the input that they read is padded into a buffer that stays in the L2
         cache.
@@ -269,7 +269,7 @@ def _order_padding(sch: st.Schedule, copy: st.schedule.SBlockRV) -> None:
     """Write the padded copy: the zero point where it is a constant, then what is inside it."""
     parts = [copy]
     if len(sch.get(copy).reads) == 1:
-        with contextlib.suppress(st.ScheduleError):  # TVM refuses a copy whose rows are of several planes
+        with contextlib.suppress(st.ScheduleError):  # TVM refuses a copy with rows of several planes
             parts.insert(0, sch.decompose_padding(copy, sch.get_loops(copy)[1]))
     for part in parts:
         *_, z, v = sch.get_loops(part)

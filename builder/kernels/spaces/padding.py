@@ -1,6 +1,6 @@
-"""Padding: an element outside of the input is a number, or an element of the input that its place stands for.
+"""Padding: an element outside the input is a constant, or a copy of an element inside it.
 
-Only padded axes have arithmetic in their index, and a condition. So rows that are copied whole stay vectors.
+Only padded axes have arithmetic and a condition in their index, so rows that are copied whole stay vectors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _reflected(place: tirx.Expr, extent: int) -> tirx.Expr:
     return last - tirx.abs(last - tirx.abs(place))
 
 
-# Modes other than `constant`: a place along an axis and the axis's extent -> the place that it stands for.
+# Modes other than `constant`: a place along an axis and the axis's extent -> the place that is copied.
 _PLACES: Final[Mapping[str, Place]] = {
     "reflect": _reflected,
     "replicate": lambda place, extent: tirx.max(tirx.min(place, extent - 1), 0),

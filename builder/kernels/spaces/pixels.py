@@ -1,8 +1,8 @@
 """Sums over the channels of each pixel: reductions, and layer norm over channels, on packed channels.
 
-A vector holds channels of one pixel. So a sum over channels is one over vectors, for a tile of pixels that
-stay in registers, and then one over the lanes of each vector, which is halved step by step. Lanes that only
-fill the last block do not count.
+A vector holds channels of one pixel. So a sum over channels first adds vectors, for a tile of pixels whose
+sums stay in registers, and then the lanes of each vector, in halves. Lanes that only fill the last block are
+left out.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _over_channels(
 
 
 def _halved(part: te.Tensor, reducer: Callable[..., tirx.Expr], name: str) -> te.Tensor:
-    """Return half as many partial results of each pixel; of two, `[N, H, W]` with the one of both."""
+    """Return half as many partial results of each pixel; the last two become one, `[N, H, W]`."""
     *pixels, lanes = (int(d) for d in part.shape)
     half = lanes // 2
     join = {te.sum: tirx.Add, te.max: tirx.Max, te.min: tirx.Min}[reducer]

@@ -1,4 +1,4 @@
-"""Pooling on packed channels: of each window, or of whole planes, rows or columns."""
+"""Pooling on packed channels: over windows, or over whole planes, rows or columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from builder.kernels.spaces.register_tile import tilings
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "pool"
-# The most pixels of which a sum of bytes, less their zero points, fits int32.
+# The most pixels whose bytes, minus their zero point, have a sum that fits into int32.
 LARGEST_PLANE: Final = (2**31 - 1) // 255
 # The most negative finite numbers: the identity of a maximum.
 _LOWEST: Final = {"float32": -3.4028234663852886e38, "float16": -65504.0}

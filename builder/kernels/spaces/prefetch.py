@@ -119,5 +119,5 @@ def _second_factor(body: tirx.Stmt) -> tirx.Buffer | None:
 
 
 def _widened(factor: tirx.Expr) -> tirx.Expr:
-    """Return what a factor of a product of small integers was before it was made wider."""
+    """Return a factor of a product of small integers without its conversion to a wider type."""
     return factor.value if isinstance(factor, tirx.Cast) else factor

@@ -26,11 +26,11 @@ from builder.kernels.rewriter import constant_of, legalise_as_tvm, op_name, shap
 
 _BYTES: Final = ("uint8", "int8")
 TABLE: Final = 256
-# An attribute of a function that is element-wise, though TVM does not see it; it takes its own attribute for
-# missing if that is 0, which means element-wise.
+# Marks a function that is element-wise although TVM does not see it. TVM's own attribute is 0 for that, which
+# TVM takes for a missing attribute.
 ELEMENTWISE: Final = "edge.elementwise"
 _ROUNDER: Final = 1.5 * 2**23
-# Of scales whose inverse, and products with bytes, are normal numbers of float32.
+# The range of scales whose inverse, and whose products with bytes, are normal numbers of float32.
 _SMALLEST, _LARGEST = 2.0**-100, 2.0**100
 
 
@@ -66,7 +66,7 @@ def quantize(bb: relax.BlockBuilder, call: Call, *, fma: bool) -> relax.Expr:
             number = data(*i)
             steps = [each(*[0] * len(each.shape)) for each in divisor]
             if is_inverted:
-                # Limited before, because an infinity has no remainder.
+                # Limited before the division, because an infinity has no remainder.
                 ends = low * steps[0], high * steps[0]
                 if factor is None:  # it may be negative
                     ends = tirx.min(*ends), tirx.max(*ends)
@@ -86,7 +86,7 @@ def quantize(bb: relax.BlockBuilder, call: Call, *, fma: bool) -> relax.Expr:
 
 
 def _quotient(x: tirx.Expr, divisor: tirx.Expr, inverse: tirx.Expr | None = None) -> tirx.Expr:
-    """Return `x / divisor`, rounded as a division rounds it; about 0 if the divisor is."""
+    """Return `x / divisor`, rounded as a division rounds it; a divisor near 0 is replaced."""
     if inverse is None:
         smallest = tirx.const(_SMALLEST, "float32")
         inverse = tirx.const(1.0, "float32") / tirx.Select(tirx.abs(divisor) < smallest, smallest, divisor)
@@ -142,7 +142,7 @@ def is_table(call: Call) -> bool:
 
 
 def look_up(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Legalise a table of bytes; `builder.codegen.byte_tables` knows it by the table's shape."""
+    """Legalise a table of bytes; `builder.codegen.byte_tables` recognises it by the table's shape."""
 
     def compute(table: te.Tensor, x: te.Tensor) -> te.Tensor:
         return te.compute(x.shape, lambda *i: table[x(*i).astype("int32")], name="look_up")

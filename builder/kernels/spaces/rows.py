@@ -34,8 +34,8 @@ REDUCTIONS: Final[Mapping[str, tuple[Callable[..., tirx.Expr], float]]] = {
     "relax.max": (te.max, LOWEST),
     "relax.min": (te.min, -LOWEST),
 }
-# Reductions of a whole tensor that may be divided into parts, whose results are reduced again: a sum would be
-# rounded otherwise.
+# Reductions of a whole tensor that may be divided into parts, whose results are reduced again. A sum may not:
+# it would be rounded differently.
 _OF_PARTS: Final = ("relax.max", "relax.min")
 _MOST_PARTS, _FEWEST_OF_A_PART = 64, 256
 
@@ -156,7 +156,7 @@ def reduction(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 
 
 def _parts_of(count: int) -> int:
-    """Return into how many rows a single one is divided, so that each of some cores has several."""
+    """Return the number of parts that a single row is divided into, so that each core has several."""
     most = min(_MOST_PARTS, count // _FEWEST_OF_A_PART)
     return next((parts for parts in range(most, 1, -1) if count % parts == 0), 1)
 

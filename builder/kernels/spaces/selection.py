@@ -1,7 +1,7 @@
-"""`topk` of a part of an axis: one pass, which keeps the best so far in a heap, and then orders them.
+"""`topk` by selection: one pass keeps the best elements so far in a heap, and then orders them.
 
-The worst of those that are kept is at the top, so most elements take one comparison. One that precedes it
-takes its place, and sinks. So n elements take at most n log k moves, whatever their order.
+The worst element that is kept is at the top, so most elements need one comparison. An element that is better
+replaces it, and sinks to its place. So n elements take at most n log k moves, in any order.
 
 Of equal elements, the one with the lower index comes first, as in `sorting`.
 """
@@ -18,13 +18,13 @@ from tvm.script.ir_builder import tirx as ir
 from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces.epilogue import NEVER_FUSED
 
-# The kernel is written out, not scheduled: this names where its loops come from.
+# The kernel's loops are written out, not scheduled: this names where they come from.
 KIND: Final = "selection"
-# An axis of this extent is sorted as a whole; from a longer one, only this part is selected.
+# An axis of at most this extent may be sorted as a whole; of a longer one, at most a 16th is selected.
 MAX_SORTED: Final = 1 << 15
 _PART: Final = 16
 _LONGEST: Final = 1 << 24
-# Ranking fewer elements (`sorting`) is faster, as whole vectors of them are compared.
+# Fewer elements are ranked (`sorting`), which is faster: it compares whole vectors of them.
 _FEWEST: Final = 512
 
 
@@ -110,7 +110,7 @@ def _write(
 
 
 class _Heap:
-    """The elements that are kept of each row, and their indices; each precedes those above it.
+    """The kept elements of each row, and their indices; each precedes the elements above it.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""`sort`, `argsort` and `topk`, by the rank of each element; `selection` has most of `topk`.
+"""`sort`, `argsort` and `topk`, by the rank of each element; `selection` does most of `topk`.
 
 An element's rank is the number of elements that precede it; of equal elements, the one with the lower index
 comes first. So the order is the same on every device. A rank takes n comparisons, without branches and in

@@ -1,7 +1,7 @@
-"""Channels that leave their blocks: `[N, C/b, H, W, b]` becomes `[N, C, H, W]`.
+"""Unpacking of channels: `[N, C/b, H, W, b]` becomes `[N, C, H, W]`.
 
 Neighbours in a row of the result are a block apart in the source. So the channels of a block are computed one
-after the other for the same few pixels, whose cache lines then serve all of them.
+after another for the same few pixels, whose cache lines then serve all channels.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def _number(value: float) -> tirx.Expr:
 def _select(condition: tirx.Expr, yes: tirx.Expr | float, no: tirx.Expr | float) -> tirx.Expr:
     """Choose for each element; numbers are as wide as the other value."""
     wide = no if isinstance(yes, float) else yes
-    dtype = str(wide.ty.dtype)  # type: ignore[union-attr]
+    dtype = str(wide.ty.dtype)  # type: ignore[union-attr]  # one of both is an expression
     return tirx.Select(condition, *(tirx.const(v, dtype) if isinstance(v, float) else v for v in (yes, no)))
 
 

@@ -3,8 +3,8 @@
 A tile of `m x m` outputs takes `(m + 2)**2` products instead of `9 * m**2`: 36 instead of 144 for m = 4.
 There are three stages: input tiles are transformed (`B^T d B`), multiplied with transformed weights (one
 matrix product for each of the `(m + 2)**2` positions), and transformed back (`A^T m A`), with the epilogue.
-Each stage does the whole picture; or all three do one band of rows, then the next, if what is between them
-stays in the L2 cache only then.
+Each stage does the whole picture; or all three do one band of rows after another, if only then their
+intermediate results stay in the L2 cache.
 
 A separate node, which reads only constants, transforms the weights: the executor runs it once, at load, and
 the bundle holds the nine numbers of each filter rather than `(m + 2)**2`.
@@ -49,12 +49,12 @@ _GEMM_COST: Final = 1.1
 _MOST_BETWEEN: Final = 0.5
 _MOST_WEIGHTS, _MOST_SHARED_WEIGHTS = 0.5, 0.6
 _MOST_IN_BAND: Final = 0.4
-# Small bands are the fastest, but the product holds up to so many tiles in registers.
+# Small bands are the fastest, but a band needs as many tiles as the product holds in registers.
 _REGISTER_TILES: Final = 12
-# Bands are what threads share: seven of them keep four threads busy for most of the time.
+# Threads share the bands: seven of them keep four threads busy for most of the time.
 _FEWEST_BANDS: Final = 7
-# Extents of the output's tile. That of 5 has 1.5 times the error of 4, so it must save a twentieth. Its
-# transforms are long code, which only pays where multiply-adds are slow.
+# Extents of the output's tile. 5 has 1.5 times the error of 4, so it must save a twentieth. Its transforms
+# are so long that they only pay where multiply-adds are slow.
 _EXTENTS: Final = (4, 2)
 _EXTENTS_ON_ARM: Final = (4, 5, 2)
 _WORTH: Final = 0.95

@@ -52,7 +52,7 @@ def test_limits() -> None:
         check_columns((InputColumns("colour", (Column("a"),), missing=True),), (COLOUR,))
     categories = tuple(map(str, range(129)))
     for spec in (TensorSpec("x", "INT8", (1,)), TensorSpec("x", "BOOL", (1,))):
-        with pytest.raises(ValueError, match=r"places of categories up to (127|1) .*, got 128"):
+        with pytest.raises(ValueError, match=r"categories at places up to (127|1) .*, got 128"):
             check_columns((InputColumns("x", (Column("a", categories),)),), (spec,))
     with pytest.raises(ValueError, match="signed"):
         unsigned = TensorSpec("x", "UINT8", (1,))

@@ -90,7 +90,7 @@ def test_a_note_says_so_and_without_a_bound_the_hint_does(tmp_path: Path) -> Non
         load(path)
     assert "--max-iterations" in (caught.value.hint or "")
     notes = load(path, max_iterations=MOST).notes
-    assert any("takes at most 5 steps: floats that need more are NaN" in note for note in notes)
+    assert any("takes at most 5 steps: floats beyond that become NaN" in note for note in notes)
 
 
 def test_more_steps_than_can_be_written_out() -> None:

@@ -23,6 +23,24 @@ REDUCTIONS: Final[Mapping[str, tuple[Callable[..., relax.Expr], Callable[..., np
 }
 
 
+SIZES: Final = {
+    "batch": st.integers(1, 2),
+    "channels": st.integers(2, 40),
+    "rows": st.integers(1, 9),
+    "columns": st.integers(1, 35),
+}
+LANES: Final = st.sampled_from([4, 8, 16])
+
+
+def made(batch: int, channels: int, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return an image of 8 channels and the weights of a convolution of its pixels to `channels`."""
+    state = np.random.RandomState(channels)
+    return (
+        state.randn(batch, 8, rows, columns).astype("f4"),
+        state.randn(channels, 8, 1, 1).astype("f4"),
+    )
+
+
 def after_convolution(operator: Build, x: np.ndarray, weight: np.ndarray, lanes: int) -> Result:
     """Run an operator on the packed output of a convolution."""
     return run(lambda v: operator(relax.op.nn.conv2d(v, relax.const(weight))), {"x": x}, machine(lanes))
@@ -55,18 +73,13 @@ def in_numpy(y: np.ndarray) -> np.ndarray:
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
-    batch=st.integers(1, 2),
-    channels=st.integers(2, 40),
-    rows=st.integers(1, 9),
-    columns=st.integers(1, 35),
-    lanes=st.sampled_from([4, 8, 16]),
+    sizes=st.fixed_dictionaries(SIZES),
+    lanes=LANES,
     square=st.sampled_from(["variance", "power", "product"]),
 )
-def test_any_layer_norm(batch: int, channels: int, rows: int, columns: int, lanes: int, square: str) -> None:
-    state = np.random.RandomState(channels)
-    x, weight = state.randn(batch, 8, rows, columns), state.randn(channels, 8, 1, 1)
-    x, weight = x.astype("f4"), weight.astype("f4")
-    result = after_convolution(lambda y: written_out(y, channels, square=square), x, weight, lanes)
+def test_any_layer_norm(sizes: dict[str, int], lanes: int, square: str) -> None:
+    x, weight = made(**sizes)
+    result = after_convolution(lambda y: written_out(y, sizes["channels"], square=square), x, weight, lanes)
     close(result.outputs[0], in_numpy(conv2d(x, weight)), 5e-5)
     assert pixels.KIND in result.schedules
 
@@ -74,20 +87,13 @@ def test_any_layer_norm(batch: int, channels: int, rows: int, columns: int, lane
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
-    batch=st.integers(1, 2),
-    channels=st.integers(2, 40),
-    rows=st.integers(1, 9),
-    columns=st.integers(1, 35),
-    lanes=st.sampled_from([4, 8, 16]),
+    sizes=st.fixed_dictionaries(SIZES),
+    lanes=LANES,
     name=st.sampled_from(sorted(REDUCTIONS)),
     keeps=st.booleans(),
 )
-def test_any_reduction(
-    batch: int, channels: int, rows: int, columns: int, lanes: int, name: str, keeps: bool
-) -> None:
-    state = np.random.RandomState(channels)
-    x, weight = state.randn(batch, 8, rows, columns), state.randn(channels, 8, 1, 1)
-    x, weight = x.astype("f4"), weight.astype("f4")
+def test_any_reduction(sizes: dict[str, int], lanes: int, name: str, keeps: bool) -> None:
+    x, weight = made(**sizes)
     operator, definition = REDUCTIONS[name]
     result = after_convolution(lambda y: operator(y, [1], keepdims=keeps), x, weight, lanes)
     close(result.outputs[0], definition(conv2d(x, weight), axis=1, keepdims=keeps))

@@ -1,0 +1,68 @@
+"""A connection for tests: to a real broker, or to one in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from agent.mqtt.connection import Connection
+from agent.mqtt.message import Message
+from agent.mqtt.reason_codes import (
+    Reason,
+)
+from agent.mqtt.settings import BrokerSettings
+from tests.agent.mqtt.memory_broker import (
+    MemoryBroker,
+)
+
+TOPIC = "edge/v1/replies/me/x"
+FILTER = "edge/v1/replies/me/#"
+SETTINGS = BrokerSettings("broker")
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Peer(Connection):
+    """A connection that keeps received messages and acknowledges none by itself."""
+
+    def __init__(self, settings: BrokerSettings, client_id: str = "me", **options: object) -> None:
+        self.inbox: asyncio.Queue[Message] = asyncio.Queue()
+        self.losses: asyncio.Queue[Reason] = asyncio.Queue()
+        options.setdefault("on_down", self.losses.put_nowait)
+        super().__init__(settings, client_id=client_id, on_message=self._keep, **options)  # type: ignore[arg-type]
+
+    def _keep(self, message: Message) -> None:
+        if not message.retain:  # amqtt sends all retained messages
+            self.inbox.put_nowait(message)
+
+    async def next(self, limit_s: float = 5.0) -> Message:
+        return await asyncio.wait_for(self.inbox.get(), limit_s)
+
+    async def loss(self, limit_s: float = 5.0) -> Reason:
+        """Return when a connection was lost."""
+        return await asyncio.wait_for(self.losses.get(), limit_s)
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int, client_id: str = "me", **options: object) -> AsyncIterator[Peer]:
+    peer = Peer(BrokerSettings("127.0.0.1", port), client_id, **options)
+    await peer.connect()
+    try:
+        yield peer
+    finally:
+        await peer.close()
+
+
+@contextlib.asynccontextmanager
+async def in_memory(broker: MemoryBroker, **options: Any) -> AsyncIterator[Peer]:
+    """A connection to a broker in memory, for `virtual_time.run`."""
+    peer = Peer(SETTINGS, open_socket=broker.open_socket, **options)
+    await peer.connect()
+    try:
+        yield peer
+    finally:
+        await peer.close()
