@@ -176,7 +176,7 @@ class GraphModule:
         entry = self._entries[spec.name]
         if entry in self._memory.freed:
             raise InputError(f"weight {spec.name!r} was freed after load-time nodes had read it")
-        return self._memory.array(entry)
+        return self._memory.array(entry).view()
 
     def load_params(self, params: ReadableBuffer) -> None:
         """Load the weights, and run the nodes that depend only on them.
@@ -280,7 +280,7 @@ class GraphModule:
         InputError
             If there is no such output.
         """
-        return self._memory.array(self._output(key))
+        return self._memory.array(self._output(key)).view()
 
     def set_output_zero_copy(self, key: str | int, value: Array) -> None:
         """Let the graph write an output to the caller's memory.
@@ -395,6 +395,10 @@ class GraphModule:
 
     def _set(self, key: str | int, value: object) -> None:
         spec = self._changeable(key)
+        target = self._memory.array(self._entries[spec.name])
+        if isinstance(value, np.ndarray) and value.shape == target.shape and value.dtype == target.dtype:
+            target[...] = value
+            return
         array = as_array(value, spec)
         check_fits(f"input {spec.name!r}", array, spec)
-        np.copyto(self._memory.array(self._entries[spec.name]), array)
+        np.copyto(target, array)

@@ -46,21 +46,31 @@ class GraphMemory:
         self._adopted: dict[int, Block] = {}
         # By storage.
         self._pools: dict[int, Block] = {}
+        # By entry: making a view takes longer than copying a row of numbers into it.
+        self._views: dict[int, Array] = {}
         self.freed: set[int] = set()
 
     def array(self, entry: int) -> Array:
-        """Return an entry's memory as a tensor of its dtype and shape, and allocate it at the first use."""
-        root = self.root[entry]
-        return view(self._block(root), self._graph.dltype[entry], self._graph.shape[entry])
+        """Return an entry's memory as a tensor of its dtype and shape, and allocate it at the first use.
+
+        The array is kept and returned again: only its elements may be changed.
+        """
+        kept = self._views.get(entry)
+        if kept is None:
+            block = self._block(self.root[entry])
+            kept = self._views[entry] = view(block, self._graph.dltype[entry], self._graph.shape[entry])
+        return kept
 
     def adopt(self, entry: int, value: Array) -> None:
         """Use the caller's aligned array as the memory of an entry's root."""
+        self._views.clear()
         self._adopted[self.root[entry]] = value.reshape(-1).view("uint8")
 
     def own(self, root: int) -> Block:
         """Return a root's own memory, allocated if necessary, and use it from now on."""
         self.freed.discard(root)
-        self._adopted.pop(root, None)
+        if self._adopted.pop(root, None) is not None:
+            self._views.clear()
         block = self._own.get(root)
         if block is None:
             block = self._own[root] = self._made(root)
@@ -68,17 +78,20 @@ class GraphMemory:
 
     def share(self, root: int, block: Block) -> None:
         """Use a block that another graph filled as a root's own memory."""
+        self._views.clear()
         self._own[root] = block
         self.freed.discard(root)
 
     def free(self, root: int) -> None:
         """Free a root's own memory."""
+        self._views.clear()
         self._own.pop(root, None)
         self.freed.add(root)
 
     def set_constant(self, roots: Iterable[int]) -> None:
         """Set which roots load-time nodes write; outputs of all other kernels move into their storages."""
         self._constant = frozenset(roots)
+        self._views.clear()
         self._pools.clear()
         for root in self._own.keys() - self._constant - self._arguments:
             del self._own[root]

@@ -33,5 +33,5 @@ def test_engines_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trees, "BLOCK_S", 0.0)
     called: list[str] = []
     engines: dict[str, Predict] = {name: lambda _, name=name: called.append(name) for name in "ab"}  # type: ignore[misc]
-    measure(engines, np.zeros((1, 1), np.float32), 3)
+    measure(engines, [np.zeros((1, 1), np.float32)], 3)
     assert called[4:] == ["a", "a", "b", "b"] * 3

@@ -2,7 +2,7 @@
 
 A walk is a chain of loads that depend on one another, so one walk leaves a core idle. Here eight walks
 take their steps together: several trees of one sample, or one tree of several samples. A step compares and
-selects; no branch can be mispredicted.
+selects; no branch can be mispredicted. Walks are scalars even where a core can gather.
 
 Two layouts. **Complete** trees, if all are shallow: a test's children are at places that follow from its
 own, `2 i + 1` and `2 i + 2`, so a step loads the feature's number, the threshold and the feature. **Nodes**
@@ -22,6 +22,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as ir
+from tvm.target.codegen import llvm_lookup_intrinsic_id
 
 from builder.importer.classic.ensemble import EQUAL, LESS, MEMBER, NAN, Ensemble
 from builder.kernels.spaces.packed_trees import FEATURE_MASK, TEST_SHIFT, Packed, pack
@@ -102,6 +103,7 @@ class _Writer:
         self._count = count
         self._dtype = dtype
         self._many_cores = target.cores > 1
+        self._has_gathers = target.arch == "x86_64"
         self._samples, *rest = (_flat(buffer) for buffer in ins)
         names = ["feature", "threshold"] if packed.complete else ["roots", "nodes"]
         if not packed.complete and dtype == "float64":
@@ -179,7 +181,18 @@ class _Writer:
                 places[walk] = places[walk] * 2 + tirx.Select(self._passes(value, threshold[test]), 0, 1)
 
     def _passes(self, value: tirx.Expr, threshold: tirx.Expr) -> tirx.Expr:
+        if self._has_gathers:
+            value, threshold = self._scalar(value), self._scalar(threshold)
         return value < threshold if self._packed.strict else value <= threshold
+
+    def _scalar(self, value: tirx.Expr) -> tirx.Expr:
+        """Keep LLVM from making one vector of what several walks load.
+
+        It would gather; a chain of gathers takes up to twice as long as eight chains of loads.
+        """
+        number = tirx.const(llvm_lookup_intrinsic_id("llvm.arithmetic.fence"), "uint32")
+        result: tirx.Expr = tirx.call_llvm_pure_intrin(self._dtype, number, value)
+        return result
 
     def _node_walk(self, samples: Flat, bases: Sequence[Index], trees: Sequence[Index], places: Flat) -> None:
         """Write walks through nodes; then `places` has the payload of each leaf."""

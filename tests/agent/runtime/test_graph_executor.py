@@ -9,8 +9,8 @@ import pytest
 from agent.bundle.graph import Graph
 from agent.bundle.node import NodeEntry
 from agent.errors import ExecutionError, FormatError, IncompatibleError, InputError
-from agent.runtime import graph_executor
-from agent.runtime.storage import allocate, view
+from agent.runtime import graph_executor, memory
+from agent.runtime.storage import Array, Block, allocate, view
 from tests.fake_module import KERNELS, FakeModule, GraphBuilder, aligned, params
 
 RNG = np.random.default_rng(7)
@@ -224,6 +224,33 @@ def test_zero_copy_inputs_and_outputs_use_the_callers_memory() -> None:
     module.run()
     np.testing.assert_allclose(out, EXPECTED, rtol=1e-6)
     assert module.output_view(0).ctypes.data == out.ctypes.data
+
+
+def test_views_of_memory_are_made_once_and_not_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ready()
+    module.run(x=X)
+    module.get_output(0)
+    made: list[object] = []
+
+    def counted(block: Block, dtype: str, shape: tuple[int, ...]) -> Array:
+        made.append(shape)
+        return view(block, dtype, shape)
+
+    monkeypatch.setattr(memory, "view", counted)
+    for _ in range(3):
+        module.set_input("x", X)
+        module.run()
+        np.testing.assert_allclose(module.get_output(0), EXPECTED, rtol=1e-6)
+    assert not made
+    module.output_view(0).shape = (8,)
+    assert module.get_output(0).shape == (2, 4)
+    # Other memory needs other views.
+    mine = aligned(2 * X)
+    module.set_input_zero_copy("x", mine)
+    assert made
+    np.testing.assert_array_equal(module.get_input("x"), mine)
+    module.set_input("x", X)
+    np.testing.assert_array_equal(mine, X)
 
 
 def test_zero_copy_reaches_through_reshapes() -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from tvm import relax
 
+from builder.codegen.lowering import build_kernels
 from builder.importer.classic.ensemble import EQUAL, GREATER, LESS, MEMBER
 from builder.importer.classic.ensemble_call import EnsembleCall
 from builder.kernels.spaces.packed_trees import pack
+from builder.target.device_target import resolve
 from tests.builder.importer.classic.forests import MODES, Forest, draw, reference, samples
-from tests.builder.kernels.machines import Result, machine, run
+from tests.builder.kernels.machines import Result, lower_expression, machine, run
 
 CASES = {
     "shallow": (Forest(), 1),
@@ -93,6 +96,21 @@ def test_the_last_group_is_completed_without_changing_the_result() -> None:
     assert packed.trees == 8
     ensemble = replace(draw(Forest(trees=3)), aggregate="MAX")
     assert pack(ensemble, 5, 8).trees == 8
+
+
+@pytest.mark.parametrize("forest", [Forest(depth=6, trees=16), Forest(depth=11, full=False, trees=16)])
+def test_walks_load_and_do_not_gather(forest: Forest) -> None:
+    """A chain of gathers takes up to twice as long as eight chains of loads."""
+    target = resolve("llvm -mtriple=x86_64-linux-gnu -mcpu=sapphirerapids")
+
+    def build(*params: relax.Var) -> relax.Expr:
+        return EnsembleCall(params[0], draw(forest)).emit(relax.BlockBuilder.current())
+
+    for count in (1, 9):
+        kernels = lower_expression(build, {"x": samples(forest, count)}, target).kernels
+        assembly = build_kernels(kernels, target.tvm_target).inspect_source("asm")
+        # At most the values of eight samples' leaves, after their walks.
+        assert len(re.findall(r"^\s*v\w*gather", assembly, re.MULTILINE)) <= 1
 
 
 def test_many_samples_of_a_deep_forest_are_shared_among_the_cores() -> None:
