@@ -107,3 +107,15 @@ def test_a_file_that_the_interpreter_refuses_is_noted() -> None:
     graph.op("RELU", graph.inputs, graph.outputs)
     [note] = compared(write(graph))
     assert note.startswith("the import was not compared with LiteRT, which refused")
+
+
+@pytest.mark.parametrize("shape", [(1 << 20, 5, 7, 3), (1 << 30, 1 << 30, 0)])
+def test_inputs_that_would_take_minutes_are_not_compared(shape: tuple[int, ...]) -> None:
+    graph = FileSubgraph()
+    graph.inputs.append(graph.tensor(shape))
+    graph.outputs.append(graph.tensor(shape))
+    graph.op("ABS", graph.inputs, graph.outputs)
+    raw, notes = write(graph), list[str]()
+    model = read(raw, "file")
+    compare(raw, model, convert(model, "file"), notes.append)
+    assert "at most 67108864 are compared" in notes[0]
