@@ -278,6 +278,8 @@ def differences(
     named = {value_name(main.tensors[index]): shape for index, shape in shapes.items()}
     graph = convert(model, "compared", named, observe=observe)
     for index, value in zip(main.inputs, graph.graph.input, strict=False):
+        if index not in tensors:
+            raise ModelError(f"it does not keep the tensor '{main.tensors[index].name}'")
         feeds[value.name] = tensors[index]
     results = _run(graph, feeds)
     for one in made:
