@@ -119,3 +119,17 @@ def test_inputs_that_would_take_minutes_are_not_compared(shape: tuple[int, ...])
     model = read(raw, "file")
     compare(raw, model, convert(model, "file"), notes.append)
     assert "at most 67108864 are compared" in notes[0]
+
+
+def test_an_interpreter_that_keeps_no_input_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = FileSubgraph()
+    graph.inputs.append(graph.tensor((2, 3)))
+    graph.outputs.append(graph.tensor((2, 3)))
+    graph.op("ABS", graph.inputs, graph.outputs)
+    raw, notes = write(graph), list[str]()
+    made = {graph.outputs[0]: np.zeros((2, 3), np.float32)}
+    monkeypatch.setattr(comparison, "is_installed", lambda: True)
+    monkeypatch.setattr(comparison, "run_interpreter", lambda *_, **__: (made, ""))
+    model = read(raw, "file")
+    compare(raw, model, convert(model, "file"), notes.append)
+    assert "it does not keep the tensor" in notes[0]
