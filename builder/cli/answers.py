@@ -136,7 +136,7 @@ def draw_answer(picture: Path, answers: Mapping[str, Any] | None, output: Path) 
     if answers is None:
         raise ModelError(
             "expected an answer to draw, but the model declares no postprocess",
-            hint="add one: edgebundle repack --postprocess",
+            hint="add one: edgebundle repack BUNDLE --postprocess PRESET",
         )
     draw_on(given.content, given.content_type, answers, output)
 

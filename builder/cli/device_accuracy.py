@@ -54,7 +54,7 @@ def _hits(answer: Answer, label: str) -> tuple[bool, bool]:
     if not best:
         raise ModelError(
             f"{answer.model}: expected an answer with classes, got none",
-            hint="declare them: edgebundle repack --postprocess softmax,top5",
+            hint="declare them: edgebundle repack BUNDLE --postprocess softmax,top5",
         )
     right = [label in (each.label, str(each.index)) for each in best]
     return right[0], any(right)

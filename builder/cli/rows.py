@@ -46,7 +46,7 @@ def run_rows(args: argparse.Namespace, package: Package, name: str) -> int:
         shapes = ", ".join(map(str, manifest.inputs))
         raise ModelError(
             f"{name}: expected a bundle that declares columns for a table, got one without ({shapes:.200})",
-            hint="name them in the order of the model's features: edgebundle repack --columns a,b,c",
+            hint="name them in the order of the model's features: edgebundle repack BUNDLE --columns a,b,c",
         )
     reader = RowReader(manifest.columns, manifest.row_inputs)
     table = _Table(args, name, reader.names, [c.name for c in reader.columns if c.categories is not None])
@@ -94,7 +94,7 @@ async def infer_rows(args: argparse.Namespace, broker: Broker, name: str) -> int
             raise ModelError(
                 f"{args.agent}: {args.model}: expected a model that declares columns for a table, "
                 "got one that does not",
-                hint="declare them, and deploy it again: edgebundle repack --columns a,b,c",
+                hint="declare them, and deploy it again: edgebundle repack BUNDLE --columns a,b,c",
             )
         names = [column.name for column in columns]
         table = _Table(args, name, names, [each.name for each in columns if each.datatype == "BYTES"])

@@ -55,14 +55,16 @@ _VALUES: Final[Mapping[str, Mapping[str, str]]] = {
         "Unique": "torch.unique makes it: do this after the model",
         "NonMaxSuppression": "export what comes before torchvision.ops.nms: return boxes and scores",
         "If": "a tensor in `if` makes it: decide by a Python value, or use torch.where",
-        "Loop": "torch.jit.script makes it: add --max-iterations N, or export with dynamo=True",
+        "Loop": "torch.jit.script makes it: give --max-iterations N, or export a fixed number of steps with "
+        "torch.onnx.export(..., dynamo=True)",
     },
     _TENSORFLOW: {
         "NonZero": "tf.where(mask) and tf.boolean_mask make it: use tf.where(mask, x, 0)",
         "Unique": "tf.unique makes it: do this after the model",
         "NonMaxSuppression": "name what tf.image.non_max_suppression reads: --outputs BOXES:0,SCORES:0",
         "If": "tf.cond on a tensor makes it: use tf.where, or a Python value",
-        "Loop": "tf.while_loop makes it: add --max-iterations N, or use keras.layers.RNN(unroll=True)",
+        "Loop": "tf.while_loop makes it: give --max-iterations N, or unroll it, as "
+        "keras.layers.RNN(unroll=True) does",
     },
 }
 _GENERAL: Final[Mapping[str, str]] = {
@@ -71,7 +73,7 @@ _GENERAL: Final[Mapping[str, str]] = {
     "Unique": "do this after the model",
     "NonMaxSuppression": "export without it, and use a --postprocess file with a `detect` step",
     "If": "give both branches one shape, or fix the condition with --input-values NAME=VALUE",
-    "Loop": "add --max-iterations N, its largest number of steps, or export it unrolled",
+    "Loop": "give its largest number of steps, --max-iterations N, or export it unrolled",
     "Scan": "export with a fixed number of steps, unrolled",
     "ImageDecoder": "export without it: `--preprocess imagenet` decodes pictures on the device",
     "StringNormalizer": "export only the part of the model after its tokenizer",

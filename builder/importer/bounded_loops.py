@@ -49,10 +49,10 @@ def bound_loops(model: onnx.ModelProto, most: int) -> list[str]:
             return None
         if is_too_long(node, most):
             size = len(attributes(node)["body"].node)
+            fitting = MAX_UNROLLED_NODES // size
             raise ModelError(
-                f"loop '{node.name[:80]}': expected at most {MAX_UNROLLED_NODES // size} steps of its {size} "
-                f"nodes, got {most}",
-                hint=f"--max-iterations {MAX_UNROLLED_NODES // size}",
+                f"loop '{node.name[:80]}': expected at most {fitting} steps of its {size} nodes, got {most}",
+                hint=f"give fewer: --max-iterations {fitting}" if fitting else "make the loop's body smaller",
             )
         found.append(node.name)
         return _bounded(node, graph, most)

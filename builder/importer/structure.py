@@ -77,6 +77,7 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = model.graph
     _remove_weights_from_inputs(graph)
     _check_values(graph)
+    _make_outputs(graph)
     _sort(graph)
     name_nodes(graph)
     model.ir_version = MODERN_IR
@@ -251,6 +252,29 @@ def _check_values(graph: onnx.GraphProto) -> None:
     for output in graph.output:
         if output.name not in made:
             raise ModelError(f"no node makes the output '{output.name}'")
+
+
+def _make_outputs(graph: onnx.GraphProto) -> None:
+    """Let a node make each output that is a weight; refuse one that is an input."""
+    inputs = {value.name for value in graph.input}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    known = {*inputs, *weights, *(name for node in graph.node for name in (*node.input, *node.output))}
+    for output in graph.output:
+        if output.name in inputs:
+            raise ModelError(
+                f"expected outputs that the model computes, got '{output.name}', which is an input",
+                hint="leave that output out at the export: who sends the input has it",
+            )
+        if output.name not in weights:
+            continue
+        source = f"{output.name}/weight"
+        while source in known:
+            source += "_"
+        known.add(source)
+        for node in walk_nodes(graph):
+            node.input[:] = [source if name == output.name else name for name in node.input]
+        weights[output.name].name = source
+        graph.node.append(helper.make_node("Identity", [source], [output.name], name=source))
 
 
 def _check_weight(tensor: onnx.TensorProto) -> None:

@@ -16,7 +16,9 @@ from builder.importer.classic.kept import is_kept
 from builder.importer.half_precision import HALVES
 from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, describe, names_of, subgraphs
 from builder.importer.relax_module import supported_operators, to_relax
+from builder.importer.rewrites.loops import MAX_UNROLLED_NODES, is_too_long, stays_true
 from builder.importer.rewrites.microsoft import CONTRIB, DOMAIN
+from builder.importer.rewrites.replacement import input_name
 
 # Each trial runs the front end on one node; of nodes that differ only in name, one is tried. If a graph has
 # more different nodes than this limit, only the first ones are tried.
@@ -95,13 +97,18 @@ def explain(model: onnx.ModelProto, reason: str) -> ModelError:
     if not found:
         return ModelError(f"the model cannot be imported: {reason or 'TVM gave no reason'}", hint=_VALUE_HINT)
     listed = "; ".join(f"{o.operator} ({describe(o.nodes)}): {o.reason.text}" for o in found)
-    hint = next((_HINTS[o.operator] for o in found if o.operator in _HINTS), None)
+    hint = next((_HINTS[o.operator] for o in found if o.operator in _HINTS and _is_helped(o)), None)
     if hint is None and any(o.reason.depends_on_values for o in found):
         hint = _VALUE_HINT
     noun = "operator" if len(found) == 1 else "operators"
     obstacles = [Obstacle(o.operator, names_of(o.nodes), o.reason.text) for o in found]
     message = f"{len(found)} {noun} cannot be imported: {listed}"
     return UnsupportedOperatorError(message, hint=hint, obstacles=obstacles)
+
+
+def _is_helped(refused: _Refused) -> bool:
+    """Whether the operator's hint helps: a limit of steps is no help for a Loop whose count is known."""
+    return refused.operator != "Loop" or refused.reason.depends_on_values
 
 
 def refused_operators(model: onnx.ModelProto) -> set[str]:
@@ -156,6 +163,9 @@ def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str
         return Reason("its attributes, or its optional inputs or outputs, are not supported")
     if node.domain and not is_kept(node):
         return Reason(f"domain '{node.domain}' is not ONNX's")
+    if node.op_type == "Loop" and (count := _too_many_steps(node, graph)):
+        size = len(attributes(node)["body"].node)
+        return Reason(f"its {count} steps of {size} nodes are more than {MAX_UNROLLED_NODES} nodes")
     if any(subgraphs(node)):
         return Reason(
             "its condition or length depends on values that are only known at run time",
@@ -179,6 +189,15 @@ def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str
                 depends_on_values=True,
             )
     return None
+
+
+def _too_many_steps(node: onnx.NodeProto, graph: OnnxGraph) -> int:
+    """The number of steps of a Loop that never ends earlier and is too long to be written out; else 0."""
+    trips = graph.constant(name) if (name := input_name(node, 0)) else None
+    if trips is None or trips.size != 1 or not stays_true(node, graph):
+        return 0
+    count = int(trips.reshape(()))
+    return count if is_too_long(node, count) else 0
 
 
 def _keeps_size(node: onnx.NodeProto, graph: OnnxGraph) -> bool:

@@ -117,7 +117,7 @@ class DetectionAccuracy:
             raise ModelError(
                 f"{self._path}: expected the model's classes ({_some(self._unknown)}), "
                 f"got {_some(self._names.values())}",
-                hint="give the model labels as the annotations have them: edgebundle repack --labels FILE",
+                hint="give it the labels of the annotations: edgebundle repack BUNDLE --labels FILE",
             )
         objects = [each for each in self._objects if each["image_id"] in self._seen]
         counts = {"pictures": len(self._seen), "objects": sum(not each["iscrowd"] for each in objects)}

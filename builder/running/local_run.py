@@ -216,7 +216,7 @@ class Runner:
         if self._streaming is None or self._streaming.listener is None:
             raise ModelError(
                 "the model does not declare how to turn a recording into its input",
-                hint="add it: edgebundle compile --preprocess silero (or another preset for recordings)",
+                hint="add it: edgebundle compile MODEL --preprocess silero, or another preset of sound",
             )
         try:
             recording = read_recording(sound.content, WAV)
@@ -370,7 +370,7 @@ def _set_picture(package: Package, module: GraphModule | BucketedModule, picture
     if declared is None:
         raise ModelError(
             "the model does not declare how to turn a picture into its input",
-            hint="add one: edgebundle repack --preprocess; or give the prepared arrays as an .npz file",
+            hint="add one: edgebundle repack BUNDLE --preprocess PRESET; or give an .npz file",
         )
     spec = next(spec for spec in package.manifest.smallest_inputs if spec.name == declared.input)
     prepare = Preprocessor(declared, spec)

@@ -98,7 +98,7 @@ class RowAccuracy:
         if not isinstance(value, int | float) or right is None:
             raise ModelError(
                 "--accuracy: expected an answer with classes, or one number for a number, got another one",
-                hint="declare the classes: edgebundle repack --postprocess top1",
+                hint="declare the classes: edgebundle repack BUNDLE --postprocess top1",
             )
         self.is_number = True
         self.absolute += abs(value - right)

@@ -68,7 +68,7 @@ def fit(package: Package, module: object, values: Mapping[str, Array], shapes: S
                 raise ShapeError(
                     f"input '{spec.name}': expected {list(spec.shape)}, got {list(shapes[spec.name])}: "
                     "the bundle's shapes are fixed",
-                    hint="compile it with bounds: edgebundle compile --input-shapes 'NAME:[1,1..512]'",
+                    hint="compile it with bounds: edgebundle compile MODEL --input-shapes 'NAME:[1,1..512]'",
                 )
         return list(manifest.inputs)
     known = {name: tuple(shape) for name, shape in shapes.items()}

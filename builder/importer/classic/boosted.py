@@ -1,4 +1,4 @@
-"""Boosted trees as XGBoost and LightGBM save them, written as an ONNX model.
+"""Boosted trees and linear models as XGBoost and LightGBM save them, written as an ONNX model.
 
 Both readers end here, so their files go the way of every other model: one importer, one kernel, and ONNX
 Runtime as the reference. The model takes `features`, `[N, features]`, float32. A classifier gives `label`,
@@ -24,7 +24,7 @@ from builder.importer.classic.ensemble import MEMBER_NUMBER as MEMBER
 LEQ: Final = 0
 LT: Final = 1
 # How scores become an answer.
-LINKS: Final = ("identity", "sigmoid", "exp", "softmax", "sigmoids", "positive")
+LINKS: Final = ("identity", "sigmoid", "exp", "softmax", "sigmoids", "positive", "softplus", "square")
 
 MAX_TREES: Final = 1 << 20
 MAX_CLASSES: Final = 1 << 12
@@ -86,6 +86,9 @@ class Boosted:
         Whether the answer is a label and probabilities.
     names
         Names of the features; none if the file has none of the user's.
+    linear
+        Instead of trees, what each feature is multiplied by, `[features, targets]`; a missing value counts
+        as 0.
     """
 
     features: int
@@ -96,6 +99,7 @@ class Boosted:
     average: bool = False
     classifier: bool = False
     names: Sequence[str] = ()
+    linear: NDArray[np.float32] | None = None
 
 
 _NOTHING: Final = Tree(
@@ -130,12 +134,7 @@ def to_onnx(model: Boosted, name: str) -> onnx.ModelProto:
         if not 1 <= count <= limit:
             raise ModelError(f"expected 1 to {limit} {what}, got {count}")
     graph = _Graph()
-    samples = graph.floor_categories(FEATURES, model)
-    attributes = make_attributes(_attributes(model))
-    tree = helper.make_node("TreeEnsemble", [samples], ["sums"], name="trees", domain="ai.onnx.ml")
-    tree.attribute.extend(attributes)
-    graph.nodes.append(tree)
-    scores = "sums"
+    scores = graph.trees(model) if model.linear is None else graph.product(model.linear)
     if model.average:
         rounds = max(1, len(model.trees) // targets)
         scores = graph.op("Div", scores, graph.constant(np.float32(rounds)))
@@ -170,6 +169,18 @@ class _Graph:
     def cast(self, x: str, elem_type: int, to: str) -> str:
         self.nodes.append(helper.make_node("Cast", [x], [to], name=to, to=elem_type))
         return to
+
+    def trees(self, model: Boosted) -> str:
+        samples = self.floor_categories(FEATURES, model)
+        tree = helper.make_node("TreeEnsemble", [samples], ["sums"], name="trees", domain="ai.onnx.ml")
+        tree.attribute.extend(make_attributes(_attributes(model)))
+        self.nodes.append(tree)
+        return "sums"
+
+    def product(self, weights: NDArray[np.float32]) -> str:
+        missing = self.op("IsNaN", FEATURES)
+        present = self.op("Where", missing, self.constant(np.float32(0)), FEATURES)
+        return self.op("MatMul", present, self.constant(weights))
 
     def floor_categories(self, samples: str, model: Boosted) -> str:
         """Cut the fractions of categorical features off: both libraries take 3.7 for the category 3."""
@@ -209,6 +220,10 @@ class _Graph:
                 self.op("Exp", scores, to="prediction")
             case "softmax":
                 self.op("Softmax", scores, to="prediction", axis=1)
+            case "softplus":
+                self.op("Softplus", scores, to="prediction")
+            case "square":
+                self.op("Mul", scores, self.op("Abs", scores), to="prediction")
             case "positive":
                 above = self.op("Greater", scores, self.constant(np.float32(0)))
                 self.cast(above, TensorProto.FLOAT, "prediction")

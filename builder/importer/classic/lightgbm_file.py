@@ -28,6 +28,7 @@ MAX_BYTES: Final = 512 << 20
 _OBJECTIVES: Final[Mapping[str, tuple[str, bool]]] = {
     "binary": ("sigmoid", True),
     "cross_entropy": ("sigmoid", False),
+    "cross_entropy_lambda": ("softplus", False),
     "fair": ("identity", False),
     "gamma": ("exp", False),
     "huber": ("identity", False),
@@ -84,6 +85,8 @@ def _model(raw: bytes, where: str) -> Boosted:
     header = _fields(head)
     objective, options = _objective(header, where)
     link, classifier = _OBJECTIVES[objective]
+    if b"sqrt" in header.get(b"objective", b"").split():  # trained on square roots with the sign
+        link = "square"
     targets = int(header[b"num_tree_per_iteration"])
     features = int(header[b"max_feature_idx"]) + 1
     if targets < 1 or len(blocks) % targets:
@@ -121,7 +124,7 @@ def _objective(header: Mapping[bytes, bytes], where: str) -> tuple[str, Mapping[
     """Return the objective and its options, such as `binary sigmoid:1`."""
     name, *words = header.get(b"objective", b"regression").decode().split()
     options = dict(word.split(":", 1) for word in words if ":" in word)
-    if name not in _OBJECTIVES or "sqrt" in words:
+    if name not in _OBJECTIVES or ("sqrt" in words and _OBJECTIVES[name][0] != "identity"):
         raise ModelError(
             f"{where}: expected an objective such as binary, got {' '.join([name, *words])!r:.60}",
             hint="export the model to ONNX with onnxmltools",

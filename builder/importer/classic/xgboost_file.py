@@ -1,6 +1,7 @@
 """Read a model that XGBoost saved, as JSON (`.json`) or as UBJSON (`.ubj`), without XGBoost.
 
-Trees (`gbtree`, `dart`) with one value in a leaf; linear boosters and vector leaves are refused by name.
+Trees (`gbtree`, `dart`) with one value in a leaf, and linear boosters (`gblinear`); vector leaves are refused
+by name.
 Written by XGBoost 1.6 to 3.2.
 
 Source: XGBoost's documentation, "Introduction to Model IO", and the schema that it links.
@@ -111,12 +112,19 @@ def _model(document: Mapping[str, Any], where: str, progress: Callable[[str], No
     if classes > MAX_CLASSES:
         raise ModelError(f"{where}: expected at most {MAX_CLASSES} classes, got {classes}")
     booster = learner["gradient_booster"]
+    base, names = _base(parameters["base_score"], stored, classes), _names(learner, parameters)
+    if booster["name"] == "gblinear":
+        factors = _factors(booster["model"]["weights"], int(parameters["num_feature"]), classes)
+        base = base + factors[-1]
+        return Boosted(
+            len(factors) - 1, (), base, link, classifier=classifier, names=names, linear=factors[:-1]
+        )
     weights = None
     if booster["name"] == "dart":
         weights = np.asarray(booster["weight_drop"], np.float32)
         booster = booster["gbtree"]
     elif booster["name"] != "gbtree":
-        raise ModelError(f"{where}: expected a booster of trees, got {booster['name']!r:.40}")
+        raise ModelError(f"{where}: expected a booster of trees or gblinear, got {booster['name']!r:.40}")
     model = booster["model"]
     features, groups, trees = int(parameters["num_feature"]), model["tree_info"], model["trees"]
     saved = int(model.get("gbtree_model_param", {}).get("num_trees", len(trees)))
@@ -140,11 +148,20 @@ def _model(document: Mapping[str, Any], where: str, progress: Callable[[str], No
         if not 0 <= tree.target < classes:
             raise ModelError(f"{where}: tree {index}: expected a target below {classes}, got {tree.target}")
         found.append(tree)
-    base = _base(parameters["base_score"], stored, classes)
-    names = tuple(str(name) for name in learner.get("feature_names", ()))
-    if len(names) != features:
-        names = ()
     return Boosted(features, found, base, link, classifier=classifier, names=names)
+
+
+def _names(learner: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[str, ...]:
+    names = tuple(str(name) for name in learner.get("feature_names", ()))
+    return names if len(names) == int(parameters["num_feature"]) else ()
+
+
+def _factors(values: Any, features: int, targets: int) -> NDArray[np.float32]:  # noqa: ANN401
+    """Return the factors of a linear booster, `[features + 1, targets]`, the last row without a feature."""
+    found = _numbers(values, np.float32)
+    if features < 1 or found.size != (features + 1) * targets or not np.isfinite(found).all():
+        raise ValueError(f"expected {(features + 1) * targets} finite weights, got {found.size}")
+    return np.asarray(found.reshape(features + 1, targets), np.float32)
 
 
 def _best(

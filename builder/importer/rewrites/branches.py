@@ -1,7 +1,7 @@
 """`If` on a value that is only known at run time: compute both branches and select.
 
 Branches have no side effects, so this differs only in its cost, and in what would fault: a branch that
-divides by a computed number stays, because the condition may guard it against zero.
+divides by a computed integer stays, because the condition may guard it against zero.
 """
 
 from __future__ import annotations
@@ -56,12 +56,10 @@ def write_out(node: onnx.NodeProto, graph: OnnxGraph) -> Branches | None:
     branches: list[onnx.GraphProto] = [options["then_branch"], options["else_branch"]]
     if sum(1 for branch in branches for _ in walk_nodes(branch)) > MAX_UNROLLED_NODES:
         return None
-    if any(may_fault(branch, graph) for branch in branches):
-        return None
     nodes: list[onnx.NodeProto] = []
     made = []
     for branch, scope in zip(branches, ("then", "else"), strict=True):
         names = [graph.fresh(name or "unread") for name in node.output]
         nodes += inline_body(graph, branch, f"{node.name}/{scope}", [], names)
         made.append(names)
-    return Branches(nodes, *made)
+    return None if may_fault(nodes, graph) else Branches(nodes, *made)

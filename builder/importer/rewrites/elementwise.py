@@ -88,6 +88,16 @@ def prelu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | 
     return new.nodes
 
 
+def sign(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Sign of unsigned integers, for which TVM would need -1: whether they are not zero."""
+    found = graph.type_of(node.input[0])
+    if found is None or found.dtype.kind != "u":
+        return None
+    new = Replacement(node, graph)
+    new.cast(new.cast(node.input[0], TensorProto.BOOL), found.elem_type, to=node.output[0])
+    return new.nodes
+
+
 def is_inf(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """IsInf for only one sign: a comparison with that infinity."""
     options = attributes(node)
@@ -237,4 +247,41 @@ def reduce_bool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
     result = new.op(node.op_type, wide, *node.input[1:], **options)
     # Of no elements, the largest and the smallest are the limits of the type.
     new.op("Greater", result, new.constant(0, np.int32), to=node.output[0])
+    return new.nodes
+
+
+def reduce_nothing(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """A reduction of no axes (`noop_with_empty_axes`): only what is done to each number."""
+    name, given = input_name(node, 1), attributes(node)
+    axes = graph.constant(name) if name else None
+    if not given.get("noop_with_empty_axes", 0) or (name and (axes is None or axes.size)):
+        return reduce_bool(node, graph) if node.op_type in ("ReduceMax", "ReduceMin") else None
+    new, x = Replacement(node, graph), node.input[0]
+    match node.op_type:
+        case "ReduceL1" | "ReduceL2":
+            new.op("Abs", x, to=node.output[0])
+        case "ReduceLogSum":
+            new.op("Log", x, to=node.output[0])
+        case "ReduceSumSquare":
+            new.op("Mul", x, x, to=node.output[0])
+        case _:
+            new.op("Identity", x, to=node.output[0])
+    return new.nodes
+
+
+def reduce_mean(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """ReduceMean of integers: their sum, divided as integers are."""
+    found, shape, given = graph.type_of(node.input[0]), graph.shape_of(node.input[0]), attributes(node)
+    known = graph.constant(name) if (name := input_name(node, 1)) else np.array(given.get("axes", []))
+    if found is None or shape is None or found.dtype.kind not in "iu" or known is None:
+        return reduce_nothing(node, graph)
+    if not known.size and given.get("noop_with_empty_axes", 0):
+        return reduce_nothing(node, graph)
+    axes = sorted({int(axis) % len(shape) for axis in known}) or list(range(len(shape)))
+    new = Replacement(node, graph)
+    total = new.reduce("ReduceSum", node.input[0], axes, keep=bool(given.get("keepdims", 1)))
+    count = int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
+    if count < 1:
+        return None
+    new.op("Div", total, new.constant(count, found.dtype), to=node.output[0])
     return new.nodes

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import onnx
 
 from builder.importer.onnx_graph import OnnxGraph, attributes
-from builder.importer.rewrites.replacement import Replacement
+from builder.importer.rewrites.replacement import Replacement, input_name
+
+# Elements along an axis that wraps around: its places are a constant.
+MAX_WRAPPED: Final = 1 << 24
 
 
 def space_to_depth(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
@@ -81,4 +85,26 @@ def concat_without_empty(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onn
         return None
     new = Replacement(node, graph)
     new.op("Concat", *parts, to=node.output[0], axis=int(attributes(node)["axis"]))
+    return new.nodes
+
+
+def pad(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Pad that wraps around: a Gather along each padded axis, of what negative widths leave."""
+    shape, widths = graph.shape_of(node.input[0]), graph.constant(input_name(node, 1))
+    if attributes(node).get("mode", "constant") != "wrap" or shape is None or widths is None:
+        return None
+    places = graph.constant(name) if (name := input_name(node, 3)) else np.arange(len(shape))
+    if places is None or widths.size != 2 * places.size:
+        return None
+    new, x = Replacement(node, graph), node.input[0]
+    for number, place in enumerate(places.tolist()):
+        before, after = int(widths[number]), int(widths[number + places.size])
+        axis = int(place) % len(shape)
+        first, last = max(0, -before), shape[axis] - max(0, -after)
+        if last <= first or last - first + max(before, 0) + max(after, 0) > MAX_WRAPPED:
+            return None
+        indices = first + np.arange(-max(before, 0), last - first + max(after, 0)) % (last - first)
+        if indices.tolist() != list(range(shape[axis])):
+            x = new.op("Gather", x, new.constant(indices, np.int64), axis=axis)
+    new.op("Identity", x, to=node.output[0])
     return new.nodes

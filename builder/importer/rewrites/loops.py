@@ -12,7 +12,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builder.importer.constant_folding import fold_constants
 from builder.importer.control_flow import inline_body
-from builder.importer.onnx_graph import OnnxGraph, ValueType, attributes, reads, value_type, walk_nodes
+from builder.importer.onnx_graph import (
+    OnnxGraph,
+    ValueType,
+    attributes,
+    reads,
+    subgraphs,
+    value_type,
+    walk_nodes,
+)
 from builder.importer.rewrites.replacement import Replacement, input_name
 
 # Limits the nodes of an unrolled loop: a body of 20 nodes may run 500 times.
@@ -44,7 +52,9 @@ def unroll_loop(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
     if trips is None or trips.size != 1:
         return None
     count = int(trips.reshape(()))
-    if count < 1 or is_too_long(node, count):
+    if count < 1:
+        return _no_steps(node, graph, body)
+    if is_too_long(node, count):
         return None
     if not stays_true(node, graph):
         return _unroll_while(node, graph, body, count)
@@ -64,6 +74,26 @@ def unroll_loop(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
     return new.nodes
 
 
+def _no_steps(
+    node: onnx.NodeProto, graph: OnnxGraph, body: onnx.GraphProto
+) -> Sequence[onnx.NodeProto] | None:
+    """A Loop of no steps: its states as they are, and no rows."""
+    carried = list(node.input[2:])
+    new = Replacement(node, graph)
+    for name, value in zip(node.output, carried, strict=False):
+        if name:
+            new.op("Identity", value, to=name)
+    for name, row in zip(node.output[len(carried) :], body.output[1 + len(carried) :], strict=False):
+        found = value_type(row)
+        if not name:
+            continue
+        if found is None or found.static_shape is None:
+            return None
+        empty = np.zeros((0, *found.static_shape), found.dtype)
+        new.op("Identity", new.constant(empty, found.dtype), to=name)
+    return new.nodes
+
+
 def _unroll_while(
     node: onnx.NodeProto, graph: OnnxGraph, body: onnx.GraphProto, count: int
 ) -> Sequence[onnx.NodeProto] | None:
@@ -73,7 +103,7 @@ def _unroll_while(
     """
     carried = list(node.input[2:])
     kinds = [graph.type_of(name) for name in carried]
-    if any(kind is None or kind.static_shape is None for kind in kinds) or may_fault(body, graph):
+    if any(kind is None or kind.static_shape is None for kind in kinds):
         return None
     scanned = len(body.output) - 1 - len(carried)
     new = Replacement(node, graph)
@@ -87,7 +117,7 @@ def _unroll_while(
         index = new.constant(step, np.int64)
         new.nodes += inline_body(graph, body, f"{node.name}/{step}", [index, active, *carried], outputs)
         made = outputs[1 : 1 + len(carried)]
-        if step == 0 and _types_of(new.nodes, made, graph) != kinds:
+        if step == 0 and (_types_of(new.nodes, made, graph) != kinds or may_fault(new.nodes, graph)):
             return None
         every += made
         carried = [
@@ -167,16 +197,30 @@ def stays_true(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
     return outer is not None and bool(outer.reshape(()))
 
 
-def may_fault(branch: onnx.GraphProto, graph: OnnxGraph) -> bool:
-    """Whether a subgraph divides by a number that is not a constant."""
-    constants = {tensor.name for tensor in branch.initializer}
-    constants |= {name for n in branch.node if n.op_type == "Constant" for name in n.output}
-    return any(
-        inner.op_type in ("Div", "Mod")
-        and inner.input[1] not in constants
-        and not graph.is_constant(inner.input[1])
-        for inner in walk_nodes(branch)
-    )
+def may_fault(nodes: Sequence[onnx.NodeProto], graph: OnnxGraph) -> bool:
+    """Whether nodes, which are added to the graph, divide by an integer that is not a constant.
+
+    A real number may be divided by zero: the result is infinite or NaN, and not selected. What is in
+    subgraphs has no known types, so it counts as integers.
+    """
+    constants = {name for n in nodes if n.op_type == "Constant" for name in n.output}
+    own = {id(node) for node in nodes}
+    doubtful: list[str] = []
+    for node in nodes:
+        for inner in (node, *(n for subgraph in subgraphs(node) for n in walk_nodes(subgraph))):
+            if inner.op_type not in ("Div", "Mod") or inner.domain:
+                continue
+            if inner.input[1] in constants or graph.is_constant(inner.input[1]):
+                continue
+            if id(inner) not in own:
+                return True
+            doubtful.append(inner.input[1])
+    if not doubtful:
+        return False
+    kinds = [graph.type_of(name) for name in doubtful]
+    if None in kinds:
+        kinds = _types_of(nodes, doubtful, graph)
+    return any(kind is None or kind.dtype.kind != "f" for kind in kinds)
 
 
 def unroll_scan(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:

@@ -212,3 +212,23 @@ def _with_scales_of_blocks(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[o
     x = new.op("Clip", x, *(new.constant(float(limit), np.float32) for limit in (limits.min, limits.max)))
     new.cast(x, whole.elem_type, to=node.output[0])
     return new.nodes
+
+
+def dynamic_quantize_linear(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto]:
+    """DynamicQuantizeLinear as ONNX defines it, and with a scale of 1 for zeros, as in ONNX Runtime.
+
+    ONNX's definition divides 0 by 0 there.
+    """
+    new = Replacement(node, graph)
+    x, (y, scale, zero) = node.input[0], node.output
+    nothing, most = new.constant(0, np.float32), new.constant(255, np.float32)
+    low = new.op("Min", new.op("ReduceMin", x, keepdims=0), nothing)
+    high = new.op("Max", new.op("ReduceMax", x, keepdims=0), nothing)
+    extent = new.op("Sub", high, low)
+    ratio = new.op("Div", extent, most)
+    step = new.op("Where", new.op("Equal", extent, nothing), new.constant(1, np.float32), ratio)
+    new.op("Identity", step, to=scale)
+    place = new.op("Round", new.op("Clip", new.op("Div", new.op("Sub", nothing, low), step), nothing, most))
+    new.cast(place, TensorProto.UINT8, to=zero)
+    new.op("QuantizeLinear", x, step, zero, to=y)
+    return new.nodes

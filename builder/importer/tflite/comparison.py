@@ -15,6 +15,7 @@ Reference: the kernels of `OpResolverType.BUILTIN_REF`, and the optimised ones f
 from __future__ import annotations
 
 import importlib.util
+import math
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,8 @@ ROUNDED_DATA: Final = 1e-2
 SCALE_FLOOR: Final = 1e-2
 TIMEOUT_S: Final = 300
 SEED: Final = 0
+# Of all inputs: a picture has some megabytes. Of much larger ones, the reference kernels take minutes.
+MAX_INPUT_BYTES: Final = 64 << 20
 _WEIGHTED: Final = frozenset(
     {
         "BATCH_MATMUL",
@@ -139,6 +142,17 @@ def compare(raw: bytes, model: TfliteModel, converted: onnx.ModelProto, progress
         index: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
         for index, value in zip(inputs, converted.graph.input, strict=True)
     }
+    tensors_of = model.subgraphs[0].tensors
+    size = sum(  # an extent of 0 does not make the others small: NumPy refuses them, too
+        math.prod(max(1, dim) for dim in shapes[index]) * np.dtype(tensors_of[index].dtype).itemsize
+        for index in inputs
+    )
+    if size > MAX_INPUT_BYTES:
+        progress(
+            f"the import was not compared with LiteRT: its inputs have {size} bytes, "
+            f"and at most {MAX_INPUT_BYTES} are compared"
+        )
+        return
     names = {operator.name for graph in model.subgraphs for operator in graph.operators}
     tensors, reason = run_interpreter(
         raw, sample_inputs(model, shapes), reference=names.isdisjoint(NOT_REFERENCE)
@@ -264,6 +278,8 @@ def differences(
     named = {value_name(main.tensors[index]): shape for index, shape in shapes.items()}
     graph = convert(model, "compared", named, observe=observe)
     for index, value in zip(main.inputs, graph.graph.input, strict=False):
+        if index not in tensors:
+            raise ModelError(f"it does not keep the tensor '{main.tensors[index].name}'")
         feeds[value.name] = tensors[index]
     results = _run(graph, feeds)
     for one in made:

@@ -80,9 +80,16 @@ def _reduction(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 
 
 def _place_of_extremum(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Legalise `argmax` or `argmin`: of columns, or as TVM does."""
+    """Legalise `argmax` or `argmin`: of columns, or as TVM does.
+
+    Where no number is beyond TVM's first one (all are infinite, or NaN), TVM answers -1. The place is then 0.
+    """
     place = columns.place_of_extremum(bb, call)
-    return legalise_as_tvm(bb, call) if place is None else place
+    if place is not None:
+        return place
+    place = legalise_as_tvm(bb, call)
+    none = relax.const(0, str(call.ty.dtype))
+    return bb.call_te(topi.maximum, bb.emit(place), none, primfunc_name_hint="place")
 
 
 def _power(bb: relax.BlockBuilder, call: Call) -> relax.Expr:

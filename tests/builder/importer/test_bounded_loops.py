@@ -131,6 +131,32 @@ def test_a_state_whose_shape_changes_is_refused(make_model: ModelMaker) -> None:
         import_onnx(model, max_iterations=6)
 
 
+def test_a_loop_that_divides_by_a_real_number(run_onnx: Runner) -> None:
+    """Newton's method: it reads its state twice in each step."""
+    text = COUNTED.replace("next = Add(state, state)", "part = Div(state, state) next = Add(state, part)")
+    model = onnx.parser.parse_model(text)
+    imported = import_onnx(model, max_iterations=MOST)
+    feeds = {"trips": np.array(3), "x": np.array([1.0, 0.5], np.float32)}
+    equal(cut_outputs(imported, feeds, run_onnx), run_onnx(model, feeds))
+
+
+def test_a_loop_of_no_steps(run_onnx: Runner) -> None:
+    model = onnx.parser.parse_model(COUNTED)
+    imported = import_onnx(model, input_values={"trips": 0})
+    feeds = {"x": np.array([1.0, 0.5], np.float32)}
+    equal(run_onnx(imported.onnx, feeds), run_onnx(model, feeds | {"trips": np.array(0)}))
+
+
+def test_a_loop_of_a_known_number_of_steps_that_is_too_long() -> None:
+    """A limit would be no help, and is not named as one."""
+    text = COUNTED.replace("more = Less(top, limit)", "more = Identity(on)")
+    with pytest.raises(
+        UnsupportedOperatorError, match=r"its 5000 steps of \d+ nodes are more than"
+    ) as caught:
+        import_onnx(onnx.parser.parse_model(text), input_values={"trips": 5000})
+    assert "--max-iterations" not in (caught.value.hint or "")
+
+
 @pytest.mark.slow
 def test_the_node_test_of_onnx() -> None:
     """As it ships: the number of steps and the condition are inputs."""

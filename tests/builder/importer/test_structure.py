@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -267,3 +268,21 @@ def test_a_datatype_that_no_tensor_may_have_is_refused(make_model: ModelMaker) -
 
 def test_a_shape_error_is_a_model_error() -> None:
     assert issubclass(ShapeError, ModelError)
+
+
+def test_a_weight_that_is_an_output_is_made_by_a_node(make_model: ModelMaker, run_onnx: Any) -> None:
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    weights = {"w": np.array([1.0, 2.0], np.float32)}
+    model = make_model(nodes, {"x": [2]}, {"y": [2], "w": [2]}, weights)
+    x = np.array([3.0, 4.0], np.float32)
+    imported = import_onnx(model)
+    assert [spec.name for spec in imported.outputs] == ["y", "w"]
+    for found, wanted in zip(run_onnx(imported.onnx, {"x": x}), ([4, 6], [1, 2]), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_an_input_that_is_an_output_is_refused(make_model: ModelMaker) -> None:
+    model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": [2]}, {"y": [2], "x": [2]})
+    with pytest.raises(ModelError, match="got 'x', which is an input") as caught:
+        import_onnx(model)
+    assert "leave that output out" in (caught.value.hint or "")

@@ -21,6 +21,7 @@ from builder.importer.rewrites.microsoft import (
     norms,
     products,
     quantised,
+    quantised_layers,
     rotary,
 )
 from builder.importer.rewrites.replacement import Rewrite
@@ -35,6 +36,7 @@ CONTRIB: Final[Mapping[str, Rewrite]] = {
     "BiasGelu": activations.gelu_node,
     "BiasSoftmax": activations.bias_softmax,
     "BiasSplitGelu": activations.bias_split_gelu,
+    "DynamicQuantizeLSTM": quantised_layers.dynamic_lstm,
     "EmbedLayerNormalization": norms.embed_layer_normalization,
     "DequantizeLinear": quantised.same_in_onnx,
     "DynamicQuantizeMatMul": quantised.dynamic_matmul,
@@ -44,6 +46,7 @@ CONTRIB: Final[Mapping[str, Rewrite]] = {
     "FusedGemm": products.fused_gemm,
     "FusedMatMul": products.fused_matmul,
     "FusedMatMulActivation": products.fused_matmul,
+    "GatherBlockQuantized": quantised_layers.gather_blocks,
     "GatherND": products.same_operator,
     "Gelu": activations.gelu_node,
     "GemmFastGelu": products.gemm_fast_gelu,
@@ -57,6 +60,8 @@ CONTRIB: Final[Mapping[str, Rewrite]] = {
     "NhwcFusedConv": products.nhwc_conv,
     "NhwcMaxPool": products.nhwc_max_pool,
     "Pad": products.pad,
+    "QAttention": quantised_layers.attention,
+    "QEmbedLayerNormalization": quantised_layers.embed_layer_normalization,
     "QGemm": quantised.gemm,
     "QLinearAdd": quantised.binary("Add"),
     "QLinearAveragePool": quantised.unary(quantised.average_pool),

@@ -29,25 +29,48 @@ _MASK_FILTER: Final = -10000.0
 _LOWEST_HALF: Final = -65504.0
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Which inputs of a node are its mask, its past keys and values, and its additive bias."""
+
+    mask: int
+    past: int
+    added: int
+
+
 def attention(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """Attention of x, weights, bias, mask, past and additive bias: it projects queries, keys and values."""
-    options = attributes(node)
-    found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
-    projection = graph.shape_of(node.input[1])
-    unsupported = options.get("do_rotary", 0) or options.get("past_present_share_buffer", 0)
-    if found is None or shape is None or len(shape) != 3 or projection is None or unsupported:
+    found = graph.type_of(node.input[0])
+    if found is None:
         return None
-    heads = int(options["num_heads"])
-    sizes = [int(size) for size in options.get("qkv_hidden_sizes", [])] or [projection[1] // 3] * 3
-    batch, steps, _ = shape
     new = Replacement(node, graph)
     projected = new.op("MatMul", node.input[0], node.input[1])
     if bias := input_name(node, 2):
         projected = new.op("Add", projected, bias)
+    return attend_to(new, node, graph, projected, found, Places(mask=3, past=4, added=5))
+
+
+def attend_to(
+    new: Replacement,
+    node: onnx.NodeProto,
+    graph: OnnxGraph,
+    projected: str,
+    found: ValueType,
+    places: Places,
+) -> Sequence[onnx.NodeProto] | None:
+    """Add the rest of Attention: `projected` has queries, keys and values, of the type `found`."""
+    options = attributes(node)
+    shape, projection = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
+    unsupported = options.get("do_rotary", 0) or options.get("past_present_share_buffer", 0)
+    if shape is None or len(shape) != 3 or projection is None or unsupported:
+        return None
+    heads = int(options["num_heads"])
+    sizes = [int(size) for size in options.get("qkv_hidden_sizes", [])] or [projection[1] // 3] * 3
+    batch, steps, _ = shape
     parts = new.op_many("Split", 3, projected, new.ints(*sizes), axis=-1)
     q, k, v = (split_heads(new, part, batch, steps, heads) for part in parts)
     before = 0
-    if past := input_name(node, 4):
+    if past := input_name(node, places.past):
         past_shape = graph.shape_of(past)
         if past_shape is None:
             return None
@@ -60,11 +83,11 @@ def attention(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto
         new.op("Concat", *(new.op("Unsqueeze", each, new.ints(0)) for each in (k, v)), to=present, axis=0)
     extents = Extents(batch, heads, heads, steps, before + steps, sizes[0] // heads, sizes[2] // heads)
     scores = scores_of(options, extents.width)
-    if not _mask(new, scores, graph, input_name(node, 3), found, extents, options):
+    if not _mask(new, scores, graph, input_name(node, places.mask), found, extents, options):
         return None
     if options.get("unidirectional", 0):
         scores.biases.append(_causal(new, extents, before, found))
-    if added := input_name(node, 5):
+    if added := input_name(node, places.added):
         scores.biases.append(added)
     new.op("Identity", attend(new, q, k, v, extents, scores, found).output, to=node.output[0])
     return new.nodes

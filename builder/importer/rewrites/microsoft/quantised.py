@@ -174,7 +174,7 @@ def matmul_n_bits(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeP
     if codes is None or scales is None or bits not in (4, 8) or input_name(node, 4):
         return None
     blocks = -(-depth // size)
-    values = _codes(codes.reshape(columns, blocks, -1), bits)
+    values = codes_of(codes.reshape(columns, blocks, -1), bits)
     zeros = np.full((columns, blocks), 2 ** (bits - 1), np.uint8)
     whole = True
     if zero := input_name(node, 3):
@@ -182,7 +182,7 @@ def matmul_n_bits(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeP
         if given_zeros is None:
             return None
         whole = given_zeros.dtype == np.uint8
-        flat = _codes(given_zeros.reshape(columns, -1), bits)[:, :blocks] if whole else given_zeros
+        flat = codes_of(given_zeros.reshape(columns, -1), bits)[:, :blocks] if whole else given_zeros
         zeros = flat.reshape(columns, blocks)
     factors = scales.reshape(columns, blocks).astype(np.float32)
     new = Replacement(node, graph)
@@ -201,7 +201,7 @@ def matmul_n_bits(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeP
     return new.nodes
 
 
-def _codes(packed: np.ndarray, bits: int) -> np.ndarray:
+def codes_of(packed: np.ndarray, bits: int) -> np.ndarray:
     """Return unsigned codes of `bits` each, which are packed along the last axis, the lowest bits first."""
     if bits == 8:
         return packed

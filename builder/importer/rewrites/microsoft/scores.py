@@ -82,7 +82,15 @@ def split_heads(new: Replacement, x: str, batch: int, steps: int, heads: int) ->
 
 
 def scores_of(options: dict[str, Any], width: int) -> Scores:
-    """Return what a node's attributes say about its scores; heads are `width` wide."""
+    """Return what a node's attributes say about its scores; heads are `width` wide.
+
+    Raises
+    ------
+    ValueError
+        If heads have no width.
+    """
+    if width < 1:
+        raise ValueError(f"expected heads of at least one number, got {width}")
     return Scores(float(options.get("scale", 0.0)) or 1 / float(np.sqrt(width)))
 
 

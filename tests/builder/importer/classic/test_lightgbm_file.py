@@ -23,6 +23,8 @@ MODELS: dict[str, tuple[dict[str, Any], Any]] = {
         "regression", "regression_l1", "huber", "fair", "poisson", "quantile", "mape", "gamma", "tweedie",
     )
 } | {
+    "cross_entropy_lambda": ({"objective": "cross_entropy_lambda"}, (X, Y / 400)),
+    "square roots": ({"objective": "regression", "reg_sqrt": True}, (X, Y - 150)),
     "cross_entropy": ({"objective": "cross_entropy"}, (X, Y / 400)),
     "multiclass": ({"objective": "multiclass", "num_class": 3}, IRIS),
     "multiclassova": ({"objective": "multiclassova", "num_class": 3}, IRIS),

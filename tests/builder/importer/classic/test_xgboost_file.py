@@ -45,6 +45,11 @@ MODELS: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
     "softprob": ({"objective": "multi:softprob", "num_class": 3}, IRIS, {}),
     "softmax": ({"objective": "multi:softmax", "num_class": 3}, IRIS, {}),
     "base score": ({"objective": "binary:logistic", "base_score": 0.3}, CANCER, {}),
+    "linear": ({"objective": "reg:squarederror", "booster": "gblinear"}, (X, Y), {}),
+    "linear, base": (
+        {"objective": "binary:logistic", "booster": "gblinear", "base_score": 0.3}, CATEGORIES, {},
+    ),
+    "linear, classes": ({"objective": "multi:softprob", "num_class": 3, "booster": "gblinear"}, IRIS, {}),
     "dart": ({"objective": "binary:logistic", "booster": "dart", "rate_drop": 0.5}, CANCER, {}),
     "trees a round": ({"objective": "binary:logistic", "num_parallel_tree": 3, "subsample": 0.5}, CANCER, {}),
     "sets": ({"objective": "binary:logistic", "max_cat_to_onehot": 1}, CATEGORIES, {"feature_types": KINDS}),
@@ -59,7 +64,8 @@ def train(name: str, path: Path, rounds: int = 8) -> tuple[np.ndarray, np.ndarra
     """Train and save a model; return samples and XGBoost's answer."""
     parameters, (x, y), more = MODELS[name]
     matrix = xgboost.DMatrix(x, y, enable_categorical=True, **more)
-    booster = xgboost.train({"nthread": 1, "max_depth": 4, **parameters}, matrix, rounds)
+    depth = {} if parameters.get("booster") == "gblinear" else {"max_depth": 4}
+    booster = xgboost.train({"nthread": 1, **depth, **parameters}, matrix, rounds)
     booster.save_model(path)
     samples = x[:40].astype("f4")
     return samples, booster.predict(xgboost.DMatrix(samples, enable_categorical=True, **more))
@@ -121,7 +127,12 @@ def test_what_cannot_be_imported_is_named(tmp_path: Path) -> None:
     document = json.loads(path.read_text())
     changes: list[tuple[list[Any], Any, str]] = [
         (["learner", "objective", "name"], "reg:secret", "got 'reg:secret'"),
-        (["learner", "gradient_booster", "name"], "gblinear", "expected a booster of trees"),
+        (["learner", "gradient_booster", "name"], "gbforest", "expected a booster of trees"),
+        (
+            ["learner", "gradient_booster"],
+            {"name": "gblinear", "model": {"weights": [1]}},
+            "15 finite weights",
+        ),
         (["learner", "gradient_booster", "model", "trees", 0, "left_children", 0], 99, "nodes of the tree"),
         (["learner", "gradient_booster", "model", "trees", 0, "split_indices", 0], 4, "features from 0 to 3"),
         (["learner", "gradient_booster", "model", "trees", 0, "default_left"], [1], "in default_left, got 1"),

@@ -38,9 +38,29 @@ def test_the_branch_is_chosen_at_run_time(
     np.testing.assert_array_equal(run_onnx(imported, feeds)[0], run_onnx(model, feeds)[0])
 
 
+@pytest.mark.parametrize("go", [True, False])
+def test_a_division_by_a_real_number_is_chosen_too(
+    make_model: ModelMaker, noise: Any, run_onnx: Any, go: bool
+) -> None:
+    """Of zeros it makes NaN, which is not selected."""
+    model = choice(
+        make_model, helper.make_node("Div", ["x", "z"], ["out"]), helper.make_node("Neg", ["x"], ["out"])
+    )
+    z = noise(2, 3) if go else np.zeros((2, 3), np.float32)
+    feeds = {"go": np.array(go), "x": noise(2, 3), "z": z}
+    imported = import_onnx(model).onnx
+    np.testing.assert_array_equal(run_onnx(imported, feeds)[0], run_onnx(model, feeds)[0])
+
+
 def test_a_division_that_the_condition_may_guard_is_refused(make_model: ModelMaker) -> None:
-    guarded = helper.make_node("Div", ["x", "z"], ["out"])
-    model = choice(make_model, guarded, helper.make_node("Neg", ["x"], ["out"]))
+    output = helper.make_tensor_value_info("out", TensorProto.INT32, [2, 3])
+    parts = [helper.make_node("Div", ["x", "z"], ["out"]), helper.make_node("Neg", ["x"], ["out"])]
+    then, other = (
+        helper.make_graph([part], name, [], [output]) for part, name in zip(parts, "ab", strict=True)
+    )
+    node = helper.make_node("If", ["go"], ["y"], name="choose", then_branch=then, else_branch=other)
+    kind = ([2, 3], TensorProto.INT32)
+    model = make_model([node], {"go": ([], BOOL), "x": kind, "z": kind}, {"y": kind})
     with pytest.raises(UnsupportedOperatorError, match=r"If \(choose\)") as caught:
         import_onnx(model)
     assert "--input-values" in (caught.value.hint or "")

@@ -43,3 +43,29 @@ def test_a_cast_to_the_same_type_disappears(make_model: ModelMaker, noise: Any, 
     ]
     normalised = agrees(make_model(nodes, {"x": [3]}, {"y": [3]}), noise(3))
     assert not operators(normalised) & {"Cast", "CastLike"}
+
+
+@pytest.mark.parametrize(
+    "kind", ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare"]
+)
+def test_a_reduction_without_axes_changes_each_number(
+    make_model: ModelMaker, noise: Any, agrees: Any, kind: str
+) -> None:
+    node = one(f"Reduce{kind}", ["x"], noop_with_empty_axes=1)
+    x = noise(2, 3)
+    agrees(make_model([node], {"x": [2, 3]}, {"y": [2, 3]}, opset=18), np.abs(x) if kind == "LogSum" else x)
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_a_mean_of_integers_is_one(make_model: ModelMaker, agrees: Any, keep: int) -> None:
+    x = np.arange(-12, 12, dtype=np.int32).reshape(2, 3, 4) ** 3
+    node = one("ReduceMean", ["x", "a"], keepdims=keep)
+    shape = [2, 3, 1] if keep else [2, 3]
+    inputs, outputs = {"x": ([2, 3, 4], TensorProto.INT32)}, {"y": (shape, TensorProto.INT32)}
+    agrees(make_model([node], inputs, outputs, {"a": np.array([-1])}, opset=18), x)
+
+
+def test_the_sign_of_unsigned_numbers(make_model: ModelMaker, agrees: Any) -> None:
+    kind = ([4], TensorProto.UINT8)
+    x = np.array([0, 1, 128, 255], np.uint8)
+    agrees(make_model([one("Sign", ["x"])], {"x": kind}, {"y": kind}), x)

@@ -25,3 +25,12 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_single_operators(make_model: ModelMaker, noise: Any, agrees: Any, case: str) -> None:
     check_case(make_model, noise, agrees, *CASES[case])
+
+
+@pytest.mark.parametrize("pads", [[1, 2, 0, 0, 1, 3], [0, 2, -1, 0, -1, 2], [0, 7, 0, 0, 0, 9]])
+def test_a_pad_that_wraps_around(make_model: ModelMaker, noise: Any, agrees: Any, pads: list[int]) -> None:
+    shape = [extent + pads[axis] + pads[axis + 3] for axis, extent in enumerate((2, 3, 4))]
+    node = one("Pad", ["x", "p"], mode="wrap")
+    agrees(
+        make_model([node], {"x": [2, 3, 4]}, {"y": shape}, {"p": np.array(pads)}, opset=19), noise(2, 3, 4)
+    )

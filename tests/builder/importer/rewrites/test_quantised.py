@@ -104,3 +104,14 @@ def test_a_scale_for_each_block(make_model: ModelMaker, noise: Any, run_onnx: An
     kept = [node.name for node in imported.onnx.graph.node if node.op_type == "DequantizeLinear"]
     assert len(kept) == 1, "the constant weights, which a kernel decodes"
     np.testing.assert_allclose(run_onnx(imported.onnx, {"x": x})[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0])
+def test_dynamic_quantisation_also_of_zeros(
+    make_model: ModelMaker, noise: Any, agrees: Any, factor: float
+) -> None:
+    """ONNX's definition divides 0 by 0; ONNX Runtime takes a scale of 1."""
+    node = helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], name="node")
+    byte = TensorProto.UINT8
+    outputs = {"q": ([2, 3], byte), "s": [], "z": ([], byte)}
+    agrees(make_model([node], {"x": [2, 3]}, outputs), noise(2, 3) * np.float32(factor))

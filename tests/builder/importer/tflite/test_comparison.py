@@ -107,3 +107,29 @@ def test_a_file_that_the_interpreter_refuses_is_noted() -> None:
     graph.op("RELU", graph.inputs, graph.outputs)
     [note] = compared(write(graph))
     assert note.startswith("the import was not compared with LiteRT, which refused")
+
+
+@pytest.mark.parametrize("shape", [(1 << 20, 5, 7, 3), (1 << 30, 1 << 30, 0)])
+def test_inputs_that_would_take_minutes_are_not_compared(shape: tuple[int, ...]) -> None:
+    graph = FileSubgraph()
+    graph.inputs.append(graph.tensor(shape))
+    graph.outputs.append(graph.tensor(shape))
+    graph.op("ABS", graph.inputs, graph.outputs)
+    raw, notes = write(graph), list[str]()
+    model = read(raw, "file")
+    compare(raw, model, convert(model, "file"), notes.append)
+    assert "at most 67108864 are compared" in notes[0]
+
+
+def test_an_interpreter_that_keeps_no_input_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = FileSubgraph()
+    graph.inputs.append(graph.tensor((2, 3)))
+    graph.outputs.append(graph.tensor((2, 3)))
+    graph.op("ABS", graph.inputs, graph.outputs)
+    raw, notes = write(graph), list[str]()
+    made = {graph.outputs[0]: np.zeros((2, 3), np.float32)}
+    monkeypatch.setattr(comparison, "is_installed", lambda: True)
+    monkeypatch.setattr(comparison, "run_interpreter", lambda *_, **__: (made, ""))
+    model = read(raw, "file")
+    compare(raw, model, convert(model, "file"), notes.append)
+    assert "it does not keep the tensor" in notes[0]

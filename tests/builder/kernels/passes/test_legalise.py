@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tvm import relax
@@ -66,3 +68,11 @@ def test_kernels_that_differ_by_the_scale_of_their_weights_are_one(target: Devic
         assert np.array_equal(output, np.full((4, 16), 48 * factor, "f4"))
     names = [var.name_hint for var in result.lowered.kernels.functions]
     assert sum("matmul" in name for name in names) == 1, names
+
+
+@pytest.mark.parametrize("place", [relax.op.argmax, relax.op.argmin])
+def test_the_extremum_of_equal_infinities_is_the_first(place: Any, target: DeviceTarget) -> None:
+    x = np.array([[-np.inf] * 3, [np.inf] * 3, [1, 3, 2]], "f4")
+    result = run(lambda v: place(v, axis=1), {"x": x}, target)
+    chosen = 1 if place is relax.op.argmax else 0
+    assert result.outputs[0].tolist() == [0, 0, chosen]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from builder.errors import ModelError
 from builder.importer import import_onnx
 from tests.builder.importer.rewrites.microsoft.contrib import (
     Node,
@@ -170,3 +171,10 @@ def test_a_cache_with_room_is_filled_step_by_step() -> None:
         got = run_unoptimised(imported.onnx, given | ours)
         np.testing.assert_allclose(got[0], wanted[0], rtol=1e-4, atol=1e-5)
         ours, theirs = (dict(zip(("i3", "i4"), each[1:], strict=True)) for each in (got, wanted))
+
+
+@pytest.mark.filterwarnings("error")
+def test_heads_without_a_number_are_refused() -> None:
+    inputs: Arrays = [randn(1, 2, 3), randn(3, 9), randn(9)]
+    with pytest.raises(ModelError):
+        import_onnx(Node("Attention", inputs, (1, 2), attributes={"num_heads": 4}).model())
