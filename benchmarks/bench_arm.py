@@ -19,7 +19,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +30,16 @@ import onnx
 from rich.console import Console
 
 from benchmarks import hot_loops, pictures, tables
-from benchmarks.engines import OURS, TITLES, UNTUNED, UnavailableError, convert_for_ncnn
+from benchmarks.engines import (
+    OURS,
+    TITLES,
+    UNTUNED,
+    UnavailableError,
+    convert_for_litert,
+    convert_for_ncnn,
+    float_of,
+    simplified_of,
+)
 from benchmarks.estimates.board import boards
 from benchmarks.estimates.estimate import Estimate
 from benchmarks.estimates.inference import of_engine
@@ -45,6 +54,7 @@ from benchmarks.prepare import (
     fixed_shapes,
     source,
 )
+from benchmarks.quantised import SUFFIX
 from benchmarks.requirements import RequirementError
 from benchmarks.rounds import difference
 from benchmarks.zoo.comparison import LeftOutError
@@ -56,10 +66,13 @@ LARGEST_DIFFERENCE: Final = 1e-2
 LARGEST_DIFFERENCE_INT8: Final = 0.5
 # In float16, a MobileNetV2 with seeded weights has 29 dB.
 LARGEST_DIFFERENCE_HALVES: Final = 0.2
-ENGINES: Final = (OURS, UNTUNED, "onnxruntime", "ncnn")
+ENGINES: Final = (OURS, UNTUNED, "onnxruntime", "ncnn", "litert")
 TARGETS: Final = {"cortex-a53": "rpi3", "cortex-a72": "rpi4", "cortex-a76": "rpi5"}
 HALVES_CPU: Final = "cortex-a76"
 HALVES_NAMES: Final = frozenset(HALVES)
+_KNOWN: Final = frozenset((*MODELS, *HALVES, *NAMES))
+# What an engine's converter writes.
+_CONVERTED: Final = {"ncnn": "model.ncnn.param", "litert": "model.tflite"}
 AT_ONCE: Final = 2
 MARKDOWN: Final = "bench-arm.md"
 
@@ -86,8 +99,10 @@ class Prepared:
     flops: Mapping[str, float]
 
 
-def prepare(name: str, folder: Path, target: str, records: str | None) -> Prepared:
-    """Write what the guest reads: the ONNX file, ncnn's files, the members of our bundle, the inputs."""
+def prepare(
+    name: str, folder: Path, target: str, records: str | None, engines: Collection[str] = ENGINES
+) -> Prepared:
+    """Write what the guest reads: the model as each engine takes it, our bundle's members, the inputs."""
     from agent.bundle.graph import Graph
     from builder import compile
     from builder.compiling.parity import reference_outputs
@@ -96,11 +111,8 @@ def prepare(name: str, folder: Path, target: str, records: str | None) -> Prepar
     from builder.quantising.halves import to_halves
     from builder.target.device_target import resolve
 
-    place = folder / Path(name).stem
-    place.mkdir(parents=True, exist_ok=True)
-    path = place / "model.onnx"
-    if not path.exists():
-        onnx.save(source(name), path)
+    path = _saved(name, folder)
+    place = path.parent
     model = import_onnx(path, input_shapes=fixed_shapes(name))
     inputs: dict[str, Any] = make_inputs(model.inputs, model.onnx)
     np.savez(place / "inputs.npz", **inputs)
@@ -112,8 +124,12 @@ def prepare(name: str, folder: Path, target: str, records: str | None) -> Prepar
     shutil.rmtree(place / UNTUNED, ignore_errors=True)
     if name not in HALVES and (shipped is not None or records is not None):
         _write_members(compile(model, target, tuning_records=NO_RECORDS).members, place / UNTUNED)
-    if len(inputs) == 1 and name not in HALVES:
-        _convert(path, next(iter(inputs.values())).shape)
+    if name not in HALVES:
+        onnx.save(model.onnx, simplified_of(path))
+        if name in INT8 and not float_of(path).exists():
+            before = import_onnx(source(name.removesuffix(SUFFIX)), input_shapes=fixed_shapes(name))
+            onnx.save(before.onnx, float_of(path))
+        _convert(path, inputs, engines)
     flops: dict[str, float] = {}
     for node in Graph.from_json(package.members["mod.json"]).nodes:
         if "flops" in node.attrs and "weights" not in node.func_name:
@@ -129,27 +145,71 @@ def _write_members(members: Mapping[str, bytes], place: Path) -> None:
             (place / member).write_bytes(data)
 
 
-def _convert(path: Path, shape: tuple[int, ...]) -> None:
-    try:
-        stem = convert_for_ncnn(path, shape)
-    except UnavailableError as error:
-        print(f"  without ncnn: {error}")
-        return
+def _saved(name: str, folder: Path) -> Path:
+    """Save a model in a folder of its own and return its path; what was made of another file is deleted."""
+    path = folder / Path(name).name / "model.onnx"
+    if name not in _KNOWN:
+        content = source(name).SerializeToString()
+        if path.exists() and path.read_bytes() != content:
+            shutil.rmtree(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    elif not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        onnx.save(source(name), path)
+    return path
+
+
+def _convert(path: Path, inputs: Mapping[str, np.ndarray[Any, Any]], engines: Collection[str]) -> None:
+    """Write what ncnn and LiteRT read, if they are among `engines`; say which cannot take the model."""
+    for engine, convert in (("ncnn", _for_ncnn), ("litert", _for_litert)):
+        if engine in engines and not (path.parent / _CONVERTED[engine]).exists():
+            try:
+                convert(path, inputs)
+            except UnavailableError as error:
+                (path.parent / _CONVERTED[engine]).unlink(missing_ok=True)  # with operators that it lacks
+                print(f"  without {TITLES[engine]}: {error}")
+
+
+def _for_ncnn(path: Path, inputs: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    if len(inputs) != 1:
+        raise UnavailableError(f"expected one input, got {len(inputs)}")
+    stem = convert_for_ncnn(path, next(iter(inputs.values())).shape)
     for part in ("param", "bin"):
         converted = Path(f"{stem}.ncnn.{part}")
         if converted != path.with_name(f"model.ncnn.{part}"):
             shutil.copy(converted, path.with_name(f"model.ncnn.{part}"))
 
 
+def _for_litert(path: Path, inputs: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    convert_for_litert(path, inputs, path.parent / _CONVERTED["litert"])
+
+
 def count(emulator: Emulator, engine: str, prepared: Prepared, cpu: str) -> float | None:
-    """Return millions of instructions, None if the engine cannot run the model; reuse others' counts."""
+    """Return millions of instructions, None if another engine cannot run the model; reuse others' counts.
+
+    Raises
+    ------
+    RuntimeError
+        If our engine fails, or has other results than the reference.
+    """
+    try:
+        return _counted(emulator, engine, prepared, cpu)
+    except RuntimeError as error:
+        if engine in (OURS, UNTUNED):
+            raise
+        print(f"  without {TITLES[engine]}: {error}")
+        return None
+
+
+def _counted(emulator: Emulator, engine: str, prepared: Prepared, cpu: str) -> float | None:
     place = prepared.place
     kept = place / f"count-{engine}-{emulator.version(engine)}-{cpu}.json"
     if engine in (OURS, UNTUNED):
         if engine == UNTUNED and not (place / UNTUNED).exists():
             return None
         kept.unlink(missing_ok=True)
-    elif engine == "ncnn" and not (place / "model.ncnn.param").exists():
+    elif engine in _CONVERTED and not (place / _CONVERTED[engine]).exists():
         return None
     if not kept.exists():
         counted = emulator.instructions_of_an_inference(engine, place, cpu)
@@ -194,9 +254,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     times: dict[str, dict[str, Mapping[int, Estimate]]] = {}
     board = boards()[TARGETS[args.cpu]]
     for given in args.models:
-        target, name = TARGETS[args.cpu], Path(given).stem
+        target, name = TARGETS[args.cpu], Path(given).name
         try:
-            model = prepare(given, args.output.resolve() / "models", target, args.tuning_records)
+            place = args.output.resolve() / "models"
+            model = prepare(given, place, target, args.tuning_records, args.engines)
         except LeftOutError as error:
             print(f"error: {given}: {error}", file=sys.stderr)
             return 2
@@ -218,7 +279,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         try:
             code = hot_loops.kernels_object(model.place / "model.onnx", fixed_shapes(name), target)
-            loops[name] = hot_loops.of_model(code, model.flops)
+            found_loops = hot_loops.of_model(code, model.flops)
+            if all(found_loops.values()):
+                loops[name] = found_loops
         except RequirementError as error:
             console.print(f"  without llvm-mca: {error}", highlight=False)
     document = {
@@ -253,6 +316,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for ours in (UNTUNED, OURS)
         if ratios(floats, ours)
     ]
+    integers = ratios({name: each for name, each in counts.items() if name in INT8}, OURS)
+    if integers:
+        means.append(
+            f"geometric mean over the best, int8: {statistics.geometric_mean(integers.values()):.3f}"
+        )
     means += [
         f"int8 over float32, {name}: {ratio:.2f}" for name, ratio in tables.over_float32(counts, OURS).items()
     ]
@@ -316,7 +384,7 @@ def _model(text: str) -> str:
     ArgumentTypeError
         If it is neither.
     """
-    if text in (*MODELS, *HALVES, *NAMES) or Path(text).is_file():
+    if text in _KNOWN or (Path(text).suffix == ".onnx" and Path(text).is_file()):
         return text
     raise argparse.ArgumentTypeError(f"expected a model or an ONNX file with fixed shapes, got {text!r}")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from edgebundle.defaults import DEADLINE_S
+from edgebundle.errors import UsageError
 
 _Result_co = TypeVar("_Result_co", covariant=True)
 
@@ -104,3 +105,19 @@ class Asking(ABC, Generic[_Result_co]):
     @abstractmethod
     def _ask(self, call: Call) -> _Result_co:
         """Ask with these arguments."""
+
+
+def wants_raw(raw: object) -> bool:
+    """Return the argument `raw` of a call.
+
+    Raises
+    ------
+    UsageError
+        If it is neither True nor False, such as an array for an input of that name.
+    """
+    if not isinstance(raw, bool):
+        raise UsageError(
+            f"raw: expected True or False, got {type(raw).__name__}",
+            hint="an input of that name goes into the first argument: model({'raw': array})",
+        )
+    return raw

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agent.wire.answer import OVERLOADED
 from agent.wire.request import MAX_TRACE_CHARACTERS
 from edgebundle.answer import Answer, read_answer
-from edgebundle.asking import Asking, Call
+from edgebundle.asking import Asking, Call, wants_raw
 from edgebundle.defaults import DEADLINE_S, IN_FLIGHT
 from edgebundle.errors import ClientError, RefusedError, UnknownModelError, UsageError
 from edgebundle.request import Request
@@ -72,8 +72,9 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
         return await self._client.directory.info(self._target)
 
     async def _ask(self, call: Call) -> Answer:
+        is_raw = wants_raw(call.raw)
         request = await self.request(call.data, call.image, call.tensors or {}, call.audio, call.row)
-        if call.raw:
+        if is_raw:
             request = replace(request, is_raw=True)
         trace = _trace(call.traceparent, call.tracestate)
         return await self.send(request, call.deadline_s, trace, call.progress)
@@ -254,6 +255,16 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
         if not isinstance(error, UnknownModelError):
             return error
         return UnknownModelError(error.message, hint=await self._client.directory.unknown_model(self._target))
+
+
+def with_file(call: Call) -> Call:
+    """Return a call with the contents of its file, if it names one: for a thread that may wait."""
+    if isinstance(call.audio, Path | str) and call.image is None and call.row is None:
+        return replace(call, audio=Path(call.audio).read_bytes())
+    if isinstance(call.image, Path | str) and call.audio is None and call.row is None:
+        _only(call.data, call.tensors or {})
+        return replace(call, data=_picture_file(Path(call.image)), image=None)
+    return call
 
 
 def _picture_file(path: Path) -> Request:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import threading
 import weakref
 from collections import deque
@@ -15,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack, cast
 
 from edgebundle.asking import Asking, Call
 from edgebundle.defaults import DEADLINE_S, IN_FLIGHT
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 # The connection is closed within the time in which a broker that is reachable acknowledges what was sent.
 _CLOSE_LIMIT_S: Final = 5.0
+# How often a waiting thread looks whether the client's thread still runs.
+_LOOK_S: Final = 1.0
+_CLOSED: Final = "the client was closed while the request was under way"
 
 
 class Client:
@@ -111,6 +115,15 @@ class Client:
         atexit.unregister(self._end)
 
     def _start(self, work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
+        self._check(work)
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _wait(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        self._check(work)
+        return _Waiting(work, self._loop).result(self._thread)
+
+    def _check(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Check that work can be given to the client's thread and awaited here."""
         if not self._end.alive:
             work.close()
             raise ClosedError("the client is closed")
@@ -120,14 +133,6 @@ class Client:
                 "a callback of the client cannot wait for the client",
                 hint="use AsyncClient, or another thread",
             )
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def _wait(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        future = self._start(work)
-        try:
-            return future.result()
-        finally:
-            future.cancel()  # nothing, unless this thread was interrupted
 
 
 class Model(Asking["Answer"]):
@@ -152,7 +157,10 @@ class Model(Asking["Answer"]):
         return self._client._wait(self._model.info())
 
     def _ask(self, call: Call) -> Answer:
-        return self._client._wait(self._model._ask(call))
+        from edgebundle.async_model import with_file
+
+        # This thread waits anyway, so it reads the file itself instead of handing it to a third thread.
+        return self._client._wait(self._model._ask(with_file(call)))
 
     @property
     def submit(self) -> Asking[Future[Answer]]:
@@ -229,6 +237,7 @@ class Session:
         image: object = None,
         audio: object = None,
         row: object = None,
+        raw: bool = False,
         end: bool = False,
         deadline_s: float = DEADLINE_S,
         progress: Callable[[str], None] | None = None,
@@ -240,6 +249,7 @@ class Session:
             image=image,
             audio=audio,
             row=row,
+            raw=raw,
             end=end,
             deadline_s=deadline_s,
             progress=progress,
@@ -269,6 +279,69 @@ class _Submitting(Asking["Future[Answer]"]):
 
     def _ask(self, call: Call) -> Future[Answer]:
         return self._client._start(self._model._ask(call))
+
+
+class _Waiting(Generic[_Result]):
+    """Work on the client's loop, for whose result one thread waits.
+
+    `asyncio.run_coroutine_threadsafe` serves any number of threads and callbacks, with more calls and one
+    more turn of the loop.
+
+    Parameters
+    ----------
+    work
+        What to do.
+    loop
+        The client's loop.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, _Result], loop: asyncio.AbstractEventLoop) -> None:
+        self._work = work
+        self._loop = loop
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        self._task: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
+        self._value: _Result | None = None
+
+    def result(self, thread: threading.Thread) -> _Result:
+        """Let the loop's thread do the work, and return its result."""
+        try:
+            self._loop.call_soon_threadsafe(self._start)
+            while not self._ended.acquire(timeout=_LOOK_S):
+                if not thread.is_alive():
+                    self._error = ClosedError(_CLOSED)
+                    break
+        except RuntimeError as error:  # closed by another thread a moment ago
+            self._work.close()
+            raise ClosedError("the client is closed") from error
+        except BaseException:  # such as KeyboardInterrupt
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._give_up)
+            raise
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # it refers to this frame, and so to the request
+        return cast(_Result, self._value)
+
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._run())
+
+    def _give_up(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            self._value = await self._work
+        except asyncio.CancelledError:
+            self._error = ClosedError(_CLOSED)
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            self._error = error
+        finally:
+            self._ended.release()
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

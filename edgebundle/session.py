@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.wire.content_types import L16, RAW
 from agent.wire.session import SessionStep
+from edgebundle.asking import wants_raw
 from edgebundle.defaults import DEADLINE_S
 from edgebundle.errors import ClientError, UsageError
 from edgebundle.request import Request
@@ -76,6 +77,7 @@ class AsyncSession:
         image: object = None,
         audio: object = None,
         row: object = None,
+        raw: bool = False,
         end: bool = False,
         deadline_s: float = DEADLINE_S,
         progress: Callable[[str], None] | None = None,
@@ -85,7 +87,7 @@ class AsyncSession:
 
         Parameters
         ----------
-        data, image, audio, row, deadline_s, progress, tensors
+        data, image, audio, row, raw, deadline_s, progress, tensors
             As for `AsyncModel`.
         end
             Whether the session ends with this call. A recording is then heard to its last sample.
@@ -99,8 +101,10 @@ class AsyncSession:
         ClientError
             If there is no answer for another reason; the same call can then be made again.
         """
+        is_raw = wants_raw(raw)
         async with self._turn:
             request = await self._model.request(data, image, tensors, audio, row)
+            request = replace(request, is_raw=is_raw)
             return await self._send(request, end=end, deadline_s=deadline_s, progress=progress)
 
     async def finish(self, *, deadline_s: float = DEADLINE_S) -> Answer:

@@ -433,6 +433,9 @@ export class Client {
     if (!(deadlineS > 0 && deadlineS < Infinity)) {
       throw new UsageError(`deadlineS: expected a positive number of seconds, got ${show(deadlineS)}`);
     }
+    if (raw !== undefined && typeof raw !== "boolean") {
+      throw new UsageError(`raw: expected true or false, got ${show(raw)}`);
+    }
     const end = now() + deadlineS;
     await this.connect();
     const request = await this.#request(target, input);
@@ -853,7 +856,8 @@ function readAnswer({ payload, properties }, agent) {
     const outputs = status === 200 ? jsonOutputs(body.outputs ?? []) : new Map();
     return {
       status,
-      message: one(user.__stMsg) ?? (text(body.message) || text(body.error)),
+      // The property and `message` repeat the hint.
+      message: text(body.error) || one(user.__stMsg) || text(body.message),
       hint: text(body.hint),
       version: text(body.model_version),
       outputs,

@@ -31,10 +31,10 @@ _RECEIVES_IN_A_TURN: Final = 4
 _KEPT_BYTES: Final = 128 << 10
 # Large enough for an answer with a large tensor, so that sending it takes few turns of the loop.
 _SEND_BUFFER_BYTES: Final = 1 << 20
-# As getaddrinfo(3) returns them.
 # A broker closes the connection as soon as it has read DISCONNECT.
 LINGER_S: Final = 0.5
 
+# As getaddrinfo(3) returns them.
 _Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 _TCP_QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)
 

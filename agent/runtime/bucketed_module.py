@@ -9,8 +9,9 @@ does not change an answer. A module must be used by one thread at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from agent.bundle.buckets import CONSTANT, Buckets, InputAxis
 from agent.bundle.graph import Graph
@@ -20,10 +21,38 @@ from agent.runtime.graph_executor import GraphModule
 from agent.runtime.host_tensor import check_fits
 from agent.runtime.program import Kernels
 from agent.runtime.shared_memory import SharedMemory
-from agent.runtime.storage import Array, Block, allocate, view
+from agent.runtime.storage import ALIGNMENT, Array, Block, allocate, view
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+# Of all plans that are kept: with about 200 bytes for each view, a megabyte.
+_MOST_VIEWS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What computes a request of some sizes: views of its bucket's memory, made once.
+
+    Attributes
+    ----------
+    module
+        The graph of the bucket.
+    specs
+        The inputs of the request by name.
+    inputs
+        Input name -> the memory for it, contiguous and in its exact shape.
+    pads
+        Views in the order in which they are written before a run, each with the view or number that it gets.
+    outputs
+        Output name -> the output, cut to the request's sizes.
+    """
+
+    module: GraphModule
+    specs: Mapping[str, TensorSpec]
+    inputs: Mapping[str, Array]
+    pads: Sequence[tuple[Array, Array | float]]
+    outputs: Mapping[str, Array]
 
 
 class BucketedModule:
@@ -67,10 +96,11 @@ class BucketedModule:
             self._rules[each.tensor].append(each)
         # Memory for an input whose exact form is not the beginning of its padded one.
         self._staging: dict[str, Block] = {}
-        self._specs = dict(self._inputs)
         self._sizes = tuple(dimension.high for dimension in buckets.dimensions)
-        self._chosen = len(self.modules) - 1
         self._bucket_sizes = list(buckets.sizes())
+        # By sizes. The same ones come again and again, and a plan takes longer than a small network.
+        self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._most_plans = max(1, _MOST_VIEWS // (len(self._inputs) + len(self._outputs)))
 
     @property
     def kernels(self) -> Kernels:
@@ -85,12 +115,12 @@ class BucketedModule:
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
         """The inputs of the request that a bucket was chosen for, by name."""
-        return self._specs
+        return self._plan.specs
 
     @property
     def module(self) -> GraphModule:
         """The graph that was chosen last; at first the largest."""
-        return self.modules[self._chosen]
+        return self.modules[self.buckets.smallest_for(self._sizes)]
 
     def load_params(self, params: ReadableBuffer) -> None:
         """Load the weights of all graphs, each once; errors are those of `GraphModule.load_params`.
@@ -123,26 +153,15 @@ class BucketedModule:
             If a size is out of its bounds, or two inputs disagree.
         """
         self.use(self.buckets.sizes_of(shapes, self._inputs))
-        return self._specs
+        return self.specs
 
     def use(self, sizes: tuple[int, ...]) -> None:
         """Choose the smallest bucket that holds these sizes, which are within the bounds."""
         self._sizes = sizes
-        self._chosen = self.buckets.smallest_for(sizes)
-        self._specs = {
-            name: TensorSpec(name, spec.datatype, self.buckets.input_shape(spec, sizes))
-            for name, spec in self._inputs.items()
-        }
 
     def input_view(self, name: str) -> Array:
         """Return the memory for an input of the request, contiguous and in its exact shape."""
-        spec = self._specs[name]
-        padded = self.module.input_view(name)
-        if _is_beginning(spec.shape, padded.shape):
-            return padded.reshape(-1)[: math.prod(spec.shape)].reshape(spec.shape)
-        if name not in self._staging:
-            self._staging[name] = allocate(self._inputs[name].nbytes)
-        return view(self._staging[name], spec.dtype, spec.shape)
+        return self._plan.inputs[name]
 
     def run(self) -> None:
         """Pad the inputs and run the chosen graph.
@@ -152,9 +171,10 @@ class BucketedModule:
         ExecutionError
             If a kernel fails.
         """
-        for name in self._inputs:
-            self._pad(name)
-        self.module.run()
+        plan = self._plan
+        for view_, value in plan.pads:
+            view_[...] = value
+        plan.module.run()
 
     def compute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Fit, set all inputs, run, and return `outputs`.
@@ -182,7 +202,7 @@ class BucketedModule:
         InputError
             If its shape or dtype does not fit.
         """
-        check_fits(f"input {name!r}", value, self._specs[name])
+        check_fits(f"input {name!r}", value, self.specs[name])
         self.input_view(name)[...] = value
 
     def get_input_info(self) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
@@ -191,19 +211,47 @@ class BucketedModule:
 
     def outputs(self) -> dict[str, Array]:
         """Return views of the outputs by name, cut to the request's sizes; the next run overwrites them."""
-        module, cut = self.module, {}
-        for index, (name, spec) in enumerate(self._outputs.items()):
-            shape = self.buckets.output_shape(spec, self._sizes)
-            cut[name] = module.output_view(index)[tuple(map(slice, shape))]
-        return cut
+        return dict(self._plan.outputs)
 
-    def _pad(self, name: str) -> None:
-        exact = self.input_view(name)
-        padded = self.module.input_view(name)
+    @property
+    def _plan(self) -> _Plan:
+        """The plan for the request that a bucket was chosen for."""
+        plan = self._plans.get(self._sizes)
+        if plan is None:
+            if len(self._plans) == self._most_plans:
+                del self._plans[next(iter(self._plans))]
+            plan = self._plans[self._sizes] = self._made_plan(self._sizes)
+        return plan
+
+    def _made_plan(self, sizes: tuple[int, ...]) -> _Plan:
+        module, buckets = self.module, self.buckets
+        shapes = {name: buckets.input_shape(spec, sizes) for name, spec in self._inputs.items()}
+        inputs = {name: self._exact_input(module, name, shape) for name, shape in shapes.items()}
+        return _Plan(
+            module,
+            {name: TensorSpec(name, self._inputs[name].datatype, shape) for name, shape in shapes.items()},
+            inputs,
+            [pad for name in inputs for pad in self._pads(name, inputs[name], module.input_view(name))],
+            {
+                name: module.output_view(index)[tuple(map(slice, buckets.output_shape(spec, sizes)))]
+                for index, (name, spec) in enumerate(self._outputs.items())
+            },
+        )
+
+    def _exact_input(self, module: GraphModule, name: str, shape: tuple[int, ...]) -> Array:
+        padded = module.input_view(name)
+        if _is_beginning(shape, padded.shape):
+            return padded.reshape(-1)[: math.prod(shape)].reshape(shape)
+        if name not in self._staging:
+            self._staging[name] = allocate(self._inputs[name].nbytes)
+        return view(self._staging[name], self._inputs[name].dtype, shape)
+
+    def _pads(self, name: str, exact: Array, padded: Array) -> Iterator[tuple[Array, Array | float]]:
+        """Yield what is written to complete an input: first the exact one, if it is not in its place yet."""
         if exact.shape == padded.shape:
             return
         if not _is_beginning(exact.shape, padded.shape):
-            padded[tuple(map(slice, exact.shape))] = exact
+            yield padded[tuple(map(slice, exact.shape))], exact
         filled = list(exact.shape)
         for rule in self._rules[name]:
             size, wanted = filled[rule.axis], padded.shape[rule.axis]
@@ -212,12 +260,9 @@ class BucketedModule:
             # Axes that were padded already are whole; those to come are as large as the request's.
             before = [slice(each) for each in filled]
             before[rule.axis] = slice(size, wanted)
-            if rule.pad == CONSTANT:
-                padded[tuple(before)] = rule.value
-            else:
-                last = list(before)
-                last[rule.axis] = slice(size - 1, size)
-                padded[tuple(before)] = padded[tuple(last)]
+            last = list(before)
+            last[rule.axis] = slice(size - 1, size)
+            yield padded[tuple(before)], rule.value if rule.pad == CONSTANT else padded[tuple(last)]
             filled[rule.axis] = wanted
 
     def _check(self, module: GraphModule, sizes: tuple[int, ...]) -> None:
@@ -238,6 +283,22 @@ class BucketedModule:
                 f"the graph of bucket {list(sizes)} does not match the manifest: "
                 f"expected {expected!s:.200}, got {got!s:.200}"
             )
+
+
+def staged_bytes(buckets: Buckets, inputs: Sequence[TensorSpec]) -> int:
+    """Return the memory for inputs whose exact form is not always the beginning of their padded one.
+
+    Parameters
+    ----------
+    buckets, inputs
+        As for `BucketedModule`.
+    """
+    total = 0
+    for spec in inputs:
+        axes = [each.axis for each in buckets.inputs if each.tensor == spec.name]
+        if len(axes) > 1 or any(size > 1 for axis in axes for size in spec.shape[:axis]):
+            total += spec.nbytes + ALIGNMENT
+    return total
 
 
 def _is_beginning(exact: Sequence[int], padded: Sequence[int]) -> bool:

@@ -303,9 +303,7 @@ class Codec:
 
     def _decode_image(self, payload: memoryview, media_type: str) -> Placement:
         if self._preprocessor is None:
-            raise MediaTypeError(
-                f"expected tensors, got {media_type}: model {self._manifest.name} takes no images"
-            )
+            raise self._another_kind(media_type, "images")
         if len(self._inputs) != 1:
             raise InputError(f"expected the inputs {', '.join(map(repr, self._inputs))}, got one image")
         image = self._preprocessor.decode(payload, media_type)
@@ -317,15 +315,24 @@ class Codec:
         media_type, _, parameters = content_type.partition(";")
         media_type = _media_type(media_type)
         if self._manifest.audio is None:
-            raise MediaTypeError(
-                f"expected tensors, got {media_type}: model {self._manifest.name} takes no recordings"
-            )
+            raise self._another_kind(media_type, "recordings")
         if media_type not in RECORDINGS:
             raise InputError(
                 f"expected {' or '.join(RECORDINGS)} as content_type in the parameters of input "
                 f"{self._manifest.audio.input!r}, got {content_type!r:.80}"
             )
         return read_recording(data, media_type, parameters)
+
+    def _another_kind(self, media_type: str, refused: str) -> MediaTypeError:
+        """Return the error for a file of a kind that the model does not take; the hint says what it takes."""
+        taken, hint = "tensors", "send tensors: the model declares no preprocessing"
+        if self._manifest.audio is not None:
+            taken, hint = "a recording", "send a WAV file: the model hears"
+        elif self._preprocessor is not None:
+            taken, hint = "a picture", "send a JPEG or a PNG: the model sees"
+        return MediaTypeError(
+            f"expected {taken}, got {media_type}: model {self._manifest.name} takes no {refused}", hint=hint
+        )
 
     def _parse_cbor(self, payload: memoryview) -> object:
         assert self._cbor is not None

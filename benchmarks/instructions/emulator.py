@@ -26,7 +26,9 @@ X86_PROGRAMS: Final = {"gcc": "gcc", "qemu-x86_64": "qemu-user"}
 STATIC_EMULATOR: Final = {"qemu-aarch64-static": "qemu-user-static"}
 REGISTERED: Final = Path("/proc/sys/fs/binfmt_misc/qemu-aarch64")
 # Wheels for the root folder's Python: those of the engines, and those that the agent needs.
-PACKAGES: Final = ("numpy", "apache-tvm-ffi==0.1.14.post1", "onnxruntime", "ncnn")
+PACKAGES: Final = ("numpy", "apache-tvm-ffi==0.1.14.post1", "onnxruntime", "ncnn", "ai-edge-litert")
+# Engines whose package has another name.
+_PACKAGE_NAMES: Final = {"litert": "ai_edge_litert"}
 PLATFORMS: Final = (
     "manylinux_2_28_aarch64",
     "manylinux_2_27_aarch64",
@@ -75,18 +77,20 @@ class Emulator:
             raise RequirementError(f"{script.name} failed: {_last_line(done.stderr)}")
         root = Path(done.stdout.strip().splitlines()[-1])
         packages = root / "opt" / ("bench" if needs == PACKAGES else "bench-agent")
-        if not (packages / ".complete").exists():
+        complete = packages / ".complete"
+        if not complete.exists() or complete.read_text() != "\n".join(needs):
             platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
             command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(packages), "--upgrade"]
             command += ["--only-binary=:all:", "--python-version", "3.11", "--implementation", "cp"]
             subprocess.run([*command, *platforms, *needs], check=True, timeout=TIMEOUT_S)
-            (packages / ".complete").touch()
+            complete.write_text("\n".join(needs))
         return cls(root, packages)
 
     def version(self, engine: str) -> str:
         """Return the installed version of `engine`; an empty string for ours, which is not installed."""
-        found = [path.name for path in self.packages.glob(f"{engine}-*.dist-info")]
-        return found[0].removesuffix(".dist-info").removeprefix(f"{engine}-") if found else ""
+        package = _PACKAGE_NAMES.get(engine, engine)
+        found = [path.name for path in self.packages.glob(f"{package}-*.dist-info")]
+        return found[0].removesuffix(".dist-info").removeprefix(f"{package}-") if found else ""
 
     def instructions_of_an_inference(self, engine: str, place: Path, cpu: str) -> int:
         """Count the guest instructions of one inference on one thread, after a warm-up run.
@@ -220,6 +224,8 @@ def plugged(
             raise RuntimeError(
                 f"{arguments[1]} under qemu ended with {error.returncode}: {_last_line(error.stderr)}"
             ) from error
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"{arguments[1]} under qemu took more than {TIMEOUT_S} s") from error
         return out.read_text()
 
 

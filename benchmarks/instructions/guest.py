@@ -2,7 +2,7 @@
 
     guest.py ENGINE FOLDER
 
-Of this project, it imports only the agent's runtime, as on a device. It writes the outputs to
+For our engine, it imports only the agent's runtime, as on a device. It writes the outputs to
 `outputs-arm-ENGINE.npz` in the folder.
 """
 
@@ -81,11 +81,18 @@ def ncnn(folder: Path, inputs: Arrays) -> Run:
     return run
 
 
+def litert(folder: Path, inputs: Arrays) -> Run:
+    """Load the converted model in LiteRT with its XNNPACK delegate."""
+    from benchmarks.engines import load_litert
+
+    return load_litert(folder / "model.onnx", inputs, threads=1)
+
+
 def main(name: str, place: Path) -> None:
     """Load and warm up an engine, run it once between two marks, and write its outputs."""
     with np.load(place / "inputs.npz") as file:
         given = {key: file[key] for key in file.files}
-    engines = {"edgebundle": edgebundle, "untuned": untuned, "onnxruntime": onnxruntime, "ncnn": ncnn}
+    engines = {each.__name__: each for each in (edgebundle, untuned, onnxruntime, ncnn, litert)}
     run = engines[name](place, given)
     for _ in range(WARM_RUNS):
         run()

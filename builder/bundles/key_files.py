@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from agent.bundle.keyring import key_id
 from agent.durable import sync_folder
 from builder.errors import KeyFileError
+from builder.spelling import similar_file
 
 PRIVATE_NAME: Final = "signing.key"
 PUBLIC_NAME: Final = "signing.pub"
@@ -125,7 +126,9 @@ def _read(path: Path) -> bytes:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             pem = file.read(MAX_KEY_FILE_BYTES + 1)
     except OSError as error:
-        raise KeyFileError(f"cannot read the key {path}: {error.strerror}", hint=_MAKE_HINT) from error
+        raise KeyFileError(
+            f"cannot read the key {path}: {error.strerror}", hint=similar_file(path, otherwise=_MAKE_HINT)
+        ) from error
     if len(pem) > MAX_KEY_FILE_BYTES:
         raise KeyFileError(
             f"{path}: expected a key in PEM, got a file of more than {MAX_KEY_FILE_BYTES} bytes",

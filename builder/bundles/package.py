@@ -22,6 +22,7 @@ from agent.bundle.signature import make_signature
 from agent.errors import EdgeError, MixAndMatchError
 from builder.bundles.integer_work import IntegerWork
 from builder.errors import PackageError
+from builder.spelling import similar_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,9 @@ class Package:
             # Without O_NONBLOCK, opening a FIFO would wait until something writes to it.
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            raise PackageError(f"{path}: cannot be read ({error.strerror})") from error
+            raise PackageError(
+                f"{path}: cannot be read ({error.strerror})", hint=similar_file(path)
+            ) from error
         try:
             files = {member.name: read_member(fd, member) for member in read_index(fd)}
             manifest = Manifest.from_bytes(files.pop(MANIFEST))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from builder.running.local_run import RunResult
     from edgebundle.answer import Answer
 
+NOTHING_FOUND: Final = "nothing was found"  # by a detector: no score is over its threshold
 _MOST_NAMED: Final = 8  # kinds of objects in the summary
 
 
@@ -34,6 +35,8 @@ def table(answers: Mapping[str, Any]) -> list[str]:
             for share, name in zip(answers["shares"], names, strict=True)
         ]
     scores = answers.get("scores", ())
+    if "boxes" in answers and not len(scores):
+        return [NOTHING_FOUND]
     indices = answers.get("classes", answers.get("indices"))
     names = labels or ([] if indices is None else [f"class {int(index)}" for index in indices])
     width = max(map(len, names), default=0)

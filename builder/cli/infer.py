@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.cli import SubParsers
-from builder.cli.answers import draw_on, drawn_names, results_of
+from builder.cli.answers import NOTHING_FOUND, draw_on, drawn_names, results_of
 from builder.cli.arguments import add_json, not_negative, positive, seconds
 from builder.cli.broker_flags import add_agent, add_broker, broker_of
-from builder.cli.input_names import is_many, named_inputs
+from builder.cli.input_names import check_named, is_many, named_inputs
 from builder.cli.json_output import print_json
 from builder.cli.progress import print_line
 
@@ -118,12 +118,17 @@ def _infer(args: argparse.Namespace) -> int:
     names = named_inputs(args.inputs)
     if not names and args.accuracy is None:
         raise FleetError("expected --inputs, got none", hint="for example --inputs cat.jpg")
+    check_named(names)
     rows = any(is_rows(name) for name in names)
     for flag in ("draw", "raw"):
         if getattr(args, flag) and (rows or args.accuracy):
             raise FleetError(
                 f"--{flag}: expected pictures or tensors, got {'a table' if rows else '--accuracy'}"
             )
+    if args.draw and args.raw:
+        raise FleetError(
+            "--draw: expected the answer of the postprocess, got --raw", hint="leave out one of them"
+        )
     try:
         if rows:
             if len(names) > 1:
@@ -269,11 +274,15 @@ def _print_answer(answers: Sequence[Answer], count: int) -> None:
 def answer_lines(answer: Answer, count: int) -> list[str]:
     """Return an answer as lines of text, with at most `count` labels or boxes."""
     lines = [line["text"] for line in _heard(answer)]
-    lines += [f"{label.score:10.6f}  {label.label}" for label in answer.labels[:count]]
+    # Without labels in the bundle an object has the number of its class, which `run` shows in the same way.
+    kind = "" if "labels" in answer else "class "
+    lines += [f"{label.score:10.6f}  {kind}{label.label}" for label in answer.labels[:count]]
     for box in answer.boxes[:count]:
         corners = ", ".join(f"{edge:.0f}" for edge in (box.x0, box.y0, box.x1, box.y1))
-        lines.append(f"{box.score:10.6f}  {box.label}  [{corners}]")
-    if not answer.labels and not answer.boxes and "segments" not in answer:
+        lines.append(f"{box.score:10.6f}  {kind}{box.label}  [{corners}]")
+    if "boxes" in answer and not answer.boxes:
+        lines.append(NOTHING_FOUND)
+    elif not answer.labels and not answer.boxes and "segments" not in answer:
         for output in answer.outputs:
             shape = ",".join(map(str, output.shape))
             values = output.first(9)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import add_json, add_sign_key
+from builder.cli.input_names import check_named
 from builder.cli.json_output import print_json
 from builder.cli.refused_bundle import naming_file
 
@@ -117,6 +118,7 @@ def _verify(args: argparse.Namespace) -> int:
     from agent.bundle.verify import verify
 
     keyring = _keyring(args.trust)
+    check_named([args.bundle])
     with naming_file(args.bundle), verify(args.bundle, keyring) as bundle:
         manifest, digest, key = bundle.manifest, bundle.digest, bundle.key_id
     if args.json:
@@ -132,7 +134,15 @@ def _keyring(trusted: list[str]) -> Keyring:
     from pathlib import Path
 
     from agent.bundle.keyring import Keyring
+    from builder.errors import KeyFileError
+    from builder.spelling import similar_file
 
+    for path in trusted:
+        if not Path(path).exists():
+            raise KeyFileError(
+                f"--trust: no such file: {path}",
+                hint=similar_file(path, otherwise="name a public key, such as keys/signing.pub"),
+            )
     folders = [Keyring.from_dir(path) for path in trusted if Path(path).is_dir()]
     files = Keyring.from_files(path for path in trusted if not Path(path).is_dir())
     keys = [key.public_key for keyring in (files, *folders) for key in keyring.keys.values()]
@@ -143,6 +153,7 @@ def _inspect(args: argparse.Namespace) -> int:
     from builder.bundles.bundle_report import inspect_bundle
 
     keyring = _keyring(args.trust) if args.trust else None
+    check_named([args.bundle])
     with naming_file(args.bundle):
         report = inspect_bundle(args.bundle, keyring)
         if args.json:

@@ -9,6 +9,7 @@ from typing import Final
 from agent.errors import BundleError, FormatError, SignatureError
 from builder.errors import PackageError
 from builder.fleet.hints import DEPLOYMENT_HINTS
+from builder.spelling import similar_file
 
 _BROKEN_FILE: Final = "expected the .bundle that `edgebundle compile` wrote, whole and unchanged"
 
@@ -26,13 +27,17 @@ def naming_file(path: str) -> Iterator[None]:
     ------
     PackageError
         If the block raises a `BundleError`. The message names the file and the wire code. The error's own
-        hint is kept; if it has none, a suitable one is added.
+        hint is kept; if it has none, a suitable one is added. Also if there is no such file.
     """
     try:
         yield
     except BundleError as error:
         hint = error.hint or _local_hint(error)
         raise PackageError(f"{path}: {error} ({error.code})", hint=hint) from error
+    except FileNotFoundError as error:
+        if str(error.filename) != path:  # such as a folder to write to
+            raise
+        raise PackageError(f"{path}: cannot be read ({error.strerror})", hint=similar_file(path)) from error
 
 
 def _local_hint(error: BundleError) -> str:

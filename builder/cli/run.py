@@ -13,7 +13,7 @@ from builder.cli import EXIT_INPUT, Parser, SubParsers
 from builder.cli.answers import Summary, document, draw_answer, drawn_names, found_objects, table
 from builder.cli.arguments import add_json, milliseconds, positive
 from builder.cli.early_checks import check_folder_of
-from builder.cli.input_names import is_many, named_inputs
+from builder.cli.input_names import check_named, is_many, named_inputs
 from builder.cli.progress import clear_line
 
 if TYPE_CHECKING:
@@ -325,14 +325,8 @@ def _propose(package: Package) -> None:
 
 def _check_inputs(args: argparse.Namespace, names: list[str]) -> None:
     """Check that the files of inputs exist, before numpy is loaded."""
-    from pathlib import Path
-
-    from builder.errors import ModelError
-
     _board(args)
-    for name in names:
-        if not is_many(name) and not Path(name).exists():
-            raise ModelError(f"{name}: cannot be read (No such file or directory)")
+    check_named(names)
 
 
 def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> int:

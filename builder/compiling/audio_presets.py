@@ -22,6 +22,7 @@ from agent.bundle.audio import Audio, Features
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
 from builder.errors import ModelError
+from builder.spelling import similar_file
 
 MAX_DECLARATION_BYTES: Final = 64 << 10
 _KIND: Final = "audio"
@@ -283,6 +284,6 @@ def _read(text: str) -> dict[str, Any]:
             raise ModelError(f"{path}: expected at most {MAX_DECLARATION_BYTES} bytes")
         return tomllib.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
+        raise ModelError(f"{path}: cannot be read ({error.strerror})", hint=similar_file(path)) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{path}: expected TOML ({error})") from error

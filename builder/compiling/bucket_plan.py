@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from agent.bundle.buckets import MAX_BUCKETS, Buckets, Dimension, InputAxis
+from agent.bundle.buckets import MAX_BUCKETS, Buckets, Dimension
 from agent.bundle.detection import Objects
 from agent.bundle.processing import ClassMap, Detect, Postprocess, Preprocess
 from builder.compiling.ladder import MAX_EXACT, chosen_sizes
@@ -161,7 +161,3 @@ def check_declared(buckets: Buckets, before: Preprocess | None, after: Postproce
             raise ModelError(
                 f"--postprocess: expected outputs of which at most the batch changes, got {min(changing)!r}"
             )
-
-
-def _low(buckets: Buckets, axis: InputAxis) -> int:
-    return next(dimension.low for dimension in buckets.dimensions if dimension.name == axis.dimension)

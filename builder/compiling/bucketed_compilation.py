@@ -202,7 +202,7 @@ def compile_buckets(
         largest,
         members,
         over_time=Declarations(before, after, None, None),
-        resources=resources_of_buckets(merged.graphs, weights, kernels.workspaces),
+        resources=resources_of_buckets(merged.graphs, weights, kernels.workspaces, buckets, largest.inputs),
         compared=worst,
         tuned=tuned,
         shipped=shipped,

@@ -41,6 +41,7 @@ from builder.compiling import audio_presets
 from builder.compiling.output_presets import OUTPUT_PRESETS, SOUND_PRESETS, Signature, step_of
 from builder.compiling.recognition import recognise
 from builder.errors import ModelError, ShapeError
+from builder.spelling import similar_file
 
 MAX_DECLARATION_BYTES: Final = 64 << 10  # a dozen lines in practice
 IMAGE_DIMENSIONS: Final = 4
@@ -408,7 +409,7 @@ def _read_toml(text: str) -> dict[str, Any]:
             )
         return tomllib.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
+        raise ModelError(f"{path}: cannot be read ({error.strerror})", hint=similar_file(path)) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{path}: expected TOML ({error})") from error
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from agent.bundle.buckets import Buckets
 from agent.bundle.graph import Graph
 from agent.bundle.manifest import Resources
+from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime import load_time
+from agent.runtime.bucketed_module import staged_bytes
 from agent.runtime.memory import GraphMemory
 from agent.runtime.shared_memory import SharedMemory, reuse_of
 from agent.runtime.storage import ALIGNMENT
@@ -56,13 +59,21 @@ def resources_of(graph: Graph, params: Iterable[str], workspaces: Workspaces) ->
     )
 
 
-def resources_of_buckets(graphs: Sequence[Graph], params: Iterable[str], workspaces: Workspaces) -> Resources:
-    """Add up what a model with buckets needs to run; the parameters are those of `resources_of`.
+def resources_of_buckets(
+    graphs: Sequence[Graph],
+    params: Iterable[str],
+    workspaces: Workspaces,
+    buckets: Buckets,
+    inputs: Sequence[TensorSpec],
+) -> Resources:
+    """Add up what a model with buckets needs to run; other parameters are those of `resources_of`.
 
     Parameters
     ----------
     graphs
         One for each bucket, the largest last: they are loaded from the last to the first.
+    buckets, inputs
+        The manifest's.
     """
     names, shared = set(params), SharedMemory()
     kept: dict[int, int] = {}  # the key of each constant that a graph before has kept -> bytes
@@ -84,7 +95,7 @@ def resources_of_buckets(graphs: Sequence[Graph], params: Iterable[str], workspa
         kept |= {key: graph.spec(root).nbytes + ALIGNMENT for root, key in reuse.keys.items()}
         shared.reserve(memory.input_bytes(), memory.storage_bytes().values())
     constants = sum(kept.values())
-    running = constants + shared.input_and_pool_bytes
+    running = constants + shared.input_and_pool_bytes + staged_bytes(buckets, inputs)
     return Resources(
         arena_bytes=max(running, loading) - constants + workspaces.caller_bytes,
         params_bytes=constants,

@@ -6,14 +6,16 @@ left is the rounding of one kernel, whose size is known: a wrong bias, a missing
 is off by five percent or a chunk of products that is left out stand out in one channel.
 
 Which of our tensors is which of the model's is found by its shape, without the padding of its channels, and
-its numbers. A tensor that is not found belongs to the next block.
+its numbers. A tensor that is not found belongs to the next block. What we store after a ReLU is often like
+the tensor before it, too: one of ours that agrees with a tensor of the model is not a wrong form of another,
+provided that the outputs which are computed from it agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -138,15 +140,32 @@ def compare_halves(
     graph = Cuts(model)
     known: dict[str, Array] = dict(inputs)
     stored = [np.asarray(array) for array in ours]
-    blocks = []
+    blocks: list[HalfBlock] = []
+    doubtful: list[tuple[HalfBlock, Array]] = []
     for name, value in _values(model, inputs).items():
-        own = next((a for a in (_as(array, value.shape) for array in stored) if _is_similar(a, value)), None)
-        if own is None:
+        similar = [a for a in (_as(array, value.shape) for array in stored) if _is_similar(a, value)]
+        if not similar:
             continue
         (expected,) = graph.compute([name], known)
-        blocks.append(HalfBlock(name, decibels(own, expected), _worst_channel(own, expected)))
-        known[name] = own
+        found = [(HalfBlock(name, decibels(a, expected), _worst_channel(a, expected)), a) for a in similar]
+        block, own = max(found, key=lambda each: (each[0].is_rounding, each[0].decibels))
+        if block.is_rounding:
+            blocks.append(block)
+            known[name] = own
+        else:
+            doubtful.append((block, own))
     names = [value.name for value in model.graph.output]
+    agreed = [known[block.name] for block in blocks]
+    wrong = [block for block, own in doubtful if not any(_is_the_same(own, each) for each in agreed)]
+    if len(wrong) < len(doubtful):
+        # One of ours was like two of the model's. If a kernel reads it as the wrong one, an output shows it.
+        computed = graph.compute(names, known)
+        wrong += [
+            HalfBlock(name, decibels(a, b), _worst_channel(a, b))
+            for name, a, b in zip(names, outputs, computed, strict=True)
+            if b.dtype.kind == "f"
+        ]
+    blocks += wrong
     ratios = {n: decibels(a, b) for n, a, b in zip(names, outputs, reference, strict=True)}
     return HalfParity(tuple(blocks), ratios)
 
@@ -208,5 +227,10 @@ def _as(array: Array, shape: tuple[int, ...]) -> Array | None:
     return np.ascontiguousarray(plain[:, :channels], np.float32)
 
 
-def _is_similar(ours: Array | None, theirs: Array) -> bool:
+def _is_similar(ours: Array | None, theirs: Array) -> TypeGuard[Array]:
     return ours is not None and decibels(ours, theirs) >= _SIMILAR
+
+
+def _is_the_same(a: Array, b: Array) -> bool:
+    """Whether two of our tensors are one, or copies that were rounded."""
+    return a.shape == b.shape and decibels(a, b) >= LEAST_OF_BLOCK

@@ -17,6 +17,7 @@ from agent.bundle.processing import ClassMap, Ctc, Detect, Postprocess, Step, To
 from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime.postprocess import class_count
 from builder.errors import ModelError
+from builder.spelling import did_you_mean, similar_file
 
 MAX_LABELS_BYTES: Final = MAX_MEMBER_BYTES["labels.txt"]
 Labels: TypeAlias = str | os.PathLike[str] | Sequence[str]
@@ -24,6 +25,7 @@ BACKGROUND: Final = "background"
 # Steps whose answers have labels.
 NAMED: Final = frozenset(step.kind for step in (TopK, Detect, Objects, ClassMap, Ctc, Keywords))
 COCO: Final = "coco"
+_LABELS_HINT: Final = f"give a file with one label per line, or {COCO}"
 # The 80 classes of COCO's detection task, in the order of its annotations (cocodataset.org).
 COCO_LABELS: Final = (
     "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat",
@@ -57,7 +59,8 @@ def read_labels(source: Labels) -> list[str]:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
         raise ModelError(
-            f"{path}: cannot be read ({error.strerror})", hint=f"a file with one label per line, or {COCO}"
+            f"{path}: cannot be read ({error.strerror})",
+            hint=similar_file(path, otherwise=did_you_mean(str(path), [COCO], otherwise=_LABELS_HINT)),
         ) from error
     except UnicodeDecodeError as error:
         raise ModelError(
@@ -175,12 +178,21 @@ def check_labels(
             found.insert(0, BACKGROUND)
         allowed = (count - 1, count) if is_text else (count,)
         if count and len(found) not in allowed and (found or is_text):
+            expected = f"{' or '.join(map(str, allowed))} label{'' if allowed == (1,) else 's'}"
             raise ModelError(
-                f"{what}: expected {' or '.join(map(str, allowed))} labels for {outputs_of(step)[-1]}, "
-                f"got {len(found)}",
-                hint="add --labels FILE, one character per line" if is_text else None,
+                f"{what}: expected {expected} for {_classes_of(step)}, got {len(found)}",
+                hint="add --labels FILE, one character per line"
+                if is_text
+                else f"give a file with {expected}, or leave out --labels for the classes' numbers",
             )
     return found
+
+
+def _classes_of(step: Step) -> str:
+    """Return the name of the output from which the number of classes is known."""
+    if isinstance(step, Objects):
+        return (step.scores or step.class_ids or step.boxes)[0].output
+    return outputs_of(step)[-1]
 
 
 def _first_is_background(step: Step) -> bool:

@@ -4,21 +4,109 @@
   Upsample-9, Resize-10); the default has been `half_pixel` since. Of two nearest pixels, ONNX Runtime takes
   the lower one if the picture grows, and the upper one if it shrinks.
 - Hardmax before opset 13 takes all axes from `axis` on for one (Hardmax-11).
+
+Others are brought into a form that the converter takes, before it converts:
+
+- The second operand of Add and its kin before opset 7 begins at the attribute `axis` (Add-6), and a slope of
+  PRelu stands for a channel (PRelu-6).
+- BatchNormalization before opset 9 may have statistics for each place (`spatial` 0).
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from builder.importer.onnx_graph import attributes, constant_node_value, copy_node, subgraphs, walk_nodes
+from builder.importer.onnx_graph import (
+    OnnxGraph,
+    attributes,
+    constant_node_value,
+    copy_node,
+    subgraphs,
+    walk_nodes,
+)
 
+_BROADCAST: Final = 7
+_SPATIAL: Final = 9
+_ALIGNED: Final = frozenset(
+    {"Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "PRelu", "Pow", "Sub", "Xor"}
+)
 _RESIZE: Final = 11
 _HARDMAX: Final = 13
+
+
+def bring_up(model: onnx.ModelProto) -> None:
+    """Give nodes of old opsets a form that ONNX's converter takes, in place.
+
+    Parameters
+    ----------
+    model
+        A model with known types, in its own opset.
+    """
+    version = model.opset_import[0].version
+    graph = OnnxGraph(model)
+
+    def replace(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        options = attributes(node)
+        if node.domain:
+            return None
+        if node.op_type in _ALIGNED and version < _BROADCAST:
+            return _aligned(node, graph, options)
+        if node.op_type == "BatchNormalization" and version < _SPATIAL and not options.get("spatial", 1):
+            return _for_each_place(node, graph, float(options.get("epsilon", 1e-5)))
+        return None
+
+    if version < _SPATIAL:
+        graph.rewrite(replace)
+
+
+def _aligned(node: onnx.NodeProto, graph: OnnxGraph, options: dict[str, Any]) -> list[onnx.NodeProto] | None:
+    """Give the second operand axes of extent 1 behind those that it has."""
+    left, right = (graph.shape_of(name) for name in node.input)
+    if left is None or right is None:
+        return None
+    if node.op_type == "PRelu":
+        axis = 1 if len(right) == 1 and right != (1,) and len(left) > 1 else None
+    else:
+        axis = int(options["axis"]) % len(left) if options.get("broadcast") and "axis" in options else None
+    more = 0 if axis is None else len(left) - axis - len(right)
+    if axis is None or more < 0:
+        return None
+    if not more:
+        return None
+    new = copy_node(node)
+    kept = [attribute for attribute in node.attribute if attribute.name != "axis"]
+    del new.attribute[:]
+    new.attribute.extend(kept)
+    new.input[1] = graph.fresh(f"{node.name}/aligned")
+    axes = list(range(len(right), len(right) + more))
+    widened = helper.make_node(
+        "Unsqueeze", [node.input[1]], [new.input[1]], name=f"{node.name}/Unsqueeze", axes=axes
+    )
+    return [widened, new]
+
+
+def _for_each_place(node: onnx.NodeProto, graph: OnnxGraph, epsilon: float) -> list[onnx.NodeProto] | None:
+    """BatchNormalization with a scale and a shift for each place of a sample."""
+    values = [graph.constant(name) for name in node.input[1:5]]
+    if any(value is None for value in values):
+        return None
+    scale, bias, mean, variance = (np.asarray(value, np.float64) for value in values)
+    factor = scale / np.sqrt(variance + epsilon)
+    names = [
+        graph.add_constant(value.astype(np.float32), f"{node.name}/{part}")
+        for part, value in (("factor", factor), ("shift", bias - mean * factor))
+    ]
+    scaled = graph.fresh(f"{node.name}/scaled")
+    how = {"broadcast": 1} if graph.opset < _BROADCAST else {}
+    return [
+        helper.make_node("Mul", [node.input[0], names[0]], [scaled], name=f"{node.name}/Mul", **how),
+        helper.make_node("Add", [scaled, names[1]], [node.output[0]], name=f"{node.name}/Add", **how),
+    ]
 
 
 def keep_old_meanings(model: onnx.ModelProto, version: int) -> None:

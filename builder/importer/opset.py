@@ -7,7 +7,7 @@ from typing import Final
 import onnx
 from onnx import defs, helper, version_converter
 
-from builder.importer.old_meanings import keep_old_meanings
+from builder.importer.old_meanings import bring_up, keep_old_meanings
 from builder.importer.onnx_graph import walk_nodes
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.weights import put_back, without_large_weights
@@ -35,6 +35,7 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         model.opset_import[0].CopyFrom(helper.make_opsetid("", NEWEST))
     if version >= OLDEST:
         return model
+    bring_up(model)
     try:
         with quiet():
             converted = version_converter.convert_version(without_large_weights(model), OLDEST)

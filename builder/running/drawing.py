@@ -28,6 +28,8 @@ _MASK_OPACITY: Final = 0.45
 # A key point with a lower confidence is not drawn.
 _VISIBLE: Final = 0.5
 _MAX_CAPTION: Final = 80
+# An answer that can be drawn has one of these.
+_DRAWN: Final = frozenset({"boxes", "class_map", "scores", "text"})
 JPEG_QUALITY: Final = 92
 
 Array = npt.NDArray[Any]
@@ -56,8 +58,15 @@ def draw(picture: bytes, content_type: str, results: Results) -> Image.Image:
     Raises
     ------
     ModelError
-        If the picture cannot be read, or a result does not have the form of its name.
+        If nothing in the results can be drawn, the picture cannot be read, or a result does not have the form
+        of its name.
     """
+    if not _DRAWN & results.keys():
+        got = ", ".join(results)[:80] or "nothing"
+        raise ModelError(
+            f"expected an answer with boxes, classes or a text to draw, got {got}",
+            hint="declare what the outputs mean: edgebundle repack --postprocess",
+        )
     try:
         image = read_picture(picture, content_type, "RGB", MAX_PIXELS).image
     except EdgeError as error:

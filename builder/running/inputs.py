@@ -22,6 +22,10 @@ _PICTURE_TYPES: Final = MappingProxyType(
     {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png"}  # suffix -> content type
 )
 
+# How an .npz begins, and an .npy, which is refused with numpy's reason: its array has no name.
+_ARCHIVE: Final = b"PK"
+_TAKEN: Final = "a picture (.jpg, .png), a recording (.wav) or arrays (.npz)"
+_ONE_ARRAY: Final = b"\x93NUMPY"
 RECORDING_SUFFIXES: Final = (".wav", ".wave")
 PICTURE_SUFFIXES: Final = tuple(_PICTURE_TYPES)
 
@@ -102,6 +106,13 @@ def read_inputs(inputs: Inputs, specs: Sequence[TensorSpec]) -> Arrays | Picture
 
 def _read_npz(path: Path) -> dict[str, npt.NDArray[np.generic]]:
     try:
+        with path.open("rb") as raw:
+            is_arrays = raw.read(len(_ONE_ARRAY)).startswith((_ARCHIVE, _ONE_ARRAY))
+        if not is_arrays:
+            raise ModelError(
+                f"{path}: expected {_TAKEN if path.suffix != '.npz' else 'an .npz file'}, got another file",
+                hint="the suffix says what a file is; numpy.savez('inputs.npz', data=array) writes arrays",
+            )
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, AttributeError) as error:

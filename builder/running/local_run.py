@@ -175,6 +175,11 @@ class Runner:
         package, module = self._package, self.module
         given = read_inputs(inputs, self._requested)
         if isinstance(given, Sound):
+            if package.manifest.preprocess is not None and package.manifest.audio is None:
+                raise ModelError(
+                    "expected a picture, got a recording",
+                    hint="the model sees: give it a .jpg or a .png file",
+                )
             return self._listen(given)
         _set_all(package, module, given, fill_mode, input_shapes or {})
         placement = _set_picture(package, module, given) if isinstance(given, Picture) else None
@@ -360,6 +365,8 @@ def _set(module: GraphModule | BucketedModule, spec: TensorSpec, value: Array) -
 
 def _set_picture(package: Package, module: GraphModule | BucketedModule, picture: Picture) -> Placement:
     declared = package.manifest.preprocess
+    if package.manifest.audio is not None:
+        raise ModelError("expected a recording, got a picture", hint="the model hears: give it a .wav file")
     if declared is None:
         raise ModelError(
             "the model does not declare how to turn a picture into its input",

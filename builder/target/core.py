@@ -25,6 +25,8 @@ class Core:
         Vector multiply-adds that it completes in a nanosecond at its usual clock.
     l1_bytes, l2_bytes
         Sizes of its data caches. If cores share an L2 cache, its part.
+    l2_cores
+        How many cores share the L2 cache.
     cache_bytes_per_ns
         Bytes that it reads in a nanosecond from the caches beyond L2.
     memory_bytes_per_ns
@@ -39,6 +41,7 @@ class Core:
     cache_bytes_per_ns: float
     memory_bytes_per_ns: float
     prefetches: bool
+    l2_cores: int = 1
 
     @classmethod
     def of(cls, arch: str, cpu: str, simd: Simd) -> Core:
@@ -74,12 +77,12 @@ _X86_CACHES: Final[Mapping[str, tuple[int, int]]] = {
     "znver4": (32 * _K, 1024 * _K),
     "znver5": (48 * _K, 1024 * _K),
 }
-_A53: Final = Core(0.7, 32 * _K, 128 * _K, 4.0, 2.0, prefetches=False)
-_A72: Final = Core(1.5, 32 * _K, 256 * _K, 8.0, 4.0, prefetches=False)
+_A53: Final = Core(0.7, 32 * _K, 128 * _K, 4.0, 2.0, prefetches=False, l2_cores=4)
+_A72: Final = Core(1.5, 32 * _K, 256 * _K, 8.0, 4.0, prefetches=False, l2_cores=4)
 _A76: Final = Core(4.8, 64 * _K, 512 * _K, 16.0, 9.0, prefetches=False)
 _OTHERS: Final[Mapping[str, Core]] = {
-    "cortex-a7": Core(0.25, 32 * _K, 128 * _K, 2.0, 1.0, prefetches=False),
-    "generic-rv64": Core(0.4, 32 * _K, 128 * _K, 4.0, 2.0, prefetches=False),
+    "cortex-a7": Core(0.25, 32 * _K, 128 * _K, 2.0, 1.0, prefetches=False, l2_cores=4),
+    "generic-rv64": Core(0.4, 32 * _K, 128 * _K, 4.0, 2.0, prefetches=False, l2_cores=4),
     **dict.fromkeys(("cortex-a35", "cortex-a53", "cortex-a55"), _A53),
     **dict.fromkeys(("cortex-a76", "cortex-a77", "cortex-a78", "neoverse-n1", "neoverse-v1"), _A76),
 }
@@ -98,13 +101,16 @@ def with_caches_of_this_machine(core: Core, cpu0: Path = Path("/sys/devices/syst
         Linux's folder of the first processor.
     """
     threads = _count(_read(cpu0 / "topology/thread_siblings_list")) or 1
-    parts: dict[str, int] = {}
+    parts: dict[str, tuple[int, int]] = {}
     for index in cpu0.glob("cache/index*"):
         size = re.fullmatch(r"(\d{1,9})K", _read(index / "size"))
         if size and _read(index / "type") in ("Data", "Unified"):
             cores = max(1, _count(_read(index / "shared_cpu_list")) // threads)
-            parts[_read(index / "level")] = int(size[1]) * _K // cores
-    return replace(core, l1_bytes=parts.get("1") or core.l1_bytes, l2_bytes=parts.get("2") or core.l2_bytes)
+            parts[_read(index / "level")] = (int(size[1]) * _K // cores, cores)
+    (l1_bytes, _), (l2_bytes, l2_cores) = (parts.get(level, (0, 0)) for level in ("1", "2"))
+    if l2_bytes:
+        core = replace(core, l2_bytes=l2_bytes, l2_cores=l2_cores)
+    return replace(core, l1_bytes=l1_bytes or core.l1_bytes)
 
 
 def _read(path: Path) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from builder.bundles import key_files
 from builder.bundles.package import Package
 from tests.cli.terminal import Edgebundle
 
@@ -27,6 +28,7 @@ MISTAKES = [
     (("compile", MODEL, "--preprocess", "no.toml"), "no.toml"),
     (("compile", MODEL, "--postprocess", "no.toml"), "no.toml"),
     (("compile", MODEL, "--labels", "no.txt"), "no.txt"),
+    (("compile", MODEL, "--labels", "cocco"), "did you mean coco?"),
     (("compile", MODEL, "--tuning-records", "no-records"), "no-records"),
     (("compile", MODEL, "-o", "no-folder/x.bundle"), "no-folder"),
     (("compile", MODEL, "--name", "No Spaces"), "name: expected"),
@@ -61,6 +63,39 @@ def test_a_mistake_gets_one_line_and_a_hint(
     assert len(lines) <= 2
     assert words in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+_NOBODY = ("--agent", "k", "--broker", "mqtt://127.0.0.1:1")
+# Each names a file of the folder with one wrong letter.
+MISSPELT = [
+    (("run", "modle.bundle"), "model.bundle"),
+    (("run", "model.bundle", "--inputs", "cats.jpg"), "cat.jpg"),
+    (("profile", "modle.bundle"), "model.bundle"),
+    (("verify", "modle.bundle", "--trust", "signing.pub"), "model.bundle"),
+    (("verify", "model.bundle", "--trust", "signing.pup"), "signing.pub"),
+    (("inspect", "modle.bundle"), "model.bundle"),
+    (("sign", "modle.bundle", "--sign-key", "signing.key"), "model.bundle"),
+    (("sign", "model.bundle", "--sign-key", "singing.key"), "signing.key"),
+    (("deploy", "modle.bundle", *_NOBODY), "model.bundle"),
+    (("infer", "--model", "m", "--inputs", "cats.jpg", *_NOBODY), "cat.jpg"),
+    (("compile", MODEL, "--postprocess", "softmax,top3", "--labels", "lables.txt"), "labels.txt"),
+    (("repack", "model.bundle", "--labels", "lables.txt"), "labels.txt"),
+    (("compile", MODEL, "--preprocess", "pixel.toml"), "pixels.toml"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "meant"), MISSPELT, ids=[f"{a[0]} {meant}" for a, meant in MISSPELT])
+def test_a_misspelt_file_is_told_with_the_one_that_was_meant(
+    edgebundle: Edgebundle, unsigned: Package, tmp_path: Path, arguments: tuple[str | Path, ...], meant: str
+) -> None:
+    key_files.generate(tmp_path)
+    unsigned.save(tmp_path / "model.bundle")
+    (tmp_path / "labels.txt").write_text("".join(f"{digit}\n" for digit in range(10)))
+    (tmp_path / "pixels.toml").write_text('kind = "image"\n')
+    (tmp_path / "cat.jpg").touch()
+    done = edgebundle(*arguments, cwd=tmp_path)
+    assert done.returncode == 4
+    assert f"hint: did you mean {meant}?" in done.stderr, done.stderr
 
 
 def test_a_bundle_without_a_signature_is_not_uploaded(

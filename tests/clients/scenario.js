@@ -51,6 +51,7 @@ export async function run(library, url, options, seven) {
     abort: () => odd({ image: jpeg(1) }, { signal: abort.signal }),
     text: () => digits({ image: new TextEncoder().encode("text") }),
     nothing: () => digits({}),
+    raw: () => digits({ image: seven }, { raw: 1 }),
     count: () => digits({ tensors: { x: { shape: [2], data: new Float32Array(3) } } }),
     name: async () => client.model("a/b", "m"),
     unreachable: () => new Client("ws://127.0.0.1:1").connect(),

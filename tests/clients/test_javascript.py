@@ -109,6 +109,7 @@ def check(result: dict[str, Any], *, has_timing: bool = True) -> None:
         "abort": ("AbortError", "", None),
         "text": ("UsageError", "expected a JPEG or PNG", None),
         "nothing": ("UsageError", "expected a picture or tensors", None),
+        "raw": ("UsageError", "raw: expected true or false, got 1", None),
         "count": ("UsageError", "expected 2 values for shape [2], got 3", None),
         "name": ("UsageError", "expected the names of an agent and a model", None),
         "unreachable": ("BrokerError", "cannot reach the broker at ws://127.0.0.1:1", None),

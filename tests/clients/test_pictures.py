@@ -98,6 +98,10 @@ def test_the_models_own_outputs(site: Site, capfd: pytest.CaptureFixture[str]) -
         (("-i", "photos/a.png", "--draw", "absent/x.png"), "the folder absent does not exist"),
         (("-i", "photos/a.png", "--draw", "x.npz"), "expected the suffix of a picture"),
         (("-i", "in.npz", "--draw", "x.png"), "--draw: expected a picture to draw on, got in.npz"),
+        (
+            ("-i", "photos/a.png", "--draw", "x.png", "--raw"),
+            "--draw: expected the answer of the postprocess",
+        ),
         (("-i", "rows.csv", "--draw", "x.png"), "--draw: expected pictures or tensors, got a table"),
         (("--accuracy", "rows.csv", "--raw"), "--raw: expected pictures or tensors, got --accuracy"),
         (("-i", "rows.csv", "photos"), "--inputs: expected one table, got 2 files"),

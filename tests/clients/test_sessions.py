@@ -30,7 +30,15 @@ from builder.compiling.repack import repack
 from builder.importer import import_onnx
 from builder.importer.bounded_shapes import parse_bounded_shapes
 from builder.importer.growing import load_growing
-from edgebundle import AsyncClient, Client, InputError, SessionGoneError, SessionStepError, UsageError
+from edgebundle import (
+    AsyncClient,
+    Client,
+    InputError,
+    MediaTypeError,
+    SessionGoneError,
+    SessionStepError,
+    UsageError,
+)
 from tests.clients.conftest import Site, deploy, needed, run_site
 from tests.clients.test_javascript import LIBRARY, MQTT
 from tests.streaming_models import (
@@ -344,6 +352,13 @@ def test_a_recording_in_parts_equals_the_whole(site: Site, hearer: Package) -> N
             client.model("group:all", "hearer").session()
         with pytest.raises(InputError, match="expected a recording without postprocess=none"):
             model(audio=wav(samples), raw=True)
+        with pytest.raises(MediaTypeError, match="expected a recording, got image/png") as caught:
+            model(image=b"\x89PNG\r\n\x1a\n")
+        assert caught.value.hint == "send a WAV file: the model hears"
+        with pytest.raises(InputError) as refused:
+            model(audio=wav(samples, 44100))
+        assert refused.value.hint is not None
+        assert refused.value.hint not in refused.value.message, "told once"
 
 
 PROGRAM = """

@@ -113,6 +113,11 @@ async def test_raw_asks_for_the_models_own_outputs_over_either_broker(broker: Br
         model = client.model("kitchen", "digits")
         await model(image=PNG, raw=True)
         await model(row={"light": 0.5}, raw=True)
+        await model.session()(row={"light": 0.5}, raw=True)
+        with pytest.raises(UsageError, match="raw: expected True or False, got ndarray") as caught:
+            await model(raw=np.zeros(3))  # type: ignore[arg-type]
+    assert "model({'raw': array})" in (caught.value.hint or "")
+    assert len(responder.requests) == 3
     for request in responder.requests:
         if broker.kind == "mosquitto":
             assert request.properties.first("accept") == "application/octet-stream;postprocess=none"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import signal
 import subprocess
 import sys
 import threading
@@ -81,6 +82,56 @@ def test_future_is_cancelled_and_closing_ends_the_others(site: BrokerProcess) ->
         model(array(1))
     client.close()
     assert not client._thread.is_alive()
+
+
+def test_interrupted_call_gives_its_request_up_and_the_client_goes_on(site: BrokerProcess) -> None:
+    with Client(site.url) as client:
+        model, exchanges = client.model("kitchen", "digits"), client._client._exchanges
+
+        def interrupt() -> None:
+            while not exchanges:
+                time.sleep(0.01)
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            model(image=JPEG)
+        thread.join()
+        end = time.monotonic() + 10
+        while exchanges:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        np.testing.assert_array_equal(model(array(1))["y"], array(1))
+
+
+def test_call_that_waits_in_another_thread_ends_when_the_client_is_closed(site: BrokerProcess) -> None:
+    client = Client(site.url)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.model("kitchen", "digits"), image=JPEG)
+        while not client._client._exchanges:
+            time.sleep(0.01)
+        client.close()
+        with pytest.raises(ClosedError, match="closed while"):
+            waiting.result(10)
+
+
+def test_file_is_read_by_the_thread_that_asks(site: BrokerProcess, tmp_path: Path) -> None:
+    path = tmp_path / "other.jpg"
+    path.write_bytes(JPEG + b"1")
+    with Client(site.url) as client:
+        model, before = client.model("kitchen", "digits"), set(threading.enumerate())
+        with pytest.raises(ExecutionError):
+            model(image=path)
+        assert set(threading.enumerate()) == before
+        with pytest.raises(FileNotFoundError):
+            model(image=tmp_path / "absent.jpg")
+        with pytest.raises(FileNotFoundError):
+            model(audio=str(tmp_path / "absent.wav"))
+        with pytest.raises(UsageError, match="got several of these"):
+            model(array(1), image=path)
 
 
 def test_forgotten_client_ends_its_thread(site: BrokerProcess) -> None:

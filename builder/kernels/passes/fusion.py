@@ -1,18 +1,30 @@
 """Fuses calls into kernels with TVM's passes, and keeps what each kernel was made of.
 
+Within a kernel, a value is computed where it is read. A chain of element-wise calls that each read their
+value twice, as a loop that is written out has, would compute its beginning 2^n times, so it is divided.
+
 TVM makes one function of all groups that are equal, and drops the spans of their calls. So the groups are
 compared with the calls before: what a group computes is looked up by the kernel and its arguments.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import tvm
 from tvm import relax, tirx
 from tvm.ir import Call, GenericConst
+from tvm.relax.expr import _update_type
 
 from builder.importer.spans import Names, bindings_of, names_of, span_of, with_spans
 from builder.kernels.spaces.quantisation import ELEMENTWISE
 
+# How TVM numbers kinds of functions (`relax.OpPatternKind`): up to the first, they are computed where their
+# results are read; the second is never fused.
+_INJECTIVE: Final = 2
+_OPAQUE: Final = 8
+# Calls that a kernel may compute for one element of its result; networks have some tens.
+MOST_COMPUTED: Final = 512
 # What a value is: the call that computes it and its arguments, numbered as they appear.
 _Key = tuple[object, ...]
 
@@ -26,7 +38,7 @@ def fuse_operators(mod: tvm.IRModule) -> tvm.IRModule:
         A module whose `main` calls functions that are annotated with the kind of their operator.
     """
     t = relax.transform
-    mod = _with_kinds(mod)
+    mod = _divided(_with_kinds(mod))
     groups = t.FuseOps()(mod)
     spans = [span_of(names) for names in _Comparison(mod).names(groups)]
     kernels = t.FuseTIR()(groups)
@@ -47,6 +59,61 @@ def _with_kinds(mod: tvm.IRModule) -> tvm.IRModule:
         if isinstance(func, tirx.PrimFunc) and func.attrs and ELEMENTWISE in func.attrs
     }
     return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs) if changed else mod
+
+
+def _divided(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return `mod` with calls that end a kernel where it would compute more than `MOST_COMPUTED` calls.
+
+    They call copies of their functions that TVM does not fuse.
+    """
+    computed: dict[relax.Expr, int] = {}
+    ends: set[relax.Var] = set()
+    for binding in bindings_of(mod):
+        func = mod.functions.get(_callee(binding.value))
+        kind = None if func is None or func.attrs is None else func.attrs.get("op_pattern")
+        fields = list(getattr(binding.value, "args", ()))
+        operands = [each for field in fields for each in getattr(field, "fields", [field])]
+        count = 1 + sum(computed.get(each, 0) for each in operands)
+        if kind is None:  # a reshape, or an item of a tuple: another name
+            computed[binding.var] = count
+        elif int(kind) <= _INJECTIVE and count > MOST_COMPUTED:
+            ends.add(binding.var)
+        elif int(kind) <= _INJECTIVE:
+            computed[binding.var] = count
+    return _with_ends(mod, ends) if ends else mod
+
+
+def _with_ends(mod: tvm.IRModule, ends: set[relax.Var]) -> tvm.IRModule:
+    """Return `mod` with copies of the functions that the calls `ends` call."""
+    functions = dict(mod.functions.items())
+    main = next(var for var in functions if var.name_hint == "main")
+    copies: dict[tvm.ir.GlobalVar, tvm.ir.GlobalVar] = {}
+    bindings = []
+    for binding in bindings_of(mod):
+        if binding.var not in ends:
+            bindings.append(binding)
+            continue
+        called = _callee(binding.value)
+        assert called is not None
+        if called not in copies:
+            copies[called] = tvm.ir.GlobalVar(f"{called.name_hint}_end")
+            _update_type(copies[called], called.ty)
+            functions[copies[called]] = functions[called].with_attr("op_pattern", _OPAQUE)
+        call = binding.value
+        new = Call(call.op, [copies[called], *call.args[1:]], call.attrs, call.ty_args, call.span)
+        _update_type(new, call.ty)
+        bindings.append(relax.VarBinding(binding.var, new))
+    old = functions[main]
+    body = relax.SeqExpr([relax.DataflowBlock(bindings)], old.body.body)
+    _update_type(body, old.body.ty)
+    functions[main] = relax.Function(old.params, body, old.ret_ty, old.is_pure, old.attrs)
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _callee(value: relax.Expr) -> tvm.ir.GlobalVar | None:
+    """Return the function that a `call_tir` calls, None if the value is anything else."""
+    first = next(iter(value.args), None) if isinstance(value, Call) else None
+    return first if isinstance(first, tvm.ir.GlobalVar) else None
 
 
 def _function(binding: relax.Binding) -> str:

@@ -1,7 +1,7 @@
 """Values of other ranks as images `[N, C, H, W]`: a signal is one row, a video one image for each frame.
 
-Promises that a value gets its own shape back where an operator asks for it. Leaves to `convolutions` which
-operators are computed on images.
+Promises that a value gets its own shape back where an operator asks for it. Leaves to `convolutions` and
+`image_operators` which operators are computed on images.
 """
 
 from __future__ import annotations

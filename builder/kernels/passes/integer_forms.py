@@ -16,6 +16,7 @@ from builder.kernels.rewriter import Values, constant_of
 if TYPE_CHECKING:
     from builder.kernels.passes.byte_functions import ByteFunction
 
+BYTES: Final = ("uint8", "int8")
 INT32: Final = (1 << 31) - 1
 # A bias is an integer multiple of the product of the scales, but for the rounding of these to float32.
 _BIAS_ERROR: Final = 1e-2
@@ -176,7 +177,7 @@ class Forms(Values):
             elif expr in self.sums:
                 self.define(expr, self.sums[expr].write(self.bb))
             elif expr in self.shifted:
-                self.define(expr, self._unshifted(self.shifted[expr]))
+                self.define(expr, self.unshifted(self.shifted[expr]))
             elif expr in self.reals:
                 return self._dequantised(self.reals[expr])
             elif expr in self.functions:
@@ -198,7 +199,8 @@ class Forms(Values):
         numbers = constant_of(expr)
         return None if numbers is None else numbers.astype(np.float64)
 
-    def _unshifted(self, value: Shifted) -> relax.Expr:
+    def unshifted(self, value: Shifted) -> relax.Expr:
+        """Emit bytes in the type that they are not kept in."""
         wide = self.bb.emit(relax.op.astype(value.integers, "int32"))
         wide = self.bb.emit(relax.op.add(wide, relax.const(value.shift, "int32")))
         return self.bb.emit(relax.op.astype(wide, value.dtype))
@@ -207,3 +209,11 @@ class Forms(Values):
         scale = relax.const(real.scale.astype("float32"))
         zero = relax.const(real.zero.astype(str(real.integers.ty.dtype)))
         return self.bb.emit(relax.op.dequantize(real.integers, scale, zero, axis=real.axis))
+
+
+def centred(table: Forms, x: Real) -> relax.Expr:
+    """Emit integers less their zero point as float32 numbers."""
+    data = table.bb.emit(relax.op.astype(x.integers, "float32"))
+    if float(x.zero):
+        data = table.bb.emit(relax.op.subtract(data, relax.const(np.float32(x.zero))))
+    return data

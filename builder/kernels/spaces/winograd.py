@@ -45,8 +45,9 @@ WEIGHTS_KIND: Final = "winograd_weights"
 _TRANSFORM_COST: Final = 8.0
 _GEMM_COST: Final = 1.1
 # Parts of the L2 cache: what may be between the stages without bands, the transformed weights, and a band.
+# Weights may take more of a cache that cores share, because they share the weights, too.
 _MOST_BETWEEN: Final = 0.5
-_MOST_WEIGHTS: Final = 0.5
+_MOST_WEIGHTS, _MOST_SHARED_WEIGHTS = 0.5, 0.6
 _MOST_IN_BAND: Final = 0.4
 # Small bands are the fastest, but a band needs as many tiles as the product holds in registers.
 _REGISTER_TILES: Final = 12
@@ -92,15 +93,17 @@ def rows_of_band(op: Conv2d, m: int, target: DeviceTarget) -> int | None:
     """Choose how many rows of tiles go through the three stages together; None for all of them.
 
     What is between the stages is `(m + 2)**2 / m**2` times as large as the pictures. If it does not stay in
-    the L2 cache, a band of it does, beside the weights, which each band reads again.
+    the L2 cache, a band of it does, beside the weights, which each band reads again. If cores share the
+    cache, the whole of it counts and not a core's part, in which the weights would never fit.
     """
     whole = Stages(op, m, 1)
-    l2_bytes = target.core.l2_bytes
+    l2_bytes = target.core.l2_bytes * target.core.l2_cores
+    most_weights = _MOST_WEIGHTS if target.core.l2_cores == 1 else _MOST_SHARED_WEIGHTS
     row_bytes = 4 * (m + 2) ** 2 * (op.in_channels + op.out_channels) * whole.columns
     weight_bytes = 4 * (m + 2) ** 2 * op.in_channels * op.out_channels
     if (
         op.batch * whole.rows * row_bytes <= l2_bytes * _MOST_BETWEEN
-        or weight_bytes > l2_bytes * _MOST_WEIGHTS
+        or weight_bytes > l2_bytes * most_weights
     ):
         return None
     fits = [

@@ -11,7 +11,8 @@ from agent.bundle.buckets import Buckets, Dimension, InputAxis, OutputAxis
 from agent.bundle.graph import Graph
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import FormatError, InputError
-from agent.runtime.bucketed_module import BucketedModule
+from agent.runtime import bucketed_module
+from agent.runtime.bucketed_module import BucketedModule, staged_bytes
 from tests.fake_module import FakeModule, GraphBuilder, params
 
 W = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -61,6 +62,24 @@ def test_what_is_added_is_the_declared_value_and_nothing_of_the_request_before(
     assert (padded[3:] == added).all()
 
 
+def test_what_a_request_needs_is_made_once_for_its_sizes_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucketed_module, "_MOST_VIEWS", 4)
+    module, _ = make()
+    made: list[tuple[int, ...]] = []
+    make_plan = module._made_plan
+
+    def counted(sizes: tuple[int, ...]) -> object:
+        made.append(sizes)
+        return make_plan(sizes)
+
+    monkeypatch.setattr(module, "_made_plan", counted)
+    for n in (3, 7, 3, 7, 1, 7, 3):
+        x = np.random.default_rng(n).standard_normal((n, 3)).astype(np.float32)
+        np.testing.assert_allclose(module.compute({"x": x})["y"], np.maximum(x, 0) @ (2 * W), rtol=1e-5)
+        assert len(module._plans) <= 2
+    assert made == [(3,), (7,), (1,), (3,)]
+
+
 def test_graphs_share_inputs_activations_and_weights() -> None:
     module, _ = make()
     small, large = module.modules
@@ -98,6 +117,24 @@ def test_an_input_that_is_not_the_beginning_of_its_padded_memory() -> None:
         x = np.random.default_rng(n).standard_normal((4, n)).astype(np.float32)
         np.testing.assert_array_equal(module.compute({"x": x})["y"], np.maximum(x, 0))
         assert (module.module.input_view("x")[:, n:] == 9).all()
+    # A whole input is written in place, others beside it first.
+    assert (
+        sum(block.nbytes for block in module._staging.values()) <= staged_bytes(buckets, specs[:1]) <= 96 + 64
+    )
+
+
+def test_an_input_that_is_written_in_place_takes_no_other_memory() -> None:
+    module, _ = make()
+    for n in (5, 1):
+        module.compute({"x": np.ones((n, 3), np.float32)})
+    assert not module._staging
+    assert not staged_bytes(module.buckets, [TensorSpec("x", "FP32", (8, 3))])
+    both = Buckets(
+        (Dimension("a", 1, 8, SIZES), Dimension("b", 1, 3, (3,))),
+        (InputAxis("x", 0, "a"), InputAxis("x", 1, "b")),
+        (),
+    )
+    assert staged_bytes(both, [TensorSpec("x", "FP32", (8, 3))]) == 8 * 3 * 4 + 64
 
 
 def test_graphs_that_are_not_those_of_their_buckets() -> None:

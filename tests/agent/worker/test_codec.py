@@ -379,8 +379,16 @@ def test_invalid_image_in_json_is_refused(body: dict[str, Any], words: str) -> N
 
 
 def test_an_image_for_a_model_without_preprocessing_is_415() -> None:
-    with pytest.raises(MediaTypeError, match="takes no images"):
+    with pytest.raises(
+        MediaTypeError, match=r"expected tensors, got image/png: .* takes no images"
+    ) as caught:
         bench().decode(png(), "image/png")
+    assert "send tensors" in (caught.value.hint or "")
+    with pytest.raises(
+        MediaTypeError, match=r"expected a picture, got audio/wav: .* no recordings"
+    ) as caught:
+        image_bench().decode(b"RIFF", "audio/wav")
+    assert "JPEG or a PNG" in (caught.value.hint or "")
 
 
 def test_an_image_for_one_of_two_inputs_is_refused() -> None:

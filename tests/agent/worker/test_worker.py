@@ -83,7 +83,9 @@ def test_a_request_that_cannot_be_answered_gets_the_reason_and_the_next_is_serve
         assert (answer.status, answer.compute_us) == (status, 0), fields
         assert words in answer.message
         assert answer.content_type == JSON
-        assert json.loads(body)["error"] == answer.message
+        refusal = json.loads(body)
+        hint = f" ({refusal['hint']})" if refusal.get("hint") else ""
+        assert refusal["error"] + hint == answer.message
         np.testing.assert_array_equal(worker.infer_raw(*X), X * 2)
 
 

@@ -20,7 +20,7 @@ from builder.compiling.lower import lower
 from builder.errors import ParityError
 from builder.importer import import_onnx
 from builder.kernels.decisions import Schedules
-from builder.kernels.passes import integers
+from builder.kernels.passes import integer_products
 from builder.kernels.passes.integer_forms import Sum
 from builder.kernels.spaces import integer_convolution, integer_winograd, quantisation
 from builder.kernels.spaces.convolution import Conv2d, pad
@@ -79,8 +79,8 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def wrong_zero_point(patch: pytest.MonkeyPatch) -> None:
-    zero = integers._Integers._preferred_zero
-    patch.setattr(integers._Integers, "_preferred_zero", lambda self, x: zero(self, x) + 1)
+    zero = integer_products.Products._preferred_zero
+    patch.setattr(integer_products.Products, "_preferred_zero", lambda self, x: zero(self, x) + 1)
 
 
 def wrong_scale_of_a_channel(patch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,8 @@ def test_weights_exist_once_in_the_file_and_in_memory(attention: Package, tmp_pa
     assert all(each <= weights[-1] for each in weights)
     needed, single = attention.manifest.resources, alone.manifest.resources
     assert needed.params_bytes == single.params_bytes
-    assert needed.arena_bytes <= 1.1 * single.arena_bytes
+    # Besides, a request that is smaller in both dimensions is written beside its padded form first.
+    assert needed.arena_bytes <= 1.1 * single.arena_bytes + 2 * (3 * 16 * 8 + 64)
 
 
 def test_a_bucket_at_its_edge_runs_the_kernels_of_the_exact_size(

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from builder.compiling.half_parity import HalfParity, compare_halves
+from builder.compiling.half_parity import HalfParity, compare_halves, decibels
 from builder.compiling.parity import run_as_defined
 from builder.errors import ParityError
 
@@ -106,3 +106,30 @@ def _overflown(value: Array) -> Array:
 def test_faults_are_found(fault: Callable[[Array], Array]) -> None:
     with pytest.raises(ParityError):
         compare(fault).check()
+
+
+def test_what_is_stored_after_a_relu_is_no_wrong_form_of_what_is_before_it() -> None:
+    """Nearly all numbers are positive: both are similar, but only one is stored."""
+    model = network()
+    inputs = {"x": np.random.default_rng(1).standard_normal((1, 4, 8, 8)).astype("f4")}
+    bias = numpy_helper.from_array(np.full(CHANNELS, 1.5, "f4"), "b")
+    model.graph.initializer.append(bias)
+    model.graph.node[0].input.append("b")
+    tapped = onnx.ModelProto()
+    tapped.CopyFrom(model)
+    for name in ("c", "r"):
+        tapped.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+    output, before, after = run_as_defined(tapped, inputs)
+    assert 10 < decibels(after, before) < 38
+    found = compare_halves(model, inputs, [pack(after.astype("f2"))], [output], [output])
+    found.check()
+    assert [block.name for block in found.blocks] == ["r", "y"]
+    # Without the ReLU, the second convolution has no reason for its numbers.
+    second = onnx.ModelProto()
+    second.CopyFrom(model)
+    del second.graph.node[:2]
+    second.graph.node[0].input[0] = "c"
+    second.graph.input[0].CopyFrom(helper.make_tensor_value_info("c", TensorProto.FLOAT, before.shape))
+    (wrong,) = run_as_defined(second, {"c": before})
+    with pytest.raises(ParityError):
+        compare_halves(model, inputs, [pack(before.astype("f2"))], [wrong], [output]).check()

@@ -64,6 +64,21 @@ def test_five_labels_for_eighty_classes_are_refused(tmp_path: Path) -> None:
     assert found.decode().splitlines() == list(COCO_LABELS)
 
 
+def test_labels_for_one_class_are_counted_by_the_output_of_its_scores() -> None:
+    """YuNet's last outputs are key points, which have no classes."""
+    rows = (1600, 400, 100)
+    outputs = [
+        TensorSpec(f"{kind}_{stride}", "FP32", (1, count, values))
+        for kind, values in (("cls", 1), ("obj", 1), ("bbox", 4), ("kps", 10))
+        for stride, count in zip((8, 16, 32), rows, strict=True)
+    ]
+    image = TensorSpec("input", "FP32", (1, 3, 320, 320))
+    declared = postprocess("yunet", outputs, [image])
+    with pytest.raises(ModelError, match="coco: expected 1 label for cls_8, got 80") as caught:
+        read_named_labels("coco", outputs, declared)
+    assert "leave out --labels" in (caught.value.hint or "")
+
+
 def test_the_background_may_be_left_out_of_the_file(tmp_path: Path) -> None:
     outputs = [TensorSpec("scores", "FP32", (1, 10, 3)), TensorSpec("boxes", "FP32", (1, 10, 4))]
     file = tmp_path / "labels.txt"

@@ -102,3 +102,44 @@ def test_one_hot(make_model: ModelMaker, run_onnx: Any, run_relax: Any, axis: in
     imported = import_onnx(model)
     assert np.array_equal(run_onnx(imported.onnx, {"x": x})[0], wanted)
     assert np.array_equal(run_relax(imported.mod, [x])[0], wanted)
+
+
+# ONNX Runtime has no kernels for these opsets: they are compared with what the specification says.
+
+
+@pytest.mark.parametrize("opset", [1, 6])
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "axis", "form"),
+    [([3], 1, (3, 1, 1)), ([3, 3], 1, (3, 3, 1)), ([3, 3], 2, (3, 3)), ([3], 3, (3,))],
+)
+def test_the_second_operand_begins_at_an_axis(
+    make_model: ModelMaker, run_onnx: Any, opset: int, constant: bool, shape: list[int], axis: int, form: Any
+) -> None:
+    node = helper.make_node("Sub", ["x", "b"], ["y"], broadcast=1, axis=axis)
+    x, b = _noise(2, 3, 3, 3), _noise(*shape)
+    inputs = {"x": [2, 3, 3, 3]} if constant else {"x": [2, 3, 3, 3], "b": shape}
+    weights = {"b": b} if constant else {}
+    model = make_model([node], inputs, {"y": [2, 3, 3, 3]}, weights, opset=opset)
+    feeds = {"x": x} if constant else {"x": x, "b": b}
+    np.testing.assert_array_equal(run_onnx(import_onnx(model).onnx, feeds)[0], x - b.reshape(form))
+
+
+def test_a_slope_stands_for_a_channel(make_model: ModelMaker, run_onnx: Any) -> None:
+    node = helper.make_node("PRelu", ["x", "s"], ["y"])
+    x, slope = _noise(2, 3, 3, 3), _noise(3)
+    model = make_model([node], {"x": [2, 3, 3, 3]}, {"y": [2, 3, 3, 3]}, {"s": slope}, opset=6)
+    wanted = np.where(x < 0, x * slope.reshape(3, 1, 1), x)
+    np.testing.assert_array_equal(run_onnx(import_onnx(model).onnx, {"x": x})[0], wanted)
+
+
+@pytest.mark.parametrize("opset", [6, 7])
+def test_a_batch_norm_for_each_place(make_model: ModelMaker, run_onnx: Any, opset: int) -> None:
+    names = ["scale", "bias", "mean", "variance"]
+    weights = {name: np.abs(_noise(3, 4)) + place for place, name in enumerate(names)}
+    node = helper.make_node("BatchNormalization", ["x", *names], ["y"], spatial=0, epsilon=0.01)
+    model = make_model([node], {"x": [2, 3, 4]}, {"y": [2, 3, 4]}, weights, opset=opset)
+    x = _noise(2, 3, 4)
+    scale, bias, mean, variance = weights.values()
+    wanted = (x - mean) / np.sqrt(variance + 0.01) * scale + bias
+    np.testing.assert_allclose(run_onnx(import_onnx(model).onnx, {"x": x})[0], wanted, rtol=1e-4, atol=1e-5)

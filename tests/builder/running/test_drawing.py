@@ -85,7 +85,12 @@ def test_classes_and_texts_become_captions() -> None:
     top = {"labels": (b"cat", b"dog"), "scores": np.array([0.9, 0.1]), "indices": np.array([3, 4])}
     assert (drawn(top) != GREY).any()
     assert (drawn({"text": (b"AB 123",), "scores": np.array([0.9])}) != GREY).any()
-    assert (drawn({"embedding": np.ones(4)}) == GREY).all()
+
+
+@pytest.mark.parametrize("results", [{}, {"embedding": np.ones(4)}, {"output_0": np.zeros((1, 3549, 85))}])
+def test_an_answer_with_nothing_to_draw_is_refused(results: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="expected an answer with boxes, classes or a text to draw"):
+        drawn(results)
 
 
 @pytest.mark.parametrize(

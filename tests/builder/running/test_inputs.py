@@ -71,3 +71,10 @@ def test_large_picture_is_refused_before_it_is_read(tmp_path: Path, monkeypatch:
     (tmp_path / "large.png").write_bytes(b"12345")
     with pytest.raises(ModelError, match="at most 4 bytes, got 5"):
         read_inputs(tmp_path / "large.png", SPECS)
+
+
+def test_other_file_is_told_what_is_taken_and_nothing_unsafe_is_proposed(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# A project")
+    with pytest.raises(ModelError, match=r"expected a picture \(\.jpg, \.png\), a recording") as caught:
+        read_inputs(tmp_path / "README.md", [])
+    assert "pickle" not in str(caught.value)

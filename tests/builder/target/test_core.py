@@ -41,12 +41,14 @@ def test_the_caches_are_those_of_this_machine(tmp_path: Path) -> None:
 
 def test_a_core_has_its_part_of_a_cache_that_cores_share(tmp_path: Path) -> None:
     caches = [("1", "Data", "32K", "0"), ("2", "Unified", "1024K", "0-3")]
-    assert with_caches_of_this_machine(CORE, cpu0(tmp_path, caches, "0")).l2_bytes == 256 << 10
+    core = with_caches_of_this_machine(CORE, cpu0(tmp_path, caches, "0"))
+    assert (core.l2_bytes, core.l2_cores) == (256 << 10, 4)
 
 
 def test_threads_of_one_core_do_not_share(tmp_path: Path) -> None:
     caches = [("2", "Unified", "1024K", "0,64")]
-    assert with_caches_of_this_machine(CORE, cpu0(tmp_path, caches, "0,64")).l2_bytes == 1 << 20
+    core = with_caches_of_this_machine(CORE, cpu0(tmp_path, caches, "0,64"))
+    assert (core.l2_bytes, core.l2_cores) == (1 << 20, 1)
 
 
 @pytest.mark.parametrize(

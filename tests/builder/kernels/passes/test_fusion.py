@@ -61,3 +61,18 @@ def test_products_of_one_value_are_told_apart_by_their_weights() -> None:
     kernels = fuse_operators(relax.transform.AnnotateTIROpPattern()(mod))
     found = [names_of(b.value) for b in bindings_of(kernels) if isinstance(b.value, Call)]
     assert found == [("mm0", "relu0"), ("mm1", "relu1")]
+
+
+def test_a_chain_that_reads_each_value_twice_is_divided() -> None:
+    """As one kernel, it would compute its first call 2^40 times."""
+    names = [f"double{step}" for step in range(40)]
+    found = fused([lambda v: relax.op.add(v, v)] * len(names), names)
+    assert sorted(name for _, nodes in found for name in nodes) == sorted(names)
+    assert max(len(nodes) for _, nodes in found) <= 10
+    assert 4 <= len(found) <= 10
+
+
+def test_a_chain_that_reads_each_value_once_is_one_kernel() -> None:
+    names = [f"step{step}" for step in range(100)]
+    found = fused([relax.op.nn.relu, relax.op.negative] * 50, names)
+    assert len(found) == 1

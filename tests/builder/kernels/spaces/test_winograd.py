@@ -122,6 +122,16 @@ def test_bands_keep_what_is_between_the_stages_in_the_cache() -> None:
     assert winograd.rows_of_band(replace(large, in_width=560), 4, target) is None
 
 
+def test_cores_that_share_a_cache_share_the_weights_of_bands() -> None:
+    """The first block of a ResNet-18 on a Cortex-A72: weights of 576 KiB in a cache of 1 MiB."""
+    block = Conv2d(1, 64, 56, 56, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    shared = resolve("rpi4")
+    assert winograd.rows_of_band(block, 4, shared) == 1
+    own = replace(shared, core=replace(shared.core, l2_bytes=1 << 20, l2_cores=1))
+    assert winograd.rows_of_band(block, 4, own) is None
+    assert winograd.rows_of_band(block, 4, resolve("rpi3")) is None  # 512 KiB
+
+
 @pytest.mark.parametrize("m", [2, 4])
 def test_operands_held_in_registers_agree_with_the_convolution(
     m: int, randn: Randn, monkeypatch: pytest.MonkeyPatch
