@@ -106,7 +106,8 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
             )
             if isinstance(answer, Answer):
                 return answer
-            if answer.status != OVERLOADED or time.monotonic() + pause_s >= end_s:
+            # The next answer gets as long as the pause, at least: else "no answer" would hide the 503.
+            if answer.status != OVERLOADED or time.monotonic() + 2 * pause_s >= end_s:
                 raise await self._explained(answer)
             await asyncio.sleep(pause_s)
             pause_s *= 2

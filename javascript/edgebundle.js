@@ -475,7 +475,8 @@ export class Client {
           trace,
         });
       }
-      if (received.status !== 503 || now() + pause >= end) throw await this.#refusal(target, received);
+      // The next answer gets as long as the pause, at least: else "no answer" would hide the 503.
+      if (received.status !== 503 || now() + 2 * pause >= end) throw await this.#refusal(target, received);
       await sleep(pause);
       pause *= 2;
     }

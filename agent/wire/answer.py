@@ -178,7 +178,7 @@ def read_answer(message: Message) -> ReceivedAnswer:
         raise FormatError(f"expected outputs, an array, got {document.shown(outputs)}")
     return ReceivedAnswer(
         status=status or 0,
-        # The property and `message` repeat the hint, for those that read nothing else.
+        # The property and `message` repeat the hint, for clients that read nothing else.
         message=document.text(body.get("error")) or text or document.text(body.get("message")),
         hint=document.text(body.get("hint")),
         model_version=document.text(body.get("model_version")),

@@ -21,7 +21,7 @@ def is_many(name: str) -> bool:
 
 
 def check_named(names: Iterable[str]) -> None:
-    """Check that each file that is named exists; `-` is standard input.
+    """Check that each named file exists; `-` is standard input.
 
     Raises
     ------

@@ -192,7 +192,20 @@ async def test_overloaded_model_gets_a_new_request(
         assert (await model(image=JPEG)).attempts == 3
         assert len({identifier(message) for message in responder.requests}) == 3
         with pytest.raises(OverloadedError, match=r"full \(try again later"):
-            await model(image=JPEG, deadline_s=0.1)
+            await model(image=JPEG, deadline_s=2)
+
+
+async def test_overloaded_model_is_not_asked_again_without_time_for_an_answer(
+    mosquitto: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgebundle.async_model._OVERLOAD_PAUSE_S", 6.0)
+    async with (
+        Responder(mosquitto, lambda _count, _message: (503, {"error": "full"})) as responder,
+        AsyncClient(mosquitto.url) as client,
+    ):
+        with pytest.raises(OverloadedError):
+            await client.model("kitchen", "digits")(image=JPEG, deadline_s=9)
+        assert len(responder.requests) == 1
 
 
 @pytest.mark.parametrize(
