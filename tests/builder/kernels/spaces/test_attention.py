@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from builder import resolve
 from builder.kernels.spaces import attention
 from tests.builder.kernels.machines import Randn, close, element_machine, in_turn, machine, run
 
 op = relax.op
 _HEAD_SWAP = (0, 2, 1, 3)
+
+
+@pytest.fixture
+def short_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel also where it does not pay, so that small sizes show its numbers."""
+    monkeypatch.setattr(attention, "pays", lambda *_: True)
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,7 @@ CASES = [
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_too")
 @pytest.mark.parametrize(("case", "lanes"), in_turn(CASES))
 def test_attention_is_one_kernel(case: Case, lanes: int, randn: Randn) -> None:
     data = case.data(randn)
@@ -85,6 +93,7 @@ def test_attention_is_one_kernel(case: Case, lanes: int, randn: Randn) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_too")
 @pytest.mark.parametrize("case", CASES[:3])
 def test_attention_on_a_machine_that_multiplies_by_elements(case: Case, randn: Randn) -> None:
     data = case.data(randn)
@@ -94,6 +103,7 @@ def test_attention_on_a_machine_that_multiplies_by_elements(case: Case, randn: R
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_too")
 def test_keys_of_all_heads_and_a_mask_of_choices(randn: Randn) -> None:
     """Heads share keys and values, and a mask chooses between a score and a constant."""
     q, k, v = randn(1, 4, 12, 8), randn(1, 1, 10, 8), randn(1, 1, 10, 16)
@@ -111,6 +121,7 @@ def test_keys_of_all_heads_and_a_mask_of_choices(randn: Randn) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_too")
 def test_heads_without_a_batch_as_older_exporters_store_them(randn: Randn) -> None:
     """[steps, 1, width] becomes [heads, steps, width] by a reshape and a transpose, and back."""
     steps, heads, width = 19, 2, 8
@@ -131,6 +142,7 @@ def test_heads_without_a_batch_as_older_exporters_store_them(randn: Randn) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_too")
 def test_masked_keys_count_nothing_and_a_row_without_keys_is_nan(randn: Randn) -> None:
     case = Case(1, 1, 6, 20, 8, 8, (6, 20))
     data = case.data(randn)
@@ -146,6 +158,7 @@ def test_masked_keys_count_nothing_and_a_row_without_keys_is_nan(randn: Randn) -
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_too")
 def test_scores_that_the_model_returns_are_not_fused(randn: Randn) -> None:
     q, k, v = randn(1, 2, 8, 4), randn(1, 2, 4, 12), randn(1, 2, 12, 8)
 
@@ -158,6 +171,23 @@ def test_scores_that_the_model_returns_are_not_fused(randn: Randn) -> None:
     close(result.outputs[0], weights)
     close(result.outputs[1], weights @ v)
     assert attention.KIND not in result.schedules
+
+
+def test_short_sequences_keep_separate_kernels_where_vectors_are_short(randn: Randn) -> None:
+    case = CASES[1]
+    for target in (machine(8), element_machine()):
+        data = case.data(randn)
+        result = run(case.build, data, target)
+        close(result.outputs[0], case.want(data))
+        assert attention.KIND not in result.schedules
+
+
+def test_one_kernel_pays_when_scores_leave_the_cache() -> None:
+    pi4 = resolve("rpi4")
+    assert not attention.pays((1, 12, 128, 128), pi4)
+    assert attention.pays((1, 12, 512, 512), pi4)
+    assert attention.pays((1, 6, 1500, 1500), pi4)
+    assert attention.pays((1, 12, 128, 128), machine(16))
 
 
 def test_scores_of_the_rows_of_a_core_fit_its_cache() -> None:
