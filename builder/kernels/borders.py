@@ -82,7 +82,7 @@ def write_only_borders(func: tirx.PrimFunc) -> tirx.PrimFunc:
             continue
         box = _Box.of(copies[0].block)
         if box is not None:
-            func = func.with_body(_Borders(zeros, box).write(func.body))
+            func = func.with_body(_Borders(zeros, copies[0], box).write(func.body))
     return func
 
 
@@ -95,8 +95,9 @@ def _moves(block: st.SBlock) -> bool:
 class _Borders:
     """Writes the loops over the zeros around a box."""
 
-    def __init__(self, zeros: st.SBlockRealize, box: _Box) -> None:
+    def __init__(self, zeros: st.SBlockRealize, copy: st.SBlockRealize, box: _Box) -> None:
         self._zeros = zeros
+        self._copy = copy
         self._box = box
         values = dict(zip((v.var for v in zeros.block.iter_vars), zeros.iter_values, strict=True))
         self._places = [values[i] for i in zeros.block.body.indices]
@@ -111,6 +112,9 @@ class _Borders:
         mine = _variables(self._places[column])
         first = next((n for n, loop in enumerate(chain) if loop.loop_var in mine), None)
         if first is None:
+            return body
+        # Where only rows are padded, their loop is the first, and the copy may stand in it, too.
+        if _contains(chain[first].body, self._copy):
             return body
         inside = {loop.loop_var for loop in chain[first:]}
         others = [axis for axis in axes if axis != column]

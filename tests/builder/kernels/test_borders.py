@@ -48,3 +48,13 @@ def test_zeros_are_written_beside_rows_of_data(name: str, row: str | None, singl
     assert row is None or f"if {row}" in kernel
     whole = kernel.count('T.sblock("pad_pad_const")') - single
     assert whole == (0 if name == "only to the right" else 1)
+
+
+@pytest.mark.parametrize("padding", PADDINGS.values(), ids=PADDINGS)
+def test_the_data_of_one_channel_stays_where_only_rows_are_padded(
+    padding: tuple[int, ...], randn: Randn
+) -> None:
+    """The rows' loop then has both the zeros and the data."""
+    x, w, how = randn(1, 1, 9, 11), randn(3, 1, 3, 3), {"strides": (2, 1), "padding": padding}
+    got = run(lambda v: relax.op.nn.conv2d(v, relax.const(w), **how), {"x": x}, element_machine()).outputs[0]
+    close(got, conv2d(x, w, **how))
