@@ -116,8 +116,10 @@ def _names(header: Mapping[bytes, bytes], features: int) -> tuple[str, ...]:
     """Return the features' names; none if LightGBM numbered them itself (`Column_0`)."""
     # LightGBM refuses names with spaces, or replaces these.
     names = tuple(header.get(b"feature_names", b"").decode("utf-8", "replace").split())
-    own = names == tuple(f"Column_{place}" for place in range(features))
-    return names if len(names) == features and not own else ()
+    if len(names) != features:  # before anything is made for each feature: a file may claim any number
+        return ()
+    own = all(name == f"Column_{place}" for place, name in enumerate(names))
+    return () if own else names
 
 
 def _objective(header: Mapping[bytes, bytes], where: str) -> tuple[str, Mapping[str, str]]:

@@ -106,6 +106,7 @@ def _splits(booster: Any) -> list[dict[str, Any]]:
         (b"leaf_value=", b"leaf_value=x ", "expected numbers"),
         (b"decision_type=2", b"decision_type=4", "got a model in which they are missing"),
         (b"num_tree_per_iteration=3", b"num_tree_per_iteration=7", "multiple of 7"),
+        (b"max_feature_idx=", b"max_feature_idx=99999999999", "expected 1 to \\d+ features, got 99999999999"),
         (b"max_feature_idx", b"max_idx", "without b'max_feature_idx'"),
         (b"tree\n", b"forest\n", "begins with 'tree'"),
     ],
