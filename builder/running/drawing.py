@@ -65,7 +65,7 @@ def draw(picture: bytes, content_type: str, results: Results) -> Image.Image:
         got = ", ".join(results)[:80] or "nothing"
         raise ModelError(
             f"expected an answer with boxes, classes or a text to draw, got {got}",
-            hint="declare what the outputs mean: edgebundle repack --postprocess",
+            hint="declare what the outputs mean: edgebundle repack BUNDLE --postprocess PRESET",
         )
     try:
         image = read_picture(picture, content_type, "RGB", MAX_PIXELS).image

@@ -107,7 +107,7 @@ def test_the_models_own_outputs(site: Site, capfd: pytest.CaptureFixture[str]) -
         (("-i", "rows.csv", "photos"), "--inputs: expected one table, got 2 files"),
         (("-i", "photos", "--repeat", "2"), "--repeat: expected one input, got several"),
         (("-i", "photos", "-o", "out.npz"), "--outputs: expected one input, got several"),
-        (("-i", "photos", "-"), "expected - to be the only input"),
+        (("-i", "photos", "-"), "expected - as the only input"),
         (("-i", "empty"), "expected pictures in the folder, got none"),
     ],
 )
