@@ -17,6 +17,8 @@ from tvm import tirx
 from builder.kernels.spaces.fallback import is_cheap
 
 # Attributes of a function (TVM's OpPatternKind): whether fusion appends element-wise operators to it.
+# For a result that is larger than its operand, although TVM may take it for element-wise by its indices.
+INJECTIVE: Final[Mapping[str, int]] = {"op_pattern": 2}  # kInjective
 FUSES_ELEMENTWISE: Final[Mapping[str, int]] = {"op_pattern": 4}  # kOutEWiseFusable
 NEVER_FUSED: Final[Mapping[str, int]] = {"op_pattern": 8}  # kOpaque
 # No tile has more vectors. The epilogue of a gate has: it multiplies a whole picture by each of its elements.

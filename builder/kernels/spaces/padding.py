@@ -13,6 +13,7 @@ from tvm import relax, te, tirx
 from tvm.ir import Call
 
 from builder.kernels.rewriter import shape_of
+from builder.kernels.spaces.epilogue import INJECTIVE
 
 Place = Callable[[tirx.Expr, int], tirx.Expr]
 
@@ -77,4 +78,4 @@ def emit(bb: relax.BlockBuilder, x: relax.Expr, widths: Sequence[int], mode: str
 
         return te.compute(shape, element, name="pad")
 
-    return bb.call_te(compute, x, primfunc_name_hint="pad")
+    return bb.call_te(compute, x, primfunc_name_hint="pad", primfunc_attrs=INJECTIVE)
