@@ -55,6 +55,6 @@ def test_the_data_of_one_channel_stays_where_only_rows_are_padded(
     padding: tuple[int, ...], randn: Randn
 ) -> None:
     """The rows' loop then has both the zeros and the data."""
-    x, w, how = randn(1, 1, 9, 11), randn(3, 1, 3, 3), {"strides": (2, 1), "padding": padding}
+    x, w, how = randn(1, 1, 9, 11), randn(3, 1, 3, 3), depthwise(padding, channels=1)
     got = run(lambda v: relax.op.nn.conv2d(v, relax.const(w), **how), {"x": x}, element_machine()).outputs[0]
     close(got, conv2d(x, w, **how))
