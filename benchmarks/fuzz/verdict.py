@@ -120,9 +120,9 @@ class Judge:
         if not found.is_fault or not before:
             return found
         self.close()
-        alone = self._judge(seed, case)
-        if alone.is_fault:
-            return alone
+        separate = self._judge(seed, case)
+        if separate.is_fault:
+            return separate
         return replace(found, detail=f"only after {before} other files in the same process: {found.detail}")
 
     def _judge(self, seed: int, case: Case) -> Verdict:

@@ -220,18 +220,13 @@ def _layer_norm(table: Values, call: Call) -> relax.Expr | None:
     total = _definition(table, root.args[0], "relax.add")
     if total is None:
         return None
-    variance, epsilon = total.args
-    if constant_of(variance) is not None:
-        variance, epsilon = epsilon, variance
-    number = constant_of(epsilon)
-    if number is None or number.size != 1 or _variance_of(table, variance, x, args[0]) != count:
+    variance, epsilon = _variance_and_epsilon(total)
+    if epsilon is None or _variance_of(table, variance, x, args[0]) != count:
         return None
     rows = x if axes == 1 else table.bb.emit(relax.op.reshape(x, (*shape_of(x)[:-axes], count)))
     one, zero = relax.const(np.ones(count, "f4")), relax.const(np.zeros(count, "f4"))
     norm = table.bb.emit(
-        relax.op.nn.layer_norm(
-            rows, one, zero, axes=-1, epsilon=float(number.item()), center=False, scale=False
-        )
+        relax.op.nn.layer_norm(rows, one, zero, axes=-1, epsilon=epsilon, center=False, scale=False)
     )
     return norm if axes == 1 else table.bb.emit(relax.op.reshape(norm, shape_of(x)))
 
@@ -241,21 +236,27 @@ def _channel_norm(table: Values, root: Call, x: relax.Expr, centred: relax.Expr)
     total = definition(table, root.args[0], "relax.add")
     if total is None:
         return None
-    variance, epsilon = total.args
-    if constant_of(variance) is not None:
-        variance, epsilon = epsilon, variance
-    number = constant_of(epsilon)
+    variance, epsilon = _variance_and_epsilon(total)
     mean = definition(table, variance, "relax.mean")
     if mean is None:
         known = _is_of_channels(table, variance, x, "relax.variance")
     else:
         known = _is_of_channels(table, variance, mean.args[0]) and _is_square_of(table, mean.args[0], centred)
-    if number is None or number.size != 1 or not known:
+    if epsilon is None or not known:
         return None
     count = shape_of(x)[1]
     one, zero = relax.const(np.ones(count, "f4")), relax.const(np.zeros(count, "f4"))
-    options = {"epsilon": float(number.item()), "center": False, "scale": False}
-    return table.bb.emit(relax.op.nn.layer_norm(x, one, zero, axes=[1], **options))
+    norm = relax.op.nn.layer_norm(x, one, zero, axes=[1], epsilon=epsilon, center=False, scale=False)
+    return table.bb.emit(norm)
+
+
+def _variance_and_epsilon(total: Call) -> tuple[relax.Expr, float | None]:
+    """Return the operands of a sum, the constant last; its value is None if it is not a single number."""
+    variance, epsilon = total.args
+    if constant_of(variance) is not None:
+        variance, epsilon = epsilon, variance
+    number = constant_of(epsilon)
+    return variance, None if number is None or number.size != 1 else float(number.item())
 
 
 def _is_of_channels(table: Values, expr: relax.Expr, x: relax.Expr, operator: str = "relax.mean") -> bool:

@@ -23,13 +23,14 @@ from tvm.ir import Call
 
 from builder.importer.spans import Names, TracingBuilder, names_of, span_of
 from builder.kernels.decisions import Chooser
-from builder.kernels.rewriter import RESHAPES, Values, constant_of, definition, op_name, shape_of
+from builder.kernels.rewriter import Values, constant_of, op_name, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import rows as rows_space
 from builder.kernels.spaces import vector_math
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.fallback import is_cheap
 from builder.kernels.spaces.matmul import best_rows
+from builder.kernels.spaces.matrix_view import MatrixView
 from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, tilings
 from builder.kernels.spaces.tiled import most_rows
 from builder.target.device_target import DeviceTarget
@@ -57,76 +58,17 @@ _MOST_CACHED: Final = 2  # scores over the L2 cache that still count as cached
 
 
 def pays(shape: Sequence[int], target: DeviceTarget) -> bool:
-    """Whether one kernel is worth it for scores of this shape."""
+    """Whether one kernel is faster than separate ones.
+
+    Parameters
+    ----------
+    shape
+        Of the scores.
+    target
+        The device.
+    """
     cached = _MOST_CACHED * target.core.l2_bytes * target.core.l2_cores
     return target.simd.lanes >= _WIDE or 4 * prod(shape) > cached
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """Matrices, `[..., rows, columns]`, as a tensor stores them.
-
-    Attributes
-    ----------
-    tensor
-        The tensor.
-    axes
-        For each axis of the tensor, which axis of the matrices it is; None if it has a single element.
-    """
-
-    tensor: relax.Expr
-    axes: tuple[int | None, ...]
-
-    @classmethod
-    def of(cls, table: Values, expr: relax.Expr, *, turned: bool) -> View:
-        """Return the matrices of a value, without the transposes that it is made by.
-
-        Parameters
-        ----------
-        table
-            The values.
-        expr
-            The value, over old variables.
-        turned
-            Whether neighbours in a row of the matrix may be far apart in the tensor.
-        """
-        tensor = table.plain(expr)
-        last = len(shape_of(tensor)) - 1
-        axes: tuple[int | None, ...] = tuple(range(last + 1))
-        view = cls(tensor, axes)
-        while (call := definition(table, tensor, "relax.permute_dims", *RESHAPES)) is not None:
-            source = call.args[0]
-            if op_name(call) == "relax.permute_dims":
-                order = call.attrs.axes
-                places = [int(a) for a in order] if order is not None else list(range(len(axes)))[::-1]
-                axes = tuple(axes[places.index(axis)] for axis in range(len(axes)))
-            else:
-                old, new = shape_of(source), shape_of(tensor)
-                long = [axis for axis, extent in zip(axes, new, strict=True) if extent > 1]
-                if [n for n in old if n > 1] != [n for n in new if n > 1]:
-                    break
-                following = iter(long)
-                axes = tuple(next(following) if extent > 1 else None for extent in old)
-            tensor = source
-            if turned or axes[-1] == last:
-                view = cls(tensor, axes)
-        return view
-
-    def at(self, data: te.Tensor, lead: Sequence[tirx.Expr], row: tirx.Expr, column: tirx.Expr) -> tirx.Expr:
-        """Return an element; axes before the last two that have one element are broadcast."""
-        indices = [*lead, row, column]
-        zero = tirx.const(0, "int32")
-        return data[
-            tuple(
-                zero if axis is None or int(extent) == 1 else indices[axis]
-                for axis, extent in zip(self.axes, data.shape, strict=True)
-            )
-        ]
-
-    def extents(self, count: int) -> list[int]:
-        """Return the extents of the first `count` axes of the matrices."""
-        known = dict(zip(self.axes, shape_of(self.tensor), strict=True))
-        return [known.get(axis, 1) for axis in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +110,9 @@ class Attention:
         The device.
     """
 
-    queries: View
-    keys: View
-    values: View
+    queries: MatrixView
+    keys: MatrixView
+    values: MatrixView
     steps: tuple[Step, ...]
     shape: tuple[int, ...]
     columns: int
@@ -221,9 +163,9 @@ class Attention:
             name for part in (product, *(c for c, _ in steps), softmax, call) for name in names_of(part)
         )
         return cls(
-            View.of(table, queries, turned=False),
-            View.of(table, keys, turned=True),
-            View.of(table, values, turned=False),
+            MatrixView.of(table, queries, turned=False),
+            MatrixView.of(table, keys, turned=True),
+            MatrixView.of(table, values, turned=False),
             tuple(step for _, step in steps),
             shape,
             shape_of(values)[-1],

@@ -55,8 +55,8 @@ def test_any_size_and_any_mask_gives_the_answer_at_the_exact_size(attention: Pac
 
 def test_weights_exist_once_in_the_file_and_in_memory(attention: Package, tmp_path: Path) -> None:
     onnx.save(changing_models.attention(), str(tmp_path / "model.onnx"))
-    alone = compile_model(tmp_path / "model.onnx", input_shapes={"ids": (3, 16), "mask": (3, 16)})
-    more = len(attention.members["mod.params"]) - len(alone.members["mod.params"])
+    exact = compile_model(tmp_path / "model.onnx", input_shapes={"ids": (3, 16), "mask": (3, 16)})
+    more = len(attention.members["mod.params"]) - len(exact.members["mod.params"])
     assert more < 100  # a few shapes' worth of constants at most
     module = module_of(attention)
     weights = [
@@ -64,7 +64,7 @@ def test_weights_exist_once_in_the_file_and_in_memory(attention: Package, tmp_pa
         for m in module.modules
     ]
     assert all(each <= weights[-1] for each in weights)
-    needed, single = attention.manifest.resources, alone.manifest.resources
+    needed, single = attention.manifest.resources, exact.manifest.resources
     assert needed.params_bytes == single.params_bytes
     # Besides, a request that is smaller in both dimensions is written beside its padded form first.
     assert needed.arena_bytes <= 1.1 * single.arena_bytes + 2 * (3 * 16 * 8 + 64)

@@ -351,14 +351,14 @@ def test_a_launch_does_not_wait_for_a_throttled_thread(library: Path, cpu_group:
             count += 1
         return count / seconds
     module.set_threads(1)
-    alone = launches(0.5)
+    undisturbed = launches(0.5)
     module.set_threads(2)
     right()
     worker = max(int(thread) for thread in os.listdir("/proc/self/task"))
     open("{cpu_group}/tasks", "w").write(str(worker))
     rate = launches(2)
     throttled = int(open("{cpu_group}/cpu.stat").read().split("nr_throttled ")[1].split()[0])
-    print(rate / alone, throttled)
+    print(rate / undisturbed, throttled)
     """
     rate, throttled = map(float, python(library, body, EDGE_NUM_THREADS="2").split())
     assert throttled > 10
