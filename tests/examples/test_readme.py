@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,28 @@ def quick_start(folder: Path) -> subprocess.CompletedProcess[str]:
         timeout=LIMIT_S,
         check=False,
     )
+
+
+@pytest.mark.slow
+def test_first_screen_answers_as_it_shows(tmp_path: Path) -> None:
+    lines = re.findall(r"^```console\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[0].splitlines()
+    installing, *commands = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    assert installing.endswith("&& cd examples/digits")
+    project = shutil.copytree(
+        ROOT / "examples/digits", tmp_path / "digits", ignore=shutil.ignore_patterns("*.bundle")
+    )
+    done = subprocess.run(
+        ["sh", "-eu", "-c", "\n".join(commands)],
+        cwd=project,
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = [line for line in lines if not line.startswith("$ ")]
+    assert done.stdout.splitlines()[-len(answer) :] == answer
 
 
 @pytest.mark.slow
