@@ -304,7 +304,7 @@ class Installer:
         except OSError as error:  # from a call that seldom fails: a dying disk must not end the agent
             return self._failed(run, step, store_error(str(step), error))
         except asyncio.CancelledError:
-            if self._abandoned is None:
+            if self._abandoned is None or _is_cancelled():
                 raise
             run.failure = Failure(self._abandoned, Result.FAILED_NO_STATE_CHANGE, None, "no longer wanted")
             return TRANSITIONS[step].on_error
@@ -493,6 +493,12 @@ class Installer:
         if run.failure is None or run.failure.status is Status.REJECTED:
             await in_disk_thread(self._store.discard_part, request.digest)
         await in_disk_thread(self._store.collect, self._in_use(request))
+
+
+def _is_cancelled() -> bool:
+    """Return whether the running task must end, and not only a task that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _predecessor(active: ActiveModel) -> ActiveModel | None:

@@ -325,14 +325,18 @@ async def open_socket(settings: BrokerSettings) -> BrokerSocket:
     context = None if settings.tls is None else tls_context(settings.tls)
     loop = asyncio.get_running_loop()
     addresses = await _look_up(settings.host, settings.port)
+    # An address that does not answer, such as one of IPv6 on a network that drops it, leaves time for the
+    # others, for the handshake, and for CONNACK. The caller limits the last one.
+    limit_s = settings.connect_timeout_s / (len(addresses) + 1)
     failure: OSError = OSError(f"no address for {settings.host}")
-    for family, kind, protocol, _, address in addresses:
+    for number, (family, kind, protocol, _, address) in enumerate(addresses, 1):
         sock = socket.socket(family, kind, protocol)
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-            await loop.sock_connect(sock, address)
+            async with asyncio.timeout(limit_s if number < len(addresses) else None):
+                await loop.sock_connect(sock, address)
             if context is not None:
                 sock = await _handshake(sock, context, settings.host)
         except OSError as error:

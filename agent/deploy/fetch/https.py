@@ -201,8 +201,8 @@ class _Transfer:
         )
         try:
             connection.sock = self._connect()
-            if not self._cut:
-                self._exchange(connection)
+            self._require_uncut()
+            self._exchange(connection)
         except ssl.SSLCertVerificationError as error:
             raise SourceError(
                 f"{self._location.host}: {error.verify_message or error.reason}",
@@ -223,11 +223,16 @@ class _Transfer:
         )
         self._socket = secured
         try:
+            self._require_uncut()  # `cut` may have found no socket to shut down
             secured.do_handshake()
         except BaseException:
             secured.close()
             raise
         return secured
+
+    def _require_uncut(self) -> None:
+        if self._cut:
+            raise _TransientError("no longer wanted")
 
     def _exchange(self, connection: http.client.HTTPSConnection) -> None:
         part = self._part

@@ -88,12 +88,13 @@ class Downloader:
             self._store.set_aside(request.digest)
         if not request.sources:
             return await self._move_from_inbox(request)
-        self._make_space(request, in_use)
+        await in_disk_thread(self._make_space, request, in_use)
         with self._store.open_part(request.digest, request.size) as part:
             await self._fill(request, part, progress)
         return self._store.part_path(request.digest)
 
     def _make_space(self, request: Request, in_use: Collection[str]) -> None:
+        """Delete what is not needed, if the bundle would not fit. This blocks: a card deletes slowly."""
         missing = max(request.size - self._store.part_bytes(request.digest), 0)
         try:
             self._store.require_space(missing)

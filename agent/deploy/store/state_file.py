@@ -56,6 +56,7 @@ class StateFile:
         self._path = path
         self._mirror = mirror_of(path) if mirrored else None
         self._checkpoint = checkpoint
+        self._latest = b""
 
     def load(self) -> object | None:
         """Return the newest undamaged document, or None."""
@@ -75,6 +76,9 @@ class StateFile:
     def save(self, document: object) -> None:
         """Replace the document, and then its mirror.
 
+        A call that hangs on the disk may end after its caller has given up, and after a later call. The
+        document of the later call stays.
+
         Raises
         ------
         NoSpaceError, StoreError
@@ -85,6 +89,14 @@ class StateFile:
         raw = f'{{"sha256":"{digest}","body":{body}}}\n'.encode()
         if len(raw) > MAX_STATE_BYTES:
             raise StoreError(f"{self._path.name}: expected at most {MAX_STATE_BYTES} bytes, got {len(raw)}")
+        self._latest = raw
+        self._write(raw)
+        # No lock: a call that never returns must not hold up the others.
+        while raw is not self._latest:
+            raw = self._latest
+            self._write(raw)
+
+    def _write(self, raw: bytes) -> None:
         write_durably(self._path, raw)
         self._checkpoint(f"{self._path.name}:written")
         if self._mirror is None:

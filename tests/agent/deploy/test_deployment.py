@@ -23,6 +23,7 @@ from agent.deploy.store.store import Store
 from agent.errors import StoreError
 from agent.wire import topics
 from agent.wire.desired import Desired
+from agent.wire.job import Status
 from tests.agent.deploy.rig import DEVICE, Agent, Bundle, make_bundle
 from tests.bundles import KEY
 
@@ -326,6 +327,21 @@ async def test_model_removed_while_it_downloads_is_canceled(agent: Agent) -> Non
     agent.desire({})
     state = await agent.finished("job-1")
     assert (state["status"], state["result"]) == ("CANCELED", "FAILED_NO_STATE_CHANGE")
+    await agent.stop()
+
+
+async def test_agent_that_stops_while_it_cancels_a_download_stops(agent: Agent) -> None:
+    await agent.start()
+    bundle = make_bundle()
+    agent.desire({"digits": bundle.entry("job-1")})
+    await agent.reached("job-1", "downloading")
+    assert agent.deployment._installer.abandon(Status.CANCELED)
+    stopping = asyncio.ensure_future(agent.stop())  # in the same turn: the job sees both at once
+    stopped, _ = await asyncio.wait({stopping}, timeout=20)
+    assert stopped, "the job took the end of the agent for that of its download"
+    await agent.start()
+    agent.desire({})
+    assert (await agent.finished("job-1"))["status"] == "CANCELED"
     await agent.stop()
 
 

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from agent.mqtt import transport
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.transport import LINGER_S, open_socket
 
@@ -53,3 +54,31 @@ async def test_broker_that_is_writing_reads_the_last_packet_of_a_client_that_lea
         await asyncio.wait_for(client.wait_closed(), LINGER_S + 5)
         assert (time.monotonic() - began_s < LINGER_S / 2) == closes
         assert client.fileno() == -1
+
+
+async def test_an_address_that_does_not_answer_leaves_time_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    connect = loop.sock_connect
+    silent = ("192.0.2.1", 1883)
+    tried = []
+
+    async def sock_connect(sock: socket.socket, address: tuple[str, int]) -> None:
+        tried.append(address)
+        if address == silent:
+            await loop.create_future()
+        await connect(sock, address)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        addresses = (silent, listener.getsockname())
+
+        async def look_up(_host: str, _port: int) -> list[tuple[object, ...]]:
+            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address) for address in addresses]
+
+        monkeypatch.setattr(loop, "sock_connect", sock_connect)
+        monkeypatch.setattr(transport, "_look_up", look_up)
+        settings = BrokerSettings("broker", connect_timeout_s=0.3)
+        client = await asyncio.wait_for(open_socket(settings), 30)
+        assert tried == list(addresses)
+        client.close()

@@ -7,6 +7,7 @@ import datetime
 import http.server
 import ipaddress
 import re
+import socket
 import ssl
 import threading
 import time
@@ -19,7 +20,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from agent.deploy.fetch.allow_list import AllowList
+from agent.deploy.fetch import https
+from agent.deploy.fetch.allow_list import AllowList, parse_url
 from agent.deploy.fetch.blocks import BLOCK_BYTES
 from agent.deploy.fetch.https import HttpsSettings, HttpsSource
 from agent.deploy.store.part import Part
@@ -308,6 +310,29 @@ async def test_a_cancelled_download_ends_at_once_and_keeps_what_it_has(
     stop.set()
     assert time.monotonic() - began < 5
     assert path.read_bytes() == FILE[:5000]
+
+
+async def test_a_download_that_ends_while_it_connects_does_not_begin_the_handshake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = socket.socketpair()
+    url = "https://127.0.0.1/bundles/a.bundle"
+    with near, far, Part(tmp_path / "part", 10) as part:
+        far.settimeout(10)
+        # Without the check, the server has so many seconds for each byte of its handshake.
+        settings = HttpsSettings(allow=("https://127.0.0.1/bundles/",), timeout_s=1.0)
+        context = ssl.create_default_context()
+        transfer = https._Transfer(url, parse_url(url), part, context, settings)
+
+        def connected(*_arguments: object) -> socket.socket:
+            transfer.cut()
+            near.settimeout(1.0)
+            return near
+
+        monkeypatch.setattr(socket, "create_connection", connected)
+        with pytest.raises(https._TransientError, match="no longer wanted"):
+            transfer.run()
+        assert far.recv(1) == b""
 
 
 async def test_a_server_of_an_unknown_authority_is_refused(server: Server, tmp_path: Path) -> None:

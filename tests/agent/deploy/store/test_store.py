@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.bundle.names import hex_digest
+from agent.deploy.store import state_file
 from agent.deploy.store.active import ActiveModel, read_active
 from agent.deploy.store.part import Part, UrlVersion
 from agent.deploy.store.state_file import MAX_STATE_BYTES, StateFile
@@ -247,3 +249,27 @@ def test_active_models_are_read_without_changing_anything(tmp_path: Path) -> Non
     (root / "active.json").write_bytes(damaged)
     assert read_active(root) == {"digits": model(A)}
     assert (root / "active.json").read_bytes() == damaged
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_a_save_that_hangs_and_ends_late_does_not_undo_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirrored: bool
+) -> None:
+    hangs, back = threading.Event(), threading.Event()
+    write = state_file.write_durably
+
+    def writing(path: Path, data: bytes) -> None:
+        if not hangs.is_set():
+            hangs.set()
+            assert back.wait(30)
+        write(path, data)
+
+    monkeypatch.setattr(state_file, "write_durably", writing)
+    file = StateFile(tmp_path / "desired.json", mirrored=mirrored)
+    late = threading.Thread(target=file.save, args=({"version": 8},))
+    late.start()
+    assert hangs.wait(30)
+    file.save({"version": 9})
+    back.set()
+    late.join()
+    assert file.load_all() == [{"version": 9}] * (1 + mirrored)
