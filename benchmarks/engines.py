@@ -8,6 +8,8 @@ quantised network: it gets the one before, and LiteRT's own quantiser makes int8
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -255,12 +257,13 @@ def convert_for_litert(model: Path, inputs: Arrays, path: Path) -> None:
     import litert_torch
 
     network, tensors = _torch_module(model, inputs)
-    try:
-        converted = litert_torch.convert(network, tensors)
-    except _LITERT_REFUSALS as error:
-        raise UnavailableError(f"litert-torch cannot convert it: {type(error).__name__}") from error
     part = path.with_suffix(".part.tflite")
-    converted.export(str(part))
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints every pass
+        try:
+            converted = litert_torch.convert(network, tensors)
+        except _LITERT_REFUSALS as error:
+            raise UnavailableError(f"litert-torch cannot convert it: {type(error).__name__}") from error
+        converted.export(str(part))
     if float_of(model).exists():
         whole, part = part, path.with_suffix(".int8.tflite")
         _quantise_for_litert(whole, part, inputs, dynamic=_finds_ranges(model))

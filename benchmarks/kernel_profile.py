@@ -76,7 +76,7 @@ def profile(model: str, threads: int, repeat: int) -> tuple[list[Row], float]:
     source = generate(model) if model in ARCHITECTURES else Path(model)
     shapes = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), (1, 128))
     imported = import_onnx(
-        source, input_shapes=shapes if source.stem.startswith("bert") else None, progress=lambda _: None
+        source, input_shapes=shapes if Path(model).stem.startswith("bert") else None, progress=lambda _: None
     )
     lowered = lower(imported.mod, target)
     interpreter = Interpreter(lowered, target.tvm_target)
@@ -108,7 +108,9 @@ def flops_of(kernel: str, shapes: list[tuple[int, ...]]) -> float:
     """Return the floating-point operations of a product, from its arguments' shapes; 0 for other kernels."""
     out = float(np.prod(shapes[-1]))
     if "winograd" in kernel:
-        return 2 * 9 * out * shapes[1][2] * shapes[1][3]
+        # `[(m + 2)**2, OB/t, IB, bi, t, bo]`, and of bytes with groups of channels, `[.., bi/g, t, bo * g]`.
+        _, _, in_blocks, steps, _, lanes = next(shape for shape in shapes if len(shape) == 6)
+        return 2 * 9 * out * in_blocks * steps * lanes / shapes[-1][-1]
     if "conv2d" in kernel:
         weights = next((shape for shape in shapes if len(shape) >= 7), None)  # of bytes: a group comes last
         if weights is None:
