@@ -34,19 +34,18 @@ from builder.compiling.bucket_plan import check_declared, plan_buckets
 from builder.compiling.columns import Names
 from builder.compiling.compilation import (
     Compared,
-    Tuned,
     build_for_host,
     check_in_double_precision,
+    choose_records,
     compare_model,
     describe_model,
-    tuned_with,
 )
 from builder.compiling.footprint import resources_of_buckets
 from builder.compiling.identity import Identity
 from builder.compiling.integer_share import integer_work
 from builder.compiling.labels import Labels, label_lines
 from builder.compiling.layers import Layers
-from builder.compiling.lower import lower
+from builder.compiling.lower import LoweredModule, lower
 from builder.compiling.over_time import Declarations, columns_of_model
 from builder.compiling.padding import reference, request_inputs
 from builder.compiling.sized_models import SizedModels, Sizes
@@ -58,7 +57,6 @@ from builder.importer.bounded_shapes import BoundedShapes
 from builder.importer.onnx_import import ImportedModel
 from builder.kernels.decisions import Schedules
 from builder.records.folder import Records
-from builder.records.shipped import NONE, shipped_for
 from builder.running.in_memory import load_kernels
 from builder.target.device_target import DeviceTarget, resolve
 
@@ -148,23 +146,10 @@ def compile_buckets(
     names_of_classes = label_lines(labels, smallest.labels, smallest.outputs, after)
     table = columns_of_model(smallest, smallest.inputs, columns, has_media=before is not None)
 
-    shipped = None if tuning_records == NONE else shipped_for(device)
-    tuned = Tuned()
     largest = models.at(tuple(dimension.high for dimension in buckets.dimensions))
-    if tuning_records is not None and tuning_records != NONE:
-        tuned = tuned_with(tuning_records, device, largest, progress)
+    tuned, shipped = choose_records(tuning_records, device, largest, progress)
     schedules = Schedules(tuned.best, shipped, progress=progress)
-    merged = MergedGraphs()
-    for place, each in enumerate(buckets.sizes()):
-        progress(
-            f"lowering {describe_sizes(buckets, each)} ({place + 1} of {buckets.count}) for {device.name}"
-        )
-        model = models.at(each)
-        lowered = lower(model.mod, device, schedules)
-        layers = Layers(model, lowered.main)
-        names = [spec.name for spec in model.inputs], [spec.name for spec in model.outputs]
-        generated = generate(lowered.main, *names, count_flops(lowered.kernels), layers.by_call)
-        merged.add(generated, lowered.kernels)
+    merged, lowered, layers = _lower(models, buckets, device, schedules, progress)
     progress(f"generating code for {len(merged.kernels)} kernels, of {sum(merged.calls)} in all graphs")
     kernels = compile_kernels(merged.module(), device)
     code = link(kernels.code, device)
@@ -179,19 +164,11 @@ def compile_buckets(
         _compare_bucket(models, module, index, each, before, tolerance, progress)
         for index, each in enumerate(buckets.sizes())
     ]
-    worst = max((compared for _, compared in samples), key=lambda compared: compared.agreement.error)
     members = {
         "mod.so": code,
         "mod.params": params,
         **_graphs(buckets, merged.graphs),
-        "samples/inputs.params": _dump(largest.inputs, [inputs for inputs, _ in samples]),
-        "samples/outputs.params": _dump(
-            largest.outputs,
-            [
-                dict(zip([spec.name for spec in largest.outputs], compared.samples, strict=True))
-                for _, compared in samples
-            ],
-        ),
+        **_recorded(largest, samples),
     }
     if names_of_classes is not None:
         members["labels.txt"] = names_of_classes
@@ -203,7 +180,7 @@ def compile_buckets(
         members,
         over_time=Declarations(before, after, None, None),
         resources=resources_of_buckets(merged.graphs, weights, kernels.workspaces, buckets, largest.inputs),
-        compared=worst,
+        compared=max((compared for _, compared in samples), key=lambda compared: compared.agreement.error),
         tuned=tuned,
         shipped=shipped,
     )
@@ -220,6 +197,36 @@ def compile_buckets(
         nodes=layers.fates,
         integers=integer_work(largest, lowered, layers.fates),
     )
+
+
+def _lower(
+    models: SizedModels, buckets: Buckets, device: DeviceTarget, schedules: Schedules, progress: Progress
+) -> tuple[MergedGraphs, LoweredModule, Layers]:
+    """Lower the model at the sizes of every bucket; return all together, and the parts of the largest."""
+    merged = MergedGraphs()
+    for place, each in enumerate(buckets.sizes()):
+        progress(
+            f"lowering {describe_sizes(buckets, each)} ({place + 1} of {buckets.count}) for {device.name}"
+        )
+        model = models.at(each)
+        lowered = lower(model.mod, device, schedules)
+        layers = Layers(model, lowered.main)
+        names = [spec.name for spec in model.inputs], [spec.name for spec in model.outputs]
+        generated = generate(lowered.main, *names, count_flops(lowered.kernels), layers.by_call)
+        merged.add(generated, lowered.kernels)
+    return merged, lowered, layers
+
+
+def _recorded(
+    largest: ImportedModel, samples: Sequence[tuple[dict[str, Array], Compared]]
+) -> dict[str, bytes]:
+    """Return the members with the recorded samples, one of each bucket."""
+    names = [spec.name for spec in largest.outputs]
+    outputs = [dict(zip(names, compared.samples, strict=True)) for _, compared in samples]
+    return {
+        "samples/inputs.params": _dump(largest.inputs, [inputs for inputs, _ in samples]),
+        "samples/outputs.params": _dump(largest.outputs, outputs),
+    }
 
 
 def describe_sizes(buckets: Buckets, sizes: Sizes) -> str:

@@ -142,10 +142,7 @@ def compile(
     names_of_classes = label_lines(labels, model.labels, model.outputs, after)
 
     progress(f"lowering for {device.name} ({device.cpu})")
-    shipped = None if tuning_records == NONE else shipped_for(device)
-    tuned = Tuned()
-    if tuning_records is not None and tuning_records != NONE:
-        tuned = tuned_with(tuning_records, device, model, progress)
+    tuned, shipped = choose_records(tuning_records, device, model, progress)
     lowered = lower(model.mod, device, Schedules(tuned.best, shipped, progress=progress))
     if tuned.best is not None:
         progress(f"schedules from tuning records for {len(tuned.best.used)} kernels")
@@ -316,16 +313,38 @@ class Tuned:
     comparison: Tuning | None = None
 
 
-def tuned_with(
-    records: Records | str | os.PathLike[str], device: DeviceTarget, model: ImportedModel, progress: Progress
-) -> Tuned:
-    """Read tuning records, and say what a compilation takes from them.
+def choose_records(
+    records: Records | str | os.PathLike[str] | None,
+    device: DeviceTarget,
+    model: ImportedModel,
+    progress: Progress,
+) -> tuple[Tuned, ShippedChoices | None]:
+    """Return what a compilation takes from tuning records, and the shipped ones for all other kernels.
+
+    Parameters
+    ----------
+    records
+        As `tuning_records` of `compile`.
+    device, model
+        What is compiled.
+    progress
+        Called with what is worth saying about the records.
 
     Raises
     ------
     RecordsError
         If they cannot be read, or are for another target.
     """
+    if records == NONE:
+        return Tuned(), None
+    tuned = Tuned() if records is None else _tuned_with(records, device, model, progress)
+    return tuned, shipped_for(device)
+
+
+def _tuned_with(
+    records: Records | str | os.PathLike[str], device: DeviceTarget, model: ImportedModel, progress: Progress
+) -> Tuned:
+    """Read tuning records, and say what a compilation takes from them."""
     if isinstance(records, Records):
         records.meta.check_target(device, str(records.path))
     else:

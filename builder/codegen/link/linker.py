@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
@@ -142,26 +142,34 @@ def describe(code: bytes) -> SharedObject:
     try:
         with io.BytesIO(code) as file:
             elf = ELFFile(file)
-            newest = (0, 0)
-            exports: set[str] = set()
-            imports: set[str] = set()
-            for section in elf.iter_sections():
-                if isinstance(section, GNUVerNeedSection):
-                    for _, versions in section.iter_versions():
-                        for version in versions:
-                            if version.name.startswith("GLIBC_2."):
-                                major, minor = version.name[6:].split(".")[:2]
-                                newest = max(newest, (int(major), int(minor)))
-            dynsym = elf.get_section_by_name(".dynsym")
-            symbols = dynsym.iter_symbols() if isinstance(dynsym, SymbolTableSection) else ()
-            for symbol in symbols:
-                if symbol.name:
-                    (imports if symbol["st_shndx"] == "SHN_UNDEF" else exports).add(symbol.name)
+            exports, imports = _symbols(elf)
             return SharedObject(
                 machine=str(elf["e_machine"]),
-                glibc="{}.{}".format(*newest),
-                exports=frozenset(exports),
-                imports=frozenset(imports),
+                glibc="{}.{}".format(*max(_versions_of_glibc(elf), default=(0, 0))),
+                exports=exports,
+                imports=imports,
             )
     except (ELFError, ValueError) as error:
         raise LinkError(f"expected an ELF shared object ({error})") from error
+
+
+def _versions_of_glibc(elf: ELFFile) -> Iterator[tuple[int, int]]:
+    """Yield the versions of glibc 2 that symbols need."""
+    for section in elf.iter_sections():
+        if not isinstance(section, GNUVerNeedSection):
+            continue
+        for _, versions in section.iter_versions():
+            for version in versions:
+                if version.name.startswith("GLIBC_2."):
+                    major, minor = version.name.removeprefix("GLIBC_").split(".")[:2]
+                    yield int(major), int(minor)
+
+
+def _symbols(elf: ELFFile) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of the dynamic symbols that are defined here, and of those that are not."""
+    dynsym = elf.get_section_by_name(".dynsym")
+    if not isinstance(dynsym, SymbolTableSection):
+        return frozenset(), frozenset()
+    named = [symbol for symbol in dynsym.iter_symbols() if symbol.name]
+    imports = frozenset(symbol.name for symbol in named if symbol["st_shndx"] == "SHN_UNDEF")
+    return frozenset(symbol.name for symbol in named) - imports, imports

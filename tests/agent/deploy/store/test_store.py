@@ -17,6 +17,7 @@ from agent.deploy.store.active import ActiveModel, read_active
 from agent.deploy.store.part import Part, UrlVersion
 from agent.deploy.store.state_file import MAX_STATE_BYTES, StateFile
 from agent.deploy.store.store import PART_LIFETIME_S, Store
+from agent.durable import write_durably
 from agent.errors import EndlessDataError, StoreError
 from agent.wire.reported import Origin
 
@@ -256,13 +257,12 @@ def test_a_save_that_hangs_and_ends_late_does_not_undo_a_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirrored: bool
 ) -> None:
     hangs, back = threading.Event(), threading.Event()
-    write = state_file.write_durably
 
     def writing(path: Path, data: bytes) -> None:
         if not hangs.is_set():
             hangs.set()
             assert back.wait(30)
-        write(path, data)
+        write_durably(path, data)
 
     monkeypatch.setattr(state_file, "write_durably", writing)
     file = StateFile(tmp_path / "desired.json", mirrored=mirrored)
