@@ -36,6 +36,8 @@ pytestmark = pytest.mark.slow
 
 KERNELS = Path(__file__).parent / "worker" / "kernels.c"
 START_LIMIT_S = 20.0
+# Another worker is ready after two seconds on an idle machine; tests share theirs.
+WORKER_LIMIT_S = 20.0
 # The promises of docs/mqtt.md about an agent without a model.
 IDLE_RSS_BYTES = 36 << 20
 READY_LIMIT_S = 1.5
@@ -173,8 +175,7 @@ async def test_model_that_kills_its_worker_costs_one_answer(
         assert status_of(await ask(client, kernel, numbers(13, 0, 0, 0))) == 500
         started = time.monotonic()
         assert (await ask(client, kernel, numbers(1, 1, 1, 1))).payload == numbers(2, 2, 2, 2)
-        # Two seconds on an idle machine; tests share theirs.
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < WORKER_LIMIT_S
 
 
 async def test_model_that_loops_for_ever_is_ended_at_the_compute_limit(device: Device, kernels: Path) -> None:
@@ -195,7 +196,7 @@ async def test_model_that_allocates_endlessly_costs_one_answer(device: Device, k
         assert status_of(await ask(client, "gorge", numbers(13, 0, 0, 0))) == 500
         started = time.monotonic()
         assert (await ask(client, "gorge", numbers(1, 1, 1, 1))).payload == numbers(2, 2, 2, 2)
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < WORKER_LIMIT_S
     assert device.end() == 0
 
 

@@ -174,8 +174,8 @@ async def test_a_foreign_source_is_refused(mosquitto: BrokerProcess, tmp_path: P
 async def test_a_broker_that_knows_no_agent_is_told_soon(mosquitto: BrokerProcess, tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(FleetError, match="no agent called kitchen is known") as caught:
-        await deploy_async(write(tmp_path, make_bundle()), "kitchen", Broker(mosquitto.url))
-    assert time.monotonic() - began < 8  # 2 s
+        await deploy_async(write(tmp_path, make_bundle()), "kitchen", Broker(mosquitto.url), wait_s=600)
+    assert time.monotonic() - began < 60  # 2 s on an idle machine
     assert caught.value.hint is not None
     assert caught.value.hint.startswith("the broker knows no agent: check that edge-agent runs")
 
@@ -184,8 +184,8 @@ async def test_wrong_name_is_told_soon_with_the_known_ones(mosquitto: BrokerProc
     async with Device(tmp_path / "state", mosquitto.url):
         began = time.monotonic()
         with pytest.raises(FleetError, match="no agent called kitchne is known") as caught:
-            await deploy_async(write(tmp_path, make_bundle()), "kitchne", Broker(mosquitto.url))
-        assert time.monotonic() - began < 8  # 2 s
+            await deploy_async(write(tmp_path, make_bundle()), "kitchne", Broker(mosquitto.url), wait_s=600)
+        assert time.monotonic() - began < 60  # 2 s on an idle machine
     assert caught.value.hint == "use one of the agents at this broker: kitchen"
 
 
