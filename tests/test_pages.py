@@ -32,3 +32,12 @@ def test_every_named_path_exists(page: str) -> None:
 def test_every_named_test_exists(page: str, tests_defined: set[str]) -> None:
     named = set(re.findall(r"`(?:tests/[\w/]+/)?(test_\w+(?:\.py)?)`", (ROOT / page).read_text()))
     assert named - tests_defined == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_fence_of_code_has_a_line_of_its_own(page: str) -> None:
+    """A paragraph that was filled again with the code in it shows the code as text."""
+    lines = (ROOT / page).read_text().splitlines()
+    fences = [line.strip() for line in lines if "```" in line]
+    assert [line for line in fences if not re.fullmatch(r"```[a-z]*", line)] == []
+    assert len(fences) % 2 == 0
