@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from agent.errors import ConfigError, EnrollmentError
@@ -63,8 +64,11 @@ class Enrollment:
     folder: Path = Path()
 
 
+# Flags whose fields have other names, which a file may use, too: earlier versions knew only those.
+_FLAGS: Final = MappingProxyType({"cafile": "ca", "cert": "certificate"})
+_FIELDS: Final = tuple(entry.name for entry in fields(Enrollment) if entry.name != "folder")
 # The keys of a file.
-KEYS: Final = tuple(entry.name for entry in fields(Enrollment) if entry.name != "folder")
+KEYS: Final = tuple({field: flag for flag, field in _FLAGS.items()}.get(name, name) for name in _FIELDS)
 
 
 def read_enrollment(path: Path) -> Enrollment:
@@ -100,9 +104,12 @@ def parse_enrollment(document: Mapping[str, object], path: Path) -> Enrollment:
     """
     mistakes: list[str] = []
     values: dict[str, Any] = {}
-    for name, value in document.items():
-        if name not in KEYS:
-            mistakes.append(f"{name}: unknown key, expected one of {', '.join(KEYS)}")
+    for given, value in document.items():
+        name = _FLAGS.get(given, given)
+        if name not in _FIELDS:
+            mistakes.append(f"{given}: unknown key, expected one of {', '.join(KEYS)}")
+        elif name in values:
+            mistakes.append(f"{given}: given twice, also as {name}")
         elif name in _LISTS:
             items = [value] if isinstance(value, str) else value
             if isinstance(items, list) and all(isinstance(item, str) and item for item in items):

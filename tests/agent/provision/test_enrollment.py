@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,35 @@ def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
         "device: exp",
     ):
         assert expected in message
+
+
+def test_a_file_may_use_the_names_of_the_flags_or_of_earlier_versions(tmp_path: Path) -> None:
+    path = tmp_path / "first-boot.toml"
+    found = []
+    for ca, cert in (("cafile", "cert"), ("ca", "certificate")):
+        path.write_text(f'broker = "mqtts://b"\n{ca} = "ca.pem"\n{cert} = "c.pem"\nkey = "c.key"\n')
+        found.append(read_enrollment(path))
+    assert found[0] == found[1]
+    assert (found[0].ca, found[0].certificate) == ("ca.pem", "c.pem")
+    path.write_text('ca = "a.pem"\ncafile = "b.pem"\n')
+    with pytest.raises(EnrollmentError, match="cafile: given twice, also as ca"):
+        read_enrollment(path)
+
+
+def test_every_key_that_the_message_names_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "first-boot.toml"
+    path.write_text("colour = 1\n")
+    named = _mistakes(path).partition("expected one of ")[2].split(", ")
+    assert len(named) == len(fields(Enrollment)) - 1
+    for key in named:
+        path.write_text(f"{key} = 5\n")
+        assert "expected a " in _mistakes(path)
+
+
+def _mistakes(path: Path) -> str:
+    with pytest.raises(EnrollmentError) as caught:
+        read_enrollment(path)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"{", b"a = ", b"[" * 100_000, b"x" * (2 << 20)])
