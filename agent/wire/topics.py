@@ -263,16 +263,6 @@ def block_filter(device: str, digest: str) -> str:
     return f"{PREFIX}/{device}/bundles/{digest}/block/+"
 
 
-def want_filter(device: str) -> str:
-    """Return the filter for all want documents of a device."""
-    return f"{PREFIX}/{device}/bundles/+/want"
-
-
-def jobs_filter(device: str) -> str:
-    """Return the filter for all jobs of a device."""
-    return f"{PREFIX}/{device}/jobs/+"
-
-
 def all_jobs_filter() -> str:
     """Return the filter for the jobs of all devices."""
     return f"{PREFIX}/+/jobs/+"

@@ -72,11 +72,6 @@ class Patient:
         self._notify.setblocking(False)
 
     @property
-    def powered(self) -> bool:
-        """Whether the device is switched on."""
-        return self._powered
-
-    @property
     def pid(self) -> int | None:
         """The agent's process, if it runs."""
         running = self._process is not None and self._process.poll() is None

@@ -17,7 +17,7 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import EMPTY, Properties
 from agent.mqtt.reason_codes import Reason
-from agent.wire.topics import Topic, is_reply_name, parse_topic
+from agent.wire.topics import Topic, parse_topic
 from builder.errors import FleetError
 from edgebundle.broker import Broker
 from edgebundle.errors import UsageError
@@ -37,12 +37,6 @@ class Client:
         Called in the event loop with each message on one of our topics.
     on_up
         Called after each connect.
-
-    Attributes
-    ----------
-    reply_name
-        The first level of this client's reply topics: its user name, which the broker's access list compares;
-        a random name for an anonymous client, and for a user name that cannot be a level of a topic.
     """
 
     def __init__(
@@ -53,10 +47,6 @@ class Client:
         on_up: Callable[[], None] | None = None,
     ) -> None:
         name = f"edgebundle-{secrets.token_hex(8)}"
-        user = broker.user
-        self.reply_name = (
-            user if user is not None and is_reply_name(user) else f"anonymous-{secrets.token_hex(6)}"
-        )
         self._on_message = on_message
         self._on_up = on_up
         try:
