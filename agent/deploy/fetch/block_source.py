@@ -1,7 +1,8 @@
 """Download a bundle over MQTT: connects the block protocol to the broker, the file and the clock.
 
 Promises: the transfer survives restarts of the broker, the connection and the offering side. Time without a
-connection does not count against the time limit.
+connection does not count against the time limit. The event loop does not wait for the disk: a thread writes
+blocks, and meanwhile at most one window of them is kept.
 Leaves to others: the protocol (`blocks`), and whether the bytes are the right ones.
 """
 
@@ -10,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from agent.bundle.names import hex_digest
-from agent.deploy.fetch.blocks import BlockPull, Write
+from agent.deploy.fetch.blocks import BLOCK_BYTES, BlockPull, Write
 from agent.deploy.interfaces import Control
 from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.part import Part
@@ -31,10 +32,21 @@ POLL_S: Final = 1.0
 class _Pulling:
     """One download."""
 
-    def __init__(self, part: Part, pull: BlockPull, done: asyncio.Future[None]) -> None:
+    def __init__(self, part: Part, pull: BlockPull) -> None:
         self.part = part
         self.pull = pull
-        self.done = done
+        # Offset -> a block that has arrived since the last look, and when.
+        self.arrived: dict[int, tuple[bytes, float]] = {}
+        # What is to be written, in the order of the file.
+        self.unwritten: list[bytes] = []
+        self.written_at = pull.heard_at
+        self.failure: EdgeError | None = None
+        self.news = asyncio.Event()
+
+    @property
+    def done(self) -> bool:
+        """Whether everything has arrived, and only needs to be written, or the download has failed."""
+        return self.pull.complete or self.failure is not None
 
 
 class BlockSource:
@@ -90,43 +102,49 @@ class BlockSource:
         """
         key = hex_digest(digest)
         now = self._clock()
-        pulling = _Pulling(
-            part,
-            BlockPull(size=part.size, have=part.written, now=now),
-            asyncio.get_running_loop().create_future(),
-        )
+        pulling = _Pulling(part, BlockPull(size=part.size, have=part.written, now=now))
         topic_filter = block_filter(self._device, key)
         self._pulling[key] = pulling
         self._control.want(topic_filter, 0)
         try:
             self._decide(key, pulling, pulling.pull.start(now))
-            while not pulling.done.done():
-                await asyncio.wait({pulling.done}, timeout=self._pause_s(pulling.pull))
+            while not pulling.done:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause_s(pulling.pull)):
+                        await pulling.news.wait()
+                pulling.news.clear()
+                self._take(key, pulling)
+                await self._write(pulling)
                 progress(part.written)
                 self._check_silence(pulling)
-                if self._control.connected:
+                if self._control.connected and not pulling.done:
                     self._decide(key, pulling, pulling.pull.tick(self._clock()))
-            await pulling.done
+            if pulling.failure is not None:
+                raise pulling.failure
+            await self._write(pulling)
             await in_disk_thread(part.sync)
         finally:
             del self._pulling[key]
             self._control.unsubscribe(topic_filter)
-            if not pulling.done.done():
-                pulling.done.cancel()
-            elif not pulling.done.cancelled():
-                pulling.done.exception()  # mark it as retrieved, in case this task was cancelled
 
     def on_block(self, key: str, offset: int, data: bytes) -> None:
         """Take a block of the bundle whose hex digest is `key`."""
         pulling = self._pulling.get(key)
-        if pulling is not None and not pulling.done.done():
-            self._decide(key, pulling, pulling.pull.block(offset, data, self._clock()))
+        if pulling is None or pulling.done or offset in pulling.arrived or not pulling.pull.expects(offset):
+            return
+        now = self._clock()
+        if len(data) > BLOCK_BYTES:  # it ends the download, and is not worth its memory
+            self._decide(key, pulling, pulling.pull.block(offset, data, now))
+        else:
+            pulling.arrived[offset] = data, now
+        pulling.news.set()
 
     def on_connected(self) -> None:
         """Ask again after a reconnect: blocks that were under way are lost."""
         self._connected_at = self._clock()
         for key, pulling in self._pulling.items():
-            if not pulling.done.done():
+            self._take(key, pulling)
+            if not pulling.done:
                 self._decide(key, pulling, pulling.pull.connected(self._connected_at))
 
     def _pause_s(self, pull: BlockPull) -> float:
@@ -135,24 +153,46 @@ class BlockSource:
             return POLL_S
         return min(max(pull.ask_again_at - self._clock(), 0.0), POLL_S)
 
+    def _take(self, key: str, pulling: _Pulling) -> None:
+        """Pass on the blocks that have arrived."""
+        arrived, pulling.arrived = pulling.arrived, {}
+        for offset, (data, now) in arrived.items():
+            if not pulling.done:
+                self._decide(key, pulling, pulling.pull.block(offset, data, now))
+
     def _decide(self, key: str, pulling: _Pulling, decisions: Iterator[Want | Write]) -> None:
         try:
             for decision in decisions:
                 if isinstance(decision, Write):
-                    pulling.part.append(decision.data)
+                    pulling.unwritten.append(decision.data)
                 else:
                     topic = format_topic(BlockWant(self._device, key))
                     self._control.publish(topic, decision.to_bytes(), qos=0)
         except EdgeError as error:
-            with contextlib.suppress(asyncio.InvalidStateError):
-                pulling.done.set_exception(error)
+            pulling.failure = error
+
+    async def _write(self, pulling: _Pulling) -> None:
+        """Append what is to be written, in a thread."""
+        blocks, pulling.unwritten = pulling.unwritten, []
+        if not blocks:
             return
-        if pulling.pull.complete and not pulling.done.done():
-            pulling.done.set_result(None)
+        writing = asyncio.ensure_future(in_disk_thread(_append, pulling.part, blocks))
+        try:
+            await asyncio.shield(writing)
+        finally:
+            if not writing.done():  # cancelled: the file must not be closed while it is written
+                with contextlib.suppress(EdgeError):
+                    await asyncio.shield(writing)
+        pulling.written_at = self._clock()
 
     def _check_silence(self, pulling: _Pulling) -> None:
-        if pulling.done.done() or not self._control.connected:
+        if pulling.done or not self._control.connected:
             return
-        quiet_s = self._clock() - max(pulling.pull.heard_at, self._connected_at)
+        quiet_s = self._clock() - max(pulling.pull.heard_at, pulling.written_at, self._connected_at)
         if quiet_s > self._silence_limit_s:
             raise TimeoutError(f"no block arrived over MQTT for {self._silence_limit_s:g} s")
+
+
+def _append(part: Part, blocks: Iterable[bytes]) -> None:
+    for block in blocks:
+        part.append(block)

@@ -26,7 +26,7 @@ from agent.wire.blocks import MAX_COUNT, Want
 # Measured on loopback (docs/decisions/0004): between 64 KiB and 1 MiB the difference is below the noise,
 # and on a slow link a lost small block costs less time.
 BLOCK_BYTES: Final = 64 * 1024
-# Blocks requested and not yet received: 4 MiB, which is also the most memory that a pull uses.
+# Blocks requested and not yet received: 4 MiB. A pull holds as much, and its owner what is being written.
 WINDOW_BLOCKS: Final = MAX_COUNT
 # A request is repeated after this long without a block; the interval doubles up to the longest.
 SILENCE_S: Final = 2.0
@@ -113,6 +113,12 @@ class BlockPull:
         self._requested_at = now
         yield from self._ask()
 
+    def expects(self, offset: int) -> bool:
+        """Return whether a block from `offset` on may have been requested, and is not there yet."""
+        reach = min(self._written + self._most_blocks * self._block_bytes, self._size)
+        inside = self._written <= offset < reach and not (offset - self._written) % self._block_bytes
+        return inside and offset not in self._early
+
     def block(self, offset: int, data: bytes, now: float) -> Iterator[Write | Want]:
         """Take a block; return what to write and what to request.
 
@@ -121,13 +127,12 @@ class BlockPull:
         EndlessDataError
             If the block is longer than requested.
         """
-        reach = min(self._written + self._most_blocks * self._block_bytes, self._size)
-        if not self._written <= offset < reach or (offset - self._written) % self._block_bytes:
-            return  # already written, or never requested
+        if not self.expects(offset):
+            return
         expected = min(self._block_bytes, self._size - offset)
         if len(data) > expected:
             raise EndlessDataError(f"expected a block of {expected} bytes at {offset}, got {len(data)}")
-        if len(data) < expected or offset in self._early:
+        if len(data) < expected:
             return  # a short block counts as lost, and is requested again after a while
         # On a link that takes a second for a block, do not repeat a request after two.
         self._silence_s = min(max(self._first_silence_s, 4 * (now - self._heard_at)), self._longest_silence_s)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import pytest
 
 from agent.deploy.fetch import block_source
 from agent.deploy.fetch.block_source import BlockSource
+from agent.deploy.fetch.blocks import BLOCK_BYTES, WINDOW_BLOCKS, BlockPull
 from agent.deploy.store.part import Part
+from agent.errors import EndlessDataError
 from agent.wire import topics
 from agent.wire.blocks import Want
 from tests.agent.deploy.rig import DEVICE, FakeControl
@@ -116,3 +120,79 @@ async def test_block_of_another_bundle_is_ignored(part: Part) -> None:
     download.source.on_block("cd" * 32, 0, bytes(1000))
     assert part.written == 0
     download.task.cancel()
+
+
+async def test_disk_that_hangs_holds_up_neither_the_event_loop_nor_the_memory(
+    part: Part, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_source, "BlockPull", functools.partial(BlockPull, block_bytes=10))
+    hangs, back, append = threading.Event(), threading.Event(), part.append
+
+    def hanging(data: bytes) -> None:
+        hangs.set()
+        assert back.wait(30)
+        append(data)
+
+    monkeypatch.setattr(part, "append", hanging)
+    download = Download(part)
+    await asyncio.sleep(0)
+    threading.Timer(20, back.set).start()  # or this thread would hang, too, and with it the test
+    for offset in range(0, 1000, 10):
+        download.source.on_block(HEX, offset, bytes(10))
+        while not hangs.is_set():
+            await asyncio.sleep(0.001)
+    assert not back.is_set(), "taking a block waits for the disk"
+    (pulling,) = download.source._pulling.values()
+    assert len(pulling.arrived) <= WINDOW_BLOCKS
+    assert pulling.unwritten == []
+    assert not download.task.done()
+    back.set()
+    async with asyncio.timeout(20):
+        while not download.task.done():
+            for offset in range(0, 1000, 10):  # what was dropped is asked for, and sent, again
+                download.source.on_block(HEX, offset, bytes(10))
+            await asyncio.sleep(0.001)
+    await download.task
+    assert part.written == 1000
+
+
+@pytest.mark.parametrize("offset", [0, 500])
+async def test_blocks_that_are_too_long_are_not_kept(part: Part, offset: int) -> None:
+    download = Download(part)
+    await asyncio.sleep(0)
+    for _ in range(3):
+        download.source.on_block(HEX, offset, bytes(BLOCK_BYTES + 1))
+    (pulling,) = download.source._pulling.values()
+    assert pulling.arrived == {}
+    if offset:  # nobody asked for it
+        assert not pulling.done
+        download.source.on_block(HEX, 0, bytes(1000))
+        await download.task
+    else:
+        with pytest.raises(EndlessDataError, match="expected a block of 1000 bytes at 0, got 65537"):
+            await download.task
+
+
+async def test_download_that_is_cancelled_while_it_writes_ends_after_the_write(
+    part: Part, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, back, append = threading.Event(), threading.Event(), part.append
+
+    def hanging(data: bytes) -> None:
+        hangs.set()
+        assert back.wait(30)
+        append(data)
+
+    monkeypatch.setattr(part, "append", hanging)
+    download = Download(part)
+    await asyncio.sleep(0)
+    download.source.on_block(HEX, 0, bytes(1000))
+    while not hangs.is_set():
+        await asyncio.sleep(0.001)
+    download.task.cancel()
+    await settle()
+    assert not download.task.done(), "its file would be closed, and another one could get its descriptor"
+    back.set()
+    with pytest.raises(asyncio.CancelledError):
+        await download.task
+    assert part.written == 1000
