@@ -99,6 +99,29 @@ class Prepared:
     flops: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was found out about a model.
+
+    Attributes
+    ----------
+    counts
+        Engine -> millions of instructions.
+    loops
+        Core -> the hot loops of our kernels; empty without llvm-mca.
+    times
+        Engine -> number of threads -> estimate; empty unless they were asked for.
+    """
+
+    counts: Mapping[str, float]
+    loops: Mapping[str, Sequence[hot_loops.Loop]]
+    times: Mapping[str, Mapping[int, Estimate]]
+
+
+# Title, headings and cells.
+Table = tuple[str, list[str], list[list[str]]]
+
+
 def prepare(
     name: str, folder: Path, target: str, records: str | None, engines: Collection[str] = ENGINES
 ) -> Prepared:
@@ -249,66 +272,114 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RequirementError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    counts: dict[str, dict[str, float]] = {}
-    loops: dict[str, dict[str, list[hot_loops.Loop]]] = {}
-    times: dict[str, dict[str, Mapping[int, Estimate]]] = {}
-    board = boards()[TARGETS[args.cpu]]
+    found: dict[str, Measured] = {}
     for given in args.models:
-        target, name = TARGETS[args.cpu], Path(given).name
         try:
-            place = args.output.resolve() / "models"
-            model = prepare(given, place, target, args.tuning_records, args.engines)
+            found[Path(given).name] = _measure(given, emulator, args, console)
         except LeftOutError as error:
             print(f"error: {given}: {error}", file=sys.stderr)
             return 2
-        # No other engine is given a float16 network: it is compared with ours in float32.
-        engines = [OURS] if name in HALVES else args.engines
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            asked = [pool.submit(count, emulator, engine, model, args.cpu) for engine in engines]
-            found = {engine: each.result() for engine, each in zip(engines, asked, strict=True)}
-        counts[name] = {engine: value for engine, value in found.items() if value is not None}
-        summary = ", ".join(f"{engine} {value:.1f}" for engine, value in counts[name].items())
-        shipped = f"shipped records schedule {model.shipped_kernels} kernels"
-        console.print(f"{name}: {summary} million instructions; {shipped}", highlight=False)
-        if args.times:
-            times[name] = {
-                engine: of_engine(emulator, engine, model.place, board, keep=engine not in (OURS, UNTUNED))
-                for engine in counts[name]
-            }
-        if name in HALVES:  # its loops are not those of the ONNX file
-            continue
+    counts = {name: each.counts for name, each in found.items()}
+    parts, means = _tables(found, args.cpu), _means(counts)
+    for title, heads, body in parts:
+        tables.show(console, title, heads, body)
+    for line in means:
+        console.print(line, highlight=False)
+    seconds = time.perf_counter() - began
+    args.output.mkdir(parents=True, exist_ok=True)
+    document = _document(found, args.cpu) | {"seconds": seconds}
+    (args.output / "bench-arm.json").write_text(json.dumps(document, indent=1) + "\n")
+    (args.output / MARKDOWN).write_text(_markdown(parts, means, args.cpu))
+    title = f"Millions of instructions per inference: {args.cpu} emulated, one thread"
+    pictures.instructions(counts, args.output / "instructions.png", title)
+    if loops := _loops(found):
+        title = "Hot loops by llvm-mca, no board timed: share of the core's multiply-add peak"
+        pictures.hot_loops(loops, args.output / "hot-loops.png", title)
+    pictures.publish([args.output / "instructions.png", args.output / "hot-loops.png"], args.pictures)
+    console.print(f"{seconds:.0f} s; written: {args.output}/bench-arm.json, {MARKDOWN}, pictures")
+    return 0
+
+
+def _measure(given: str, emulator: Emulator, args: argparse.Namespace, console: Console) -> Measured:
+    """Count one model's instructions with each engine, and say them.
+
+    Raises
+    ------
+    LeftOutError
+        If the model cannot be compared.
+    """
+    target, name = TARGETS[args.cpu], Path(given).name
+    model = prepare(given, args.output.resolve() / "models", target, args.tuning_records, args.engines)
+    # No other engine is given a float16 network: it is compared with ours in float32.
+    engines = [OURS] if name in HALVES else args.engines
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        asked = [pool.submit(count, emulator, engine, model, args.cpu) for engine in engines]
+        found = {engine: each.result() for engine, each in zip(engines, asked, strict=True)}
+    counts = {engine: value for engine, value in found.items() if value is not None}
+    summary = ", ".join(f"{engine} {value:.1f}" for engine, value in counts.items())
+    shipped = f"shipped records schedule {model.shipped_kernels} kernels"
+    console.print(f"{name}: {summary} million instructions; {shipped}", highlight=False)
+    times: dict[str, Mapping[int, Estimate]] = {}
+    if args.times:
+        board = boards()[target]
+        times = {
+            engine: of_engine(emulator, engine, model.place, board, keep=engine not in (OURS, UNTUNED))
+            for engine in counts
+        }
+    loops: Mapping[str, Sequence[hot_loops.Loop]] = {}
+    if name not in HALVES:  # whose loops are not those of the ONNX file
         try:
             code = hot_loops.kernels_object(model.place / "model.onnx", fixed_shapes(name), target)
-            found_loops = hot_loops.of_model(code, model.flops)
-            if all(found_loops.values()):
-                loops[name] = found_loops
+            loops = hot_loops.of_model(code, model.flops)
         except RequirementError as error:
             console.print(f"  without llvm-mca: {error}", highlight=False)
-    document = {
-        "cpu": args.cpu,
+    return Measured(counts, loops if all(loops.values()) else {}, times)
+
+
+def _loops(found: Mapping[str, Measured]) -> dict[str, Mapping[str, Sequence[hot_loops.Loop]]]:
+    return {name: each.loops for name, each in found.items() if each.loops}
+
+
+def _times(found: Mapping[str, Measured]) -> dict[str, Mapping[str, Mapping[int, Estimate]]]:
+    return {name: each.times for name, each in found.items() if each.times}
+
+
+def _document(found: Mapping[str, Measured], cpu: str) -> dict[str, Any]:
+    """Return everything that was measured, for JSON."""
+    counts = {name: each.counts for name, each in found.items()}
+    return {
+        "cpu": cpu,
         "millions": counts,
         "over_the_best": {ours: ratios(counts, ours) for ours in (UNTUNED, OURS)},
         "hot_loops": {
             name: {core: [asdict(loop) for loop in each] for core, each in by_core.items()}
-            for name, by_core in loops.items()
+            for name, by_core in _loops(found).items()
         },
-        "board": board.name,
+        "board": boards()[TARGETS[cpu]].name,
         "times": {
             name: {
                 engine: {n: asdict(each) for n, each in threads.items()}
                 for engine, threads in by_engine.items()
             }
-            for name, by_engine in times.items()
+            for name, by_engine in _times(found).items()
         },
-        "seconds": time.perf_counter() - began,
     }
-    parts = [(f"Millions of instructions, {args.cpu}", *rows(counts))]
-    if times:
+
+
+def _tables(found: Mapping[str, Measured], cpu: str) -> list[Table]:
+    """Return the tables: those of instructions, and what else was measured."""
+    counts = {name: each.counts for name, each in found.items()}
+    parts: list[Table] = [(f"Millions of instructions, {cpu}", *rows(counts))]
+    if times := _times(found):
+        board = boards()[TARGETS[cpu]]
         parts.append((f"Estimated milliseconds, {board.name}, no board timed", *time_rows(times)))
-    if loops:
+    if loops := _loops(found):
         parts.append(("Hot loops by llvm-mca, share of the core's peak", *loop_rows(loops)))
-    for title, heads, body in parts:
-        tables.show(console, title, heads, body)
+    return parts
+
+
+def _means(counts: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return the lines below the tables."""
     floats = {name: each for name, each in counts.items() if name not in INT8}
     means = [
         f"geometric mean over the best{', untuned' if ours == UNTUNED else ''}: "
@@ -321,34 +392,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         means.append(
             f"geometric mean over the best, int8: {statistics.geometric_mean(integers.values()):.3f}"
         )
-    means += [
-        f"int8 over float32, {name}: {ratio:.2f}" for name, ratio in tables.over_float32(counts, OURS).items()
-    ]
-    means += [
-        f"fp16 over float32, {name}: {ratio:.2f}"
-        for name, ratio in tables.over_float32(counts, OURS, HALVES_SUFFIX).items()
-    ]
-    for line in means:
-        console.print(line, highlight=False)
-    args.output.mkdir(parents=True, exist_ok=True)
-    (args.output / "bench-arm.json").write_text(json.dumps(document, indent=1) + "\n")
+    for precision, suffix in (("int8", SUFFIX), ("fp16", HALVES_SUFFIX)):
+        over = tables.over_float32(counts, OURS, suffix)
+        means += [f"{precision} over float32, {name}: {ratio:.2f}" for name, ratio in over.items()]
+    return means
+
+
+def _markdown(parts: Sequence[Table], means: Sequence[str], cpu: str) -> str:
+    """Return the tables and the lines below them for the README."""
     lines = [
-        "Millions of instructions per inference, one thread, float32 unless int8 or fp16, "
-        f"{args.cpu} emulated.",
+        f"Millions of instructions per inference, one thread, float32 unless int8 or fp16, {cpu} emulated.",
         "",
     ]
     for title, heads, body in parts:
         lines += [] if heads is parts[0][1] else [f"{title}:", ""]
         lines += [tables.markdown(heads, body), ""]
-    (args.output / MARKDOWN).write_text("\n".join([*lines, *(f"- {line}" for line in means)]) + "\n")
-    title = f"Millions of instructions per inference: {args.cpu} emulated, one thread"
-    pictures.instructions(counts, args.output / "instructions.png", title)
-    if loops:
-        title = "Hot loops by llvm-mca, no board timed: share of the core's multiply-add peak"
-        pictures.hot_loops(loops, args.output / "hot-loops.png", title)
-    pictures.publish([args.output / "instructions.png", args.output / "hot-loops.png"], args.pictures)
-    console.print(f"{document['seconds']:.0f} s; written: {args.output}/bench-arm.json, {MARKDOWN}, pictures")
-    return 0
+    return "\n".join([*lines, *(f"- {line}" for line in means)]) + "\n"
 
 
 def _parser() -> argparse.ArgumentParser:
