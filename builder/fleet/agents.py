@@ -161,17 +161,18 @@ class _Listing:
         self._arrived.set()
 
     async def wait_until_quiet(self, limit_s: float) -> None:
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while True:
-                    self._arrived.clear()
-                    try:
-                        await asyncio.wait_for(self._arrived.wait(), QUIET_S)
-                    except TimeoutError:
-                        if self._presences:
-                            return
+                while await self._more_arrives() or not self._presences:
+                    pass
+
+    async def _more_arrives(self) -> bool:
+        self._arrived.clear()
+        try:
+            async with asyncio.timeout(QUIET_S):
+                return await self._arrived.wait()
         except TimeoutError:
-            return
+            return False
 
     def summaries(self) -> tuple[AgentSummary, ...]:
         names = sorted({*self._presences, *self._infos, *self._models})
