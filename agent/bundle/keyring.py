@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.bundle.names import SHA256
 from agent.errors import ConfigError, KeyringError
+from agent.reading import open_at_once
 
 # `cryptography` takes 8 MiB of memory, so it is imported only where it is used: an agent without a model does
 # without it (docs/decisions/0015-plain-keys-without-cryptography.md).
@@ -277,8 +278,7 @@ def _revoked(path: Path) -> tuple[frozenset[str], list[str]]:
 
 def _read(path: Path, limit: int) -> bytes:
     try:
-        # Without O_NONBLOCK, opening a FIFO would wait until something writes to it.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+        with os.fdopen(open_at_once(path), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ConfigError("expected a regular file, got something else")
             raw = file.read(limit + 1)

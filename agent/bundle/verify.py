@@ -40,6 +40,7 @@ from agent.bundle.keyring import Keyring
 from agent.bundle.manifest import Manifest
 from agent.bundle.signature import Statement, verify_signature
 from agent.errors import FormatError, MixAndMatchError, NoSpaceError, SignatureError, StoreError
+from agent.reading import open_at_once
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -275,8 +276,7 @@ def _opened(source: str | os.PathLike[str] | int) -> Iterator[int]:
         yield source
         return
     try:
-        # Without O_NONBLOCK, opening a FIFO would wait until something writes to it.
-        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = open_at_once(source)
     except OSError as error:
         raise StoreError(f"{os.fspath(source)} cannot be opened: {error.strerror}") from error
     try:

@@ -18,6 +18,7 @@ from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.state_file import set_aside
 from agent.durable import write_durably
 from agent.errors import StoreError
+from agent.reading import open_at_once
 from agent.wire.document import MAX_SAFE_INTEGER
 
 _log = logging.getLogger(__name__)
@@ -79,8 +80,7 @@ def _next_seq(state_dir: Path) -> tuple[int, bool]:
     """
     path = state_dir / _FILE
     try:
-        # Without O_NONBLOCK, opening a FIFO would wait until something writes to it.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+        with os.fdopen(open_at_once(path), "rb") as file:
             raw = file.read(_MAX_FILE_BYTES) or b""
     except FileNotFoundError:
         raw = b"0"

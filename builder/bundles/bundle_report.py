@@ -34,6 +34,7 @@ from agent.bundle.state import State
 from agent.bundle.tensor_spec import TensorSpec
 from agent.bundle.verify import verify
 from agent.errors import BundleError, FormatError
+from agent.reading import open_at_once
 from builder.errors import PackageError
 
 WIDTH: Final = 100  # characters per line, for a terminal on half a screen; digests are never broken
@@ -158,7 +159,7 @@ def inspect_bundle(path: str | os.PathLike[str], keyring: Keyring | None = None)
         If the file is not a bundle, so there is nothing to report.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
+        fd = open_at_once(path)
     except OSError as error:
         raise PackageError(f"cannot read the bundle {os.fspath(path)}: {error.strerror}") from error
     try:

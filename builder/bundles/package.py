@@ -20,6 +20,7 @@ from agent.bundle.archive import MANIFEST, SIGNATURE, pack, read_index, read_mem
 from agent.bundle.manifest import FileDigest, Manifest
 from agent.bundle.signature import make_signature
 from agent.errors import EdgeError, MixAndMatchError
+from agent.reading import open_at_once
 from builder.bundles.integer_work import IntegerWork
 from builder.errors import PackageError
 from builder.spelling import similar_file
@@ -108,8 +109,7 @@ class Package:
             If the file cannot be read or is not a bundle.
         """
         try:
-            # Without O_NONBLOCK, opening a FIFO would wait until something writes to it.
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = open_at_once(path)
         except OSError as error:
             raise PackageError(
                 f"{path}: cannot be read ({error.strerror})", hint=similar_file(path)

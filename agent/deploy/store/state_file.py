@@ -19,6 +19,7 @@ from typing import Final
 
 from agent.durable import write_durably
 from agent.errors import StoreError
+from agent.reading import open_at_once
 
 # Far above the largest document (64 models, 64 jobs), and still fast to parse on a small board.
 MAX_STATE_BYTES: Final = 4 * 1024 * 1024
@@ -116,7 +117,7 @@ def mirror_of(path: Path) -> Path:
 def peek(path: Path) -> object | None:
     """Return the document at `path` without renaming anything; None if it is missing or damaged."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_at_once(path), "rb") as file:
             return _decode(file.read(MAX_STATE_BYTES + 1))
     except OSError:
         return None
@@ -125,8 +126,7 @@ def peek(path: Path) -> object | None:
 def _read(path: Path) -> list[object]:
     """Return `[document]`, or `[]` if it is missing or damaged; rename a damaged file."""
     try:
-        # Without O_NONBLOCK, opening a FIFO would wait until something writes to it.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+        with os.fdopen(open_at_once(path), "rb") as file:
             raw = file.read(MAX_STATE_BYTES + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except FileNotFoundError:
         return []

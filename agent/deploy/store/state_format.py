@@ -15,6 +15,7 @@ from typing import Final
 from agent.deploy.store.state_file import set_aside
 from agent.durable import write_durably
 from agent.errors import StoreError
+from agent.reading import open_at_once
 
 # Incremented when an older agent could not read, or would damage, what this one writes.
 STATE_FORMAT: Final = 1
@@ -34,8 +35,7 @@ def check(root: Path) -> None:
     """
     path = root / FORMAT_FILE
     try:
-        # Without O_NONBLOCK, opening a FIFO would wait until something writes to it.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+        with os.fdopen(open_at_once(path), "rb") as file:
             raw = (file.read(_MAX_BYTES) or b"").strip()
     except (FileNotFoundError, NotADirectoryError):
         return  # a new directory, or one of an agent before this file existed: version 1

@@ -273,3 +273,13 @@ def test_a_save_that_hangs_and_ends_late_does_not_undo_a_later_one(
     back.set()
     late.join()
     assert file.load_all() == [{"version": 9}] * (1 + mirrored)
+
+
+def test_a_fifo_in_place_of_the_record_holds_up_nobody(tmp_path: Path) -> None:
+    """`edge-agent check` reads the folder of another user as root."""
+    os.mkfifo(tmp_path / "active.json")
+    found: list[object] = []
+    reading = threading.Thread(target=lambda: found.append(read_active(tmp_path)), daemon=True)
+    reading.start()
+    reading.join(20)
+    assert found == [{}]
