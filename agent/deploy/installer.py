@@ -28,13 +28,14 @@ from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle, verify
 from agent.deploy.fetch.sources import Downloader
 from agent.deploy.interfaces import Models
+from agent.deploy.job_run import JobRun
 from agent.deploy.jobs import Job, Request
 from agent.deploy.store.active import ActiveModel, RolledBack
 from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.state_file import Checkpoint, no_checkpoint
 from agent.deploy.store.store import Store
 from agent.deploy.transitions import TRANSITIONS, Failure, classify
-from agent.deploy.trial import Score, Trial
+from agent.deploy.trial import Trial
 from agent.durable import store_error
 from agent.errors import DiskError, EdgeError, MixAndMatchError, StoreError
 from agent.wire.job import Result, Status, Step
@@ -49,55 +50,6 @@ _BEFORE_THE_SWITCH: Final = (Step.DOWNLOADING, Step.VERIFYING, Step.INSTALLING)
 PROGRESS_INTERVAL_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
-
-
-class JobRun:
-    """One execution of a job.
-
-    Attributes
-    ----------
-    job
-        The job in its current state.
-    before
-        The model's active bundle when the execution began, or None.
-    verified
-        The bundle, between verifying and testing; `close` closes it if testing is never reached.
-    version, counter
-        The signed manifest's version and security counter, once it is verified.
-    baseline, before_failed
-        The score of the predecessor just before the switch, and whether it was failing.
-    failure
-        How the job will end if it fails, or None.
-    """
-
-    def __init__(self, job: Job, before: ActiveModel | None) -> None:
-        self.job = job
-        self.before = before
-        self.verified: VerifiedBundle | None = None
-        self.version: str | None = None
-        self.counter: int | None = None
-        self.baseline: Score | None = None
-        self.before_failed = False
-        self.failure: Failure | None = None
-
-    def fail(self, step: Step, error: EdgeError | TimeoutError) -> None:
-        """Record why the job fails; only a failing rollback changes an earlier reason."""
-        if step is Step.CLEANUP:
-            return  # leftovers are deleted after the next job
-        if step is Step.ROLLING_BACK and self.failure is not None:
-            self.failure = replace(
-                self.failure,
-                result=Result.FAILED_UNABLE_TO_ROLLBACK,
-                message=f"{self.failure.message}; then the rollback failed: {error}",
-            )
-            return
-        self.failure = classify(step, error)
-
-    def close(self) -> None:
-        """Close the verified bundle."""
-        if self.verified is not None:
-            self.verified.close()
-            self.verified = None
 
 
 class Installer:
