@@ -136,7 +136,8 @@ async def test_disk_that_hangs_holds_up_neither_the_event_loop_nor_the_memory(
     monkeypatch.setattr(part, "append", hanging)
     download = Download(part)
     await asyncio.sleep(0)
-    threading.Timer(20, back.set).start()  # or this thread would hang, too, and with it the test
+    rescue = threading.Timer(20, back.set)  # or this thread would hang, too, and with it the test
+    rescue.start()
     for offset in range(0, 1000, 10):
         download.source.on_block(HEX, offset, bytes(10))
         while not hangs.is_set():
@@ -146,6 +147,7 @@ async def test_disk_that_hangs_holds_up_neither_the_event_loop_nor_the_memory(
     assert len(pulling.arrived) <= WINDOW_BLOCKS
     assert pulling.unwritten == []
     assert not download.task.done()
+    rescue.cancel()
     back.set()
     async with asyncio.timeout(20):
         while not download.task.done():
