@@ -80,6 +80,8 @@ _SAME_PREPROCESS: Final = {
 PREPROCESS_PRESETS: Final = (*_PREPROCESS, *_SAME_PREPROCESS)
 POSTPROCESS_WORDS: Final = ("softmax", "topK", *OUTPUT_PRESETS, *SOUND_PRESETS)
 _WORDS: Final = ("softmax", *OUTPUT_PRESETS, *SOUND_PRESETS)
+# Words whose answers have no classes, whatever the model.
+_NAMELESS: Final = frozenset({"softmax", "embedding", "speech"})
 _STEPS: Final[Mapping[str, type[Step]]] = {
     step.kind: step for step in (Softmax, TopK, Detect, Objects, ClassMap, Normalise, Ctc, Speech, Keywords)
 }
@@ -100,6 +102,24 @@ def check_names(preprocess: str | None, postprocess: str | None) -> None:
         _words(postprocess)
     elif postprocess is not None:
         _read_toml(postprocess)
+
+
+def check_labels_are_used(labels: str, postprocess: str) -> None:
+    """Check, without a model, that a postprocess may name classes.
+
+    Raises
+    ------
+    ModelError
+        If none of its words does.
+    """
+    if postprocess.endswith(".toml"):
+        return
+    words = [word for word, _ in _words(postprocess)]
+    if set(words) <= _NAMELESS:
+        raise ModelError(
+            f"--labels {labels}: expected a postprocess that names classes, got {','.join(words)[:80]}",
+            hint="leave out --labels, or add a --postprocess such as softmax,top5",
+        )
 
 
 def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:

@@ -93,9 +93,7 @@ def over_time_of(
         after = Postprocess(
             tuple(_scaled(model, step) if isinstance(step, Keywords) else step for step in after.steps)
         )
-    labels = None
-    if preset is not None and preset.labels and any(len(preset.labels) in spec.shape for spec in outputs):
-        labels = preset.labels
+    labels = None if preset is None else audio_presets.labels_for(preset, outputs)
     table = columns_of_model(model, inputs, columns, has_media=before is not None or audio is not None)
     return Declarations(before, after, kept, audio, labels, table)
 
