@@ -266,7 +266,7 @@ def _check_declarations(
     from agent.bundle.state import requested
     from builder.compiling.name_recognition import label_hint, recognise_states
     from builder.compiling.outline import read_outline
-    from builder.compiling.recognition import contradicts, recognise
+    from builder.compiling.recognition import check_hints, contradicts, hint_note, recognise
     from builder.compiling.states import states as declare_states
     from builder.running.shown_input import show_input
 
@@ -277,7 +277,9 @@ def _check_declarations(
         if outline is not None and not is_bounded:
             _check_sound(args, preset, outline)
         return None, None, ()
-    proposal = recognise(outline.inputs, outline.outputs) if outline is not None else None
+    proposal = None
+    if outline is not None:
+        proposal = recognise(outline.inputs, outline.outputs, outline.hints)
     if args.labels and not args.postprocess:
         raise ModelError(
             "--labels: expected a --postprocess that names classes, got none",
@@ -301,13 +303,14 @@ def _check_declarations(
     if args.show_input is not None:
         show_input(before, inputs, args.picture, args.show_input)
     after = declarations.postprocess(args.postprocess, outputs, inputs) if args.postprocess else None
+    check_hints(outline.hints, after)
     labels = None if args.labels else usable_labels(outline.labels, outputs, after)
     read_named_labels(args.labels or labels, outputs, after)
     if proposal is not None and after is not None:
         is_preset = not args.postprocess.endswith(".toml")
         if not (is_preset and contradicts(proposal, after, inputs, outputs)):
             proposal = None
-    notes = [sound_note(args)]
+    notes = [sound_note(args), hint_note(outline.hints, after)]
     if labels is None and not args.labels:
         notes.append(label_hint(after, inputs, outputs))
     states = None if args.state else recognise_states(outline.inputs, outline.outputs)

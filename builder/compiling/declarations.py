@@ -58,6 +58,7 @@ _PREPROCESS: Mapping[str, Mapping[str, Any]] = {
     "unit": {"scale": 1 / 255},
     "symmetric": {"scale": 1 / 127.5, "mean": [1.0]},
     "ultraface": {"colour": "RGB", "mean": [127.0], "std": [128.0]},
+    "raw": {"colour": "RGB"},
     "raw-bgr": {"colour": "BGR"},
     "yolox": {"colour": "BGR", **_LETTERBOX, "pad": 114},
     "yolov5": {"colour": "RGB", "resize_mode": "letterbox", "pad": 114, "scale": 1 / 255},

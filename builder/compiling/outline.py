@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from agent.bundle.tensor_spec import TensorSpec
+from builder.compiling.recognition import NO_HINTS, Hints
 from builder.errors import ModelError, ShapeError
 from builder.importer import advice
 
@@ -28,6 +29,13 @@ _MAX_NAMES: Final = 100_000
 _MAX_NAMES_CHARACTERS: Final = 4 << 20
 # Shapes follow from small weights, such as the target of a Reshape; ONNX copies a model to infer them.
 _MAX_SHAPE_VALUES: Final = 1024
+# Operators that only move values, and the most of them that stand behind the one that computes an output.
+_MOVES: Final = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_MOST_MOVES: Final = 16
+_MOST_TASK_CHARACTERS: Final = 32
+# What TensorFlow Lite calls the operators that hints tell apart.
+_TFLITE_MAKERS: Final = {"SOFTMAX": "Softmax", "LOGISTIC": "Sigmoid"}
+_TFLITE_MOVES: Final = frozenset({"CAST", "DEQUANTIZE", "QUANTIZE", "RESHAPE", "SQUEEZE", "TRANSPOSE"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +47,15 @@ class Outline:
     inputs, outputs
         Their names, datatypes and shapes; a symbolic batch counts as 1.
     labels
-        The class names that exports of Ultralytics carry; empty for others.
+        The class names that exports of Ultralytics, or the metadata of TensorFlow Lite, carry; else empty.
+    hints
+        What else the file says about the outputs.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     labels: tuple[str, ...] = ()
+    hints: Hints = field(default=NO_HINTS, compare=False)
 
 
 def read_outline(path: str | Path) -> Outline | None:
@@ -53,7 +64,7 @@ def read_outline(path: str | Path) -> Outline | None:
     if path.suffix.lower() == ".tflite":
         return _read_tflite(path)
     model = _read_onnx(path)
-    return None if model is None else _declared(model, exported_labels(model))
+    return None if model is None else _declared(model)
 
 
 def fixed_outline(
@@ -88,7 +99,7 @@ def fixed_outline(
     if model is None:
         return None
     _fix(model, input_shapes or {}, input_values or {})
-    return _declared(_inferred(model), exported_labels(model))
+    return _declared(_inferred(model))
 
 
 def tensor_names(path: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
@@ -157,8 +168,18 @@ def _read_tflite(path: Path) -> Outline | None:
         ]
     except (KeyError, TypeError, ValueError):
         return None
+    makers = {index: operator for operator in main.operators for index in operator.outputs}
+    found = {}
+    for index, spec in zip(main.outputs, specs[len(inputs) :], strict=True):
+        operator = makers.get(index)
+        for _ in range(_MOST_MOVES):
+            if operator is None or operator.name not in _TFLITE_MOVES or not operator.inputs:
+                break
+            operator = makers.get(operator.inputs[0])
+        if operator is not None:
+            found[spec.name] = _TFLITE_MAKERS.get(operator.name, operator.name)
     labels = read_metadata(raw, model).labels
-    return Outline(tuple(specs[: len(inputs)]), tuple(specs[len(inputs) :]), labels)
+    return Outline(tuple(specs[: len(inputs)]), tuple(specs[len(inputs) :]), labels, Hints(makers=found))
 
 
 def _with_shapes(outline: Outline, shapes: Mapping[str, Sequence[int]]) -> Outline | None:
@@ -166,13 +187,11 @@ def _with_shapes(outline: Outline, shapes: Mapping[str, Sequence[int]]) -> Outli
     known = {spec.name: spec.shape for spec in outline.inputs}
     for name in shapes:
         if name not in known:
-            raise ShapeError(
-                f"the model has no input {name[:80]!r}; its inputs are {', '.join(known)[:300]}"
-            )
+            raise ShapeError(f"the model has no input {name[:80]!r}; its inputs are {', '.join(known)[:300]}")
     return outline if all(known[name] == tuple(shape) for name, shape in shapes.items()) else None
 
 
-def _declared(model: onnx.ModelProto, labels: tuple[str, ...]) -> Outline | None:
+def _declared(model: onnx.ModelProto) -> Outline | None:
     """Return the tensors whose shapes the graph declares, or None if some have none."""
     graph = model.graph
     weights = {tensor.name for tensor in graph.initializer}
@@ -181,7 +200,25 @@ def _declared(model: onnx.ModelProto, labels: tuple[str, ...]) -> Outline | None
     known = [spec for spec in (*inputs, *outputs) if spec is not None]
     if len(known) != len(inputs) + len(outputs) or not inputs or not outputs:
         return None
-    return Outline(tuple(known[: len(inputs)]), tuple(known[len(inputs) :]), labels)
+    specs = tuple(known[: len(inputs)]), tuple(known[len(inputs) :])
+    return Outline(*specs, exported_labels(model), _hints(model))
+
+
+def _hints(model: onnx.ModelProto) -> Hints:
+    graph = model.graph
+    makers = {name: node for node in graph.node for name in node.output if name}
+    found = {}
+    for output in graph.output:
+        name = output.name
+        for _ in range(_MOST_MOVES):
+            node = makers.get(name)
+            if node is None or node.op_type not in _MOVES or not node.input:
+                break
+            name = node.input[0]
+        if (node := makers.get(name)) is not None:
+            found[output.name] = node.op_type
+    task = next((prop.value for prop in model.metadata_props if prop.key == "task"), "")
+    return Hints(task[:_MOST_TASK_CHARACTERS], found, frozenset(node.op_type for node in graph.node))
 
 
 def _fix(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any]) -> None:

@@ -82,18 +82,33 @@ def test_tensors_of_tensorflow_lite(tmp_path: Path, signature: tuple[int, ...], 
     graph = FileSubgraph()
     graph.inputs = [graph.tensor((1, 4), name="x", signature=signature)]
     graph.outputs = [graph.tensor((1, 4), name="y;fused", signature=signature)]
-    graph.op("RELU", graph.inputs, graph.outputs)
+    graph.op("SOFTMAX", graph.inputs, graph.outputs, "SoftmaxOptions", Beta=1.0)
     path = tmp_path / "m.tflite"
     path.write_bytes(write(graph))
     x, y = (TensorSpec(name, "FP32", (1, 4)) for name in "xy")
     assert read_outline(path) == (Outline((x,), (y,)) if expected else None)
     if expected:
+        assert read_outline(path).hints.ends_in_softmax("y")  # type: ignore[union-attr]
         assert fixed_outline(path, {"x": (1, 4)}, None) == Outline((x,), (y,))
         assert fixed_outline(path, {"x": (2, 4)}, None) is None
         with pytest.raises(ShapeError, match="no input 'z'; its inputs are x"):
             fixed_outline(path, {"z": (1, 4)}, None)
     path.write_bytes(b"\x1c\0\0\0TFL3 and no more")
     assert read_outline(path) is None
+
+
+def test_hints_are_the_operators_behind_the_outputs(tmp_path: Path) -> None:
+    made = model((1, 4))
+    graph = made.graph
+    graph.node[0].output[0] = "sum"
+    graph.node.append(helper.make_node("Softmax", ["sum"], ["soft"]))
+    graph.node.append(helper.make_node("Identity", ["soft"], ["y"]))
+    made.metadata_props.add(key="task", value="classify")
+    onnx.save(made, tmp_path / "m.onnx")
+    found = read_outline(tmp_path / "m.onnx")
+    assert found is not None
+    assert (found.hints.task, dict(found.hints.makers)) == ("classify", {"y": "Softmax"})
+    assert found.hints.operators == {"Add", "Softmax", "Identity"}
 
 
 def test_strings_are_left_to_the_importer(tmp_path: Path) -> None:
