@@ -14,7 +14,10 @@ from builder.cli.json_output import print_json
 if TYPE_CHECKING:
     from builder.fleet.agents import AgentSummary
 
-NOBODY_HINT: Final = "check that edge-agent runs with this broker in its configuration; RabbitMQ does not list agents: name them"
+NOBODY_HINT: Final = (
+    "check that edge-agent runs with this broker in its configuration; "
+    "RabbitMQ does not list agents: give their names"
+)
 
 
 def add_parsers(subparsers: SubParsers) -> None:
