@@ -313,7 +313,8 @@ class Engine:
         finally:
             self._reading = False
         if self._socket is sock and self._client.want_write():
-            self._flush()
+            # Whoever waits for what was read goes on first: a system call takes longer than all the rest.
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         if self._socket is not None:
