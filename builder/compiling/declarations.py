@@ -83,6 +83,10 @@ POSTPROCESS_WORDS: Final = ("softmax", "topK", *OUTPUT_PRESETS, *SOUND_PRESETS)
 _WORDS: Final = ("softmax", *OUTPUT_PRESETS, *SOUND_PRESETS)
 # Words whose answers have no classes, whatever the model.
 _NAMELESS: Final = frozenset({"softmax", "embedding", "speech"})
+_NO_PRESET: Final = (
+    "leave out --postprocess for the model's own outputs, "
+    "or declare them in a TOML file (docs/your-detector.md)"
+)
 _STEPS: Final[Mapping[str, type[Step]]] = {
     step.kind: step for step in (Softmax, TopK, Detect, Objects, ClassMap, Normalise, Ctc, Speech, Keywords)
 }
@@ -229,8 +233,9 @@ def postprocess(text: str, outputs: Sequence[TensorSpec], inputs: Sequence[Tenso
 def _with_proposal(
     error: ModelError, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> ModelError:
-    proposal = None if error.hint else recognise(inputs, outputs)
-    return error if proposal is None else ModelError(str(error), hint=str(proposal))
+    if error.hint:
+        return error
+    return ModelError(str(error), hint=str(recognise(inputs, outputs) or _NO_PRESET))
 
 
 def _words(text: str) -> list[tuple[str, dict[str, Any]]]:

@@ -208,7 +208,7 @@ def _finished(signature: Signature, inputs: Sequence[TensorSpec]) -> Iterator[Pr
     evidence = f"boxes, scores and classes as {len(names)} outputs"
     if from_tensorflow:
         before = "raw" if any(spec.datatype == "UINT8" for spec in inputs) else "symmetric"
-        yield Proposal("a detector of TensorFlow", evidence, before == "raw", "tf-detections", before)
+        yield Proposal("a detector of TensorFlow", evidence, True, "tf-detections", before)
     yield Proposal("a detector that ends in the suppression", evidence, False, "detections", "unit")
 
 

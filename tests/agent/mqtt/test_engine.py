@@ -166,8 +166,9 @@ async def test_received_message_is_numbered_with_its_connection_and_acknowledged
     assert [packet.packet_id for packet in rig.client.of_kind(PUBACK)] == [7]
 
 
+@pytest.mark.parametrize("persistent", [False, True])
 @in_virtual_time
-async def test_who_waits_for_a_message_goes_on_before_its_acknowledgement_is_written() -> None:
+async def test_who_waits_goes_on_before_the_acknowledgement_if_nothing_comes_twice(persistent: bool) -> None:
     waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     written: list[int] = []
 
@@ -176,12 +177,12 @@ async def test_who_waits_for_a_message_goes_on_before_its_acknowledgement_is_wri
         rig.engine.ack(message.receipt.packet_id)
         waiting.set_result(None)
 
-    rig = Rig(on_message=take)
+    rig = Rig(on_message=take, persistent=persistent)
     await rig.connect()
     waiting.add_done_callback(lambda _: written.append(len(rig.client.of_kind(PUBACK))))
     rig.client.send(memory_broker.publish("a", b"hello", packet_id=7))
     await settle()
-    assert written == [0]
+    assert written == [int(persistent)]
     assert [packet.packet_id for packet in rig.client.of_kind(PUBACK)] == [7]
 
 
