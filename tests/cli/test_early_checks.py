@@ -259,8 +259,11 @@ def test_a_model_of_tensorflow_lite_is_checked_before_the_compiler_is_loaded(
 def test_a_state_that_looks_like_a_picture_is_not_taken_for_one(
     edgebundle: Edgebundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tensors = {"src": [1, 3, 8, 8], "r1i": [1, 16, 4, 4]}, {"pha": [1, 1, 8, 8], "r1o": [1, 16, 4, 4]}
-    _save(tmp_path / "m.onnx", *tensors)
+    _save(
+        tmp_path / "m.onnx",
+        {"src": [1, 3, 8, 8], "r1i": [1, 16, 4, 4]},
+        {"pha": [1, 1, 8, 8], "r1o": [1, 16, 4, 4]},
+    )
     monkeypatch.setitem(sys.modules, "builder.compiling.compilation", None)
     flags = ("--preprocess", "unit", "--state", "r1i:r1o")
     result = edgebundle("compile", "m.onnx", *flags, cwd=tmp_path)
