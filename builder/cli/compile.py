@@ -172,6 +172,7 @@ def _compile(args: argparse.Namespace) -> int:
         if labels is not None:
             progress(f"labels: the {len(labels)} names in the model file")
         progress("loading the compiler")
+        from agent.bundle.output_length import answered
         from builder.compiling.audio_presets import is_audio
         from builder.compiling.compilation import compile
         from builder.compiling.recognition import recognise
@@ -201,7 +202,7 @@ def _compile(args: argparse.Namespace) -> int:
             model, quantisation = quantised.imported(progress), quantised.report
         declares = args.postprocess or args.state or is_audio(args.preprocess or "")
         if model is not None and proposal is None and not declares:  # the file does not give its shapes
-            proposal = recognise(model.inputs, model.outputs)
+            proposal = recognise(model.inputs, answered(model.outputs, model.lengths))
         if model is None:
             if is_audio(args.preprocess or ""):
                 raise ModelError("--input-shapes: expected fixed shapes with recordings, got bounds")

@@ -232,7 +232,7 @@ def _role(spec: TensorSpec) -> str:
     if (number := _TFLITE_DETECTION.fullmatch(name)) is not None:
         return ("boxes", "classes", "scores", "count")[int(number[1] or 0)]
     words = _WORD.findall(name)
-    if spec.shape[-1:] == (_BOX,) and len(spec.shape) == (3 if spec.shape[0] == 1 else 2):
+    if spec.shape[-1:] == (_BOX,) and (len(spec.shape) == 2 or (len(spec.shape) == 3 and spec.shape[0] == 1)):
         return "" if "raw" in words else "boxes"
     if len(spec.shape) > 2 or (len(spec.shape) == 2 and spec.shape[0] != 1):
         return ""

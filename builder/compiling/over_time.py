@@ -15,6 +15,7 @@ from onnx import numpy_helper
 
 from agent.bundle.audio import Audio, Keywords
 from agent.bundle.columns import InputColumns
+from agent.bundle.output_length import answered
 from agent.bundle.processing import Postprocess, Preprocess
 from agent.bundle.state import State, requested
 from agent.bundle.tensor_spec import TensorSpec
@@ -80,7 +81,7 @@ def over_time_of(
     names = [*(preset.states if preset is not None else ()), *states]
     kept = declare_states(names, model.inputs, model.outputs)
     inputs = requested(model.inputs, [state.input for state in kept or ()])
-    outputs = requested(model.outputs, [state.output for state in kept or ()])
+    outputs = requested(answered(model.outputs, model.lengths), [state.output for state in kept or ()])
     audio = None
     before = model.preprocess
     if preset is not None and preprocess is not None:
