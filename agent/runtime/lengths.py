@@ -18,6 +18,8 @@ def cut_objects(
 ) -> Mapping[str, Array]:
     """Cut the outputs that a detector's step reads, so that it takes no row of the padding for an object.
 
+    Outputs have zeros behind their ends, which the activation of scores may turn into a half.
+
     Parameters
     ----------
     outputs
