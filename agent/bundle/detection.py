@@ -26,7 +26,9 @@ MAX_BINS: Final = 64
 # Strides, sizes of anchors, and values of a row; no model has more.
 _MAX_EXTENT: Final = 1 << 16
 
-CODINGS: Final = ("corners", "centre", "grid", "distances", "anchors")
+CODINGS: Final = ("corners", "corners_yx", "centre", "grid", "distances", "anchors")
+# What is not relative to a grid.
+ABSOLUTE: Final = ("corners", "corners_yx", "centre")
 ACTIVATIONS: Final = ("none", "sigmoid", "softmax")
 JOINT_SCORES: Final = ("product", "geometric_mean")
 BACKGROUNDS: Final = ("none", "first", "last")
@@ -40,7 +42,8 @@ class Part:
     ----------
     output
         The output's name. It has a row for each candidate box: shape (1, n, values) or (n, values); with
-        `Objects.transposed` (1, values, n) or (values, n); or (1, values, height, width).
+        `Objects.transposed` (1, values, n) or (values, n); or (1, values, height, width). A quantity of one
+        value a row may also be (n,) or (1, n), where n is the number of boxes.
     first
         Index of the first value.
     count
@@ -103,15 +106,16 @@ class Objects:
     boxes
         4 values a row, or 4 times `bins`.
     coding
-        What these are. `corners`: x1, y1, x2, y2. `centre`: x, y, width, height. The others are relative to a
-        cell of `levels`, whose centre c is at (column + `offset`, row + `offset`) times its stride. `grid`:
-        centre c + stride * (x, y), size stride * exp(width, height). `distances`: from c to the left, upper,
-        right and lower edge, in strides. `anchors`: centre c + v0 * size * (x, y), size * exp(v1 * (width,
-        height)), where size is the cell's anchor and v0, v1 are `variances`.
+        What these are. `corners`: x1, y1, x2, y2. `corners_yx`: y1, x1, y2, x2, as TensorFlow has them.
+        `centre`: x, y, width, height. The others are relative to a cell of `levels`, whose centre c is at
+        (column + `offset`, row + `offset`) times its stride. `grid`: centre c + stride * (x, y), size
+        stride * exp(width, height). `distances`: from c to the left, upper, right and lower edge, in
+        strides. `anchors`: centre c + v0 * size * (x, y), size * exp(v1 * (width, height)), where size is
+        the cell's anchor and v0, v1 are `variances`.
     normalised
-        Whether `corners` and `centre` are fractions of the model's input instead of its pixels.
+        Whether `corners`, `corners_yx` and `centre` are fractions of the model's input instead of its pixels.
     levels
-        The grids, in the order of the rows; empty for `corners` and `centre`.
+        The grids, in the order of the rows; empty for `corners`, `corners_yx` and `centre`.
     offset
         Position of a cell's centre in the cell: 0.5, or 0 for its upper left corner.
     bins
@@ -132,8 +136,8 @@ class Objects:
     class_ids
         Empty, or one value a row: the class of the row, whose `scores` then have only one value.
     keypoints
-        Empty, or `keypoint_values` for each key point of a row, encoded as the centre of the box is; with
-        `corners` and `centre` in pixels, or fractions, of the model's input.
+        Empty, or `keypoint_values` for each key point of a row, encoded as the centre of the box is; without
+        levels x, y in pixels, or fractions, of the model's input.
     keypoint_values
         2 (x, y), or 3 (x, y, confidence).
     mask_weights
@@ -230,11 +234,11 @@ class Objects:
             raise ValueError(f"bins: expected coding distances, got {self.coding}")
         if self._values("boxes") != 4 * max(1, self.bins):
             raise ValueError(f"boxes: expected {4 * max(1, self.bins)} values, got {self._values('boxes')}")
-        is_absolute = self.coding in ("corners", "centre")
+        is_absolute = self.coding in ABSOLUTE
         if is_absolute == bool(self.levels):
             raise ValueError(f"levels: expected {'none' if is_absolute else 'some'} for coding {self.coding}")
         if self.normalised and not is_absolute:
-            raise ValueError(f"normalised: expected coding corners or centre, got {self.coding}")
+            raise ValueError(f"normalised: expected coding {', '.join(ABSOLUTE)}, got {self.coding}")
         if self.coding == "anchors" and not all(level.anchors for level in self.levels):
             raise ValueError("levels: expected anchors at each level for coding anchors")
         if not 0 <= self.offset <= 1:

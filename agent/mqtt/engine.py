@@ -312,8 +312,14 @@ class Engine:
                     break
         finally:
             self._reading = False
-        if self._socket is sock and self._client.want_write():
+        if self._socket is not sock or not self._client.want_write():
+            return
+        if self._persistent:
+            # At once: what is lost before it is acknowledged would be delivered again.
             self._flush()
+        else:
+            # Whoever waits for what was read goes on first: a system call takes longer than all the rest.
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         if self._socket is not None:

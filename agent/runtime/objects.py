@@ -67,8 +67,16 @@ class ObjectDecoder:
 
     def __init__(self, step: Objects, specs: Mapping[str, TensorSpec]) -> None:
         self._step = step
+        boxes = sum(_rows_of(part, specs[part.output], step) for part in step.boxes)
+        self._vectors = frozenset(
+            name
+            for name, parts in step.quantities.items()
+            if len(parts) == 1 and _is_vector(parts[0], specs[parts[0].output], boxes)
+        )
         counts = {
-            name: sum(_rows_of(part, specs[part.output], step) for part in parts)
+            name: boxes
+            if name in self._vectors
+            else sum(_rows_of(part, specs[part.output], step) for part in parts)
             for name, parts in step.quantities.items()
             if parts
         }
@@ -165,6 +173,8 @@ class ObjectDecoder:
         match step.coding:
             case "corners":
                 return values
+            case "corners_yx":
+                return values[:, [1, 0, 3, 2]]
             case "centre":
                 centre, size = values[:, :2], values[:, 2:]
             case "distances":
@@ -209,7 +219,11 @@ class ObjectDecoder:
 
     def _read(self, outputs: Mapping[str, Array], quantity: str, rows: Array | None = None) -> Array:
         """Return a quantity, float32 of shape (rows, values), of all rows or only of some."""
-        views = [_view(outputs[part.output], part, self._step) for part in self._step.quantities[quantity]]
+        parts = self._step.quantities[quantity]
+        if quantity in self._vectors:
+            views = [outputs[parts[0].output].reshape(-1, 1)]
+        else:
+            views = [_view(outputs[part.output], part, self._step) for part in parts]
         if rows is None:
             joined = views[0] if len(views) == 1 else np.concatenate(views)
             return joined.astype(np.float32, copy=False)
@@ -238,6 +252,11 @@ def _ranked(scores: Array, threshold: float) -> Array:
 def _sigmoid(values: Array) -> Array:
     result: Array = 1 / (1 + np.exp(-values.clip(-80, 80)))
     return result
+
+
+def _is_vector(part: Part, spec: TensorSpec, rows: int) -> bool:
+    """Return whether an output has one value for each box, without an axis for it."""
+    return (part.first, part.count) == (0, 1) and spec.shape in ((rows,), (1, rows))
 
 
 def _rows_of(part: Part, spec: TensorSpec, step: Objects) -> int:

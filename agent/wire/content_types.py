@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Final
 
 # Open Inference Protocol v2.
@@ -21,8 +22,14 @@ IMAGES: Final = (JPEG, PNG)
 WAV: Final = "audio/wav"
 L16: Final = "audio/l16"
 RECORDINGS: Final = (WAV, L16)
-# Other names of WAV, which browsers and old programs use.
-SAME_AS_WAV: Final = ("audio/x-wav", "audio/wave", "audio/vnd.wave")
+# Other names, which browsers and old programs use.
+SAME_AS: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("audio/x-wav", "audio/wave", "audio/vnd.wave"), WAV),
+        **dict.fromkeys(("image/jpg", "image/pjpeg"), JPEG),
+        "image/x-png": PNG,
+    }
+)
 
 # In the order in which an agent lists what it accepts.
 REQUESTS: Final = (JSON, RAW, JPEG, PNG, WAV, L16, CBOR)

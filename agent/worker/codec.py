@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agent.bundle.manifest import Manifest
 from agent.bundle.state import requested
 from agent.bundle.tensor_spec import TensorSpec
-from agent.errors import ExecutionError, InputError, MediaTypeError
+from agent.errors import ExecutionError, InputError, MediaTypeError, RequestError
 from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Value
 from agent.runtime.storage import Array
@@ -33,13 +33,13 @@ from agent.wire.content_types import (
     JSON,
     RAW,
     RECORDINGS,
-    SAME_AS_WAV,
+    SAME_AS,
     UNPROCESSED,
-    WAV,
 )
 from agent.worker import oip, oip_json, raw_tensors
 from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.frames import Request
+from agent.worker.payload_kind import kind_of
 
 if TYPE_CHECKING:
     from agent.runtime.preprocess import Preprocessor
@@ -160,7 +160,10 @@ class Codec:
             If its payload does not fit the model's inputs, or it asks for raw outputs of a recording.
         """
         is_raw = _is_raw(request.accept or "")
-        decoded = self._decode(request, payload)
+        try:
+            decoded = self._decode(request, payload)
+        except RequestError as error:
+            raise _explained(error, request, payload) from error
         if not (is_raw or decoded.is_raw):
             return decoded
         if decoded.recording is not None:
@@ -353,7 +356,15 @@ class Codec:
 def _media_type(text: str) -> str:
     # RFC 9110, 8.3.1: parameters follow a semicolon, names are case-insensitive.
     media_type = text.partition(";")[0].strip().lower()
-    return WAV if media_type in SAME_AS_WAV else media_type
+    return SAME_AS.get(media_type, media_type)
+
+
+def _explained(error: RequestError, request: Request, payload: memoryview) -> RequestError:
+    """Return the error, which also says what the payload is, if that is not what its content type says."""
+    kind = None if error.hint is not None else kind_of(payload)
+    if kind is None or (kind.media_type and kind.media_type == _media_type(request.content_type)):
+        return error
+    return type(error)(f"{error}; the payload is {kind.text}", hint=kind.hint)
 
 
 def _is_raw(accept: str) -> bool:

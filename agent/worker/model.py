@@ -21,7 +21,7 @@ from agent.bundle.manifest import Manifest
 from agent.errors import DeadlineError, ExecutionError, FormatError, InputError, RequestError
 from agent.runtime.bucketed_module import BucketedModule
 from agent.runtime.graph_executor import GraphModule, create
-from agent.runtime.lengths import cut
+from agent.runtime.lengths import cut, cut_objects
 from agent.runtime.module import KernelModule
 from agent.runtime.postprocess import Postprocessor, Value
 from agent.runtime.self_test import check_samples
@@ -118,6 +118,7 @@ class Model:
         self._postprocess = prepared.postprocessor
         manifest = prepared.manifest
         self._lengths = manifest.lengths
+        self._steps = () if manifest.postprocess is None else manifest.postprocess.steps
         self._streams: Streams | None = None
         self._outputs: Callable[[], Mapping[str, Array]]
         target: Callable[[str], Array]
@@ -220,7 +221,10 @@ class Model:
         if decoded.is_raw:
             values = dict(outputs)
         elif step is None or step.heard is None:
-            values = self._postprocess(outputs, decoded.placement)
+            made = outputs
+            if self._lengths is not None:
+                made = cut_objects(outputs, self._lengths, self._steps)
+            values = self._postprocess(made, decoded.placement)
         else:
             values = step.heard
         if self._lengths is not None:

@@ -72,7 +72,8 @@ def image_bytes(data: object) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InputError(f"expected an image in base64: {error}") from error
+        hint = "leave out what is before the base64, up to the comma" if data.startswith("data:") else None
+        raise InputError(f"expected an image in base64: {error}", hint=hint) from error
 
 
 def format_answer(

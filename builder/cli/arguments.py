@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from builder.cli import Parser
 from builder.target.presets import PRESETS
@@ -92,16 +92,26 @@ def add_declarations(parser: argparse._ActionsContainer) -> None:
 
 def load_model(args: argparse.Namespace, progress: Callable[[str], None] | None = None) -> ImportedModel:
     """Import the model that the flags of `add_model` describe."""
-    from builder.compiling.audio_presets import import_options
-    from builder.importer import load, parse_input_shapes, parse_input_values
+    from builder.importer import load
 
-    options = import_options(
+    return load(
+        args.model,
+        **import_options(args),
+        max_iterations=args.max_iterations,
+        python=args.python,
+        progress=progress,
+    )
+
+
+def import_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the shapes and values for an import: those of the flags, and of a preset for recordings."""
+    from builder.compiling import audio_presets
+    from builder.importer import parse_input_shapes, parse_input_values
+
+    return audio_presets.import_options(
         getattr(args, "preprocess", None),
         parse_input_shapes(args.input_shapes) if args.input_shapes else None,
         parse_input_values(args.input_values) if args.input_values else None,
-    )
-    return load(
-        args.model, **options, max_iterations=args.max_iterations, python=args.python, progress=progress
     )
 
 

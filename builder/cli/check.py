@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from builder.cli import SubParsers
 from builder.cli.arguments import add_json, add_model_file, load_model
 from builder.cli.bounded import at_upper_bounds
-from builder.cli.early_checks import check_inputs, check_model_file
+from builder.cli.early_checks import check_inputs, check_model_file, read_tensors
 from builder.cli.progress import show_steps
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def _check(args: argparse.Namespace) -> int:
         check_model_file(args.model)
         check_inputs(args)
         args.input_shapes = at_upper_bounds(args.model, args.input_shapes)
+        read_tensors(args)
         with show_steps(quiet=args.quiet or args.json) as progress:
             progress(f"importing {args.model}")
             from builder.compiling.framework_parity import check_import

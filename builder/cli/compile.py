@@ -19,14 +19,24 @@ from builder.cli.arguments import (
     tolerance,
 )
 from builder.cli.bounded import add_bounds, bucket_lines, check_bounds, compile_bounded, load_with_states
-from builder.cli.early_checks import check_folder_of, check_inputs, check_model, check_records
+from builder.cli.early_checks import (
+    check_folder_of,
+    check_inputs,
+    check_model,
+    check_records,
+    read_tensors,
+    sound_note,
+)
 from builder.cli.progress import show_steps
 from builder.cli.quantize import HALVES, PRECISIONS, add_quantising, check_flags, quantise
 from builder.compiling import tolerances
 from builder.compiling.identity import Identity
 
 if TYPE_CHECKING:
+    from agent.bundle.state import State
     from builder.bundles.package import Package
+    from builder.compiling.audio_presets import AudioPreset
+    from builder.compiling.outline import Outline
     from builder.compiling.recognition import Proposal
     from builder.quantising.halves import HalvesReport
     from builder.quantising.report import QuantisationReport
@@ -154,7 +164,7 @@ def _compile(args: argparse.Namespace) -> int:
     if args.report:
         _check_report(args.report)
     with show_steps(quiet=args.quiet or args.json) as progress:
-        proposal, labels, notes = _check_declarations(args)
+        proposal, labels, notes = _check_declarations(args, is_bounded=is_bounded)
         for note in notes:
             progress(note)
         if proposal is not None:
@@ -162,6 +172,7 @@ def _compile(args: argparse.Namespace) -> int:
         if labels is not None:
             progress(f"labels: the {len(labels)} names in the model file")
         progress("loading the compiler")
+        from agent.bundle.output_length import answered
         from builder.compiling.audio_presets import is_audio
         from builder.compiling.compilation import compile
         from builder.compiling.recognition import recognise
@@ -191,7 +202,7 @@ def _compile(args: argparse.Namespace) -> int:
             model, quantisation = quantised.imported(progress), quantised.report
         declares = args.postprocess or args.state or is_audio(args.preprocess or "")
         if model is not None and proposal is None and not declares:  # the file does not give its shapes
-            proposal = recognise(model.inputs, model.outputs)
+            proposal = recognise(model.inputs, answered(model.outputs, model.lengths))
         if model is None:
             if is_audio(args.preprocess or ""):
                 raise ModelError("--input-shapes: expected fixed shapes with recordings, got bounds")
@@ -223,7 +234,7 @@ def _compile(args: argparse.Namespace) -> int:
 
 
 def _check_declarations(
-    args: argparse.Namespace,
+    args: argparse.Namespace, *, is_bounded: bool
 ) -> tuple[Proposal | None, Sequence[str] | None, Sequence[str]]:
     """Refuse what cannot work before the compiler is loaded, and show what the model gets of a picture.
 
@@ -246,22 +257,30 @@ def _check_declarations(
 
     from builder.compiling.labels import read_labels, read_named_labels, usable_labels
 
+    preset = audio_presets.preset_of(args.preprocess)
     if args.labels:
         read_labels(args.labels)
+        if postprocess := args.postprocess or (preset.postprocess if preset is not None else None):
+            declarations.check_labels_are_used(args.labels, postprocess)
     names = read_names(args.columns) if args.columns else None
     # From here on, the model's file is read.
+    from agent.bundle.state import requested
     from builder.compiling.name_recognition import label_hint, recognise_states
     from builder.compiling.outline import read_outline
-    from builder.compiling.recognition import contradicts, recognise
+    from builder.compiling.recognition import check_hints, contradicts, hint_note, recognise
     from builder.compiling.states import states as declare_states
     from builder.running.shown_input import show_input
 
-    if args.preprocess and audio_presets.is_audio(args.preprocess):
-        if args.show_input:
-            raise ModelError("--show-input: expected a preprocess for pictures, got one for recordings")
+    if preset is not None and args.show_input:
+        raise ModelError("--show-input: expected a preprocess for pictures, got one for recordings")
+    outline = read_outline(args.model) if is_bounded else read_tensors(args)
+    if preset is not None:
+        if outline is not None and not is_bounded:
+            _check_sound(args, preset, outline)
         return None, None, ()
-    outline = read_outline(args.model)
-    proposal = recognise(outline.inputs, outline.outputs) if outline is not None else None
+    proposal = None
+    if outline is not None:
+        proposal = recognise(outline.inputs, outline.outputs, outline.hints)
     if args.labels and not args.postprocess:
         raise ModelError(
             "--labels: expected a --postprocess that names classes, got none",
@@ -273,42 +292,50 @@ def _check_declarations(
                 f"--show-input: expected an ONNX model whose shapes are fixed, got {args.model}",
                 hint="compile it, then: edgebundle run BUNDLE --inputs PICTURE --show-input OUT.png",
             )
-        return None, None, _notes_by_name(args)
-    before = declarations.preprocess(args.preprocess, outline.inputs) if args.preprocess else None
-    if names is not None and not args.state and not args.input_values:
-        declare_columns(names, outline.inputs)
+        return None, None, [note for note in (sound_note(args),) if note]
+    kept: Sequence[State] = ()
+    if args.state and not is_bounded:
+        kept = declare_states(args.state, outline.inputs, outline.outputs) or ()
+    inputs = requested(outline.inputs, [state.input for state in kept])
+    outputs = requested(outline.outputs, [state.output for state in kept])
+    before = declarations.preprocess(args.preprocess, inputs) if args.preprocess else None
+    if names is not None:
+        declare_columns(names, inputs)
     if args.show_input is not None:
-        show_input(before, outline.inputs, args.picture, args.show_input)
-    if args.state and not args.input_values:
-        declare_states(args.state, outline.inputs, outline.outputs)
-    after = None
-    if args.postprocess:
-        after = declarations.postprocess(args.postprocess, outline.outputs, outline.inputs)
-    labels = None if args.labels else usable_labels(outline.labels, outline.outputs, after)
-    read_named_labels(args.labels or labels, outline.outputs, after)
+        show_input(before, inputs, args.picture, args.show_input)
+    after = declarations.postprocess(args.postprocess, outputs, inputs) if args.postprocess else None
+    check_hints(outline.hints, after)
+    labels = None if args.labels else usable_labels(outline.labels, outputs, after)
+    read_named_labels(args.labels or labels, outputs, after)
     if proposal is not None and after is not None:
         is_preset = not args.postprocess.endswith(".toml")
-        if not (is_preset and contradicts(proposal, after, outline.inputs, outline.outputs)):
+        if not (is_preset and contradicts(proposal, after, inputs, outputs)):
             proposal = None
-    notes = []
+    notes = [sound_note(args), hint_note(outline.hints, after)]
     if labels is None and not args.labels:
-        notes.append(label_hint(after, outline.inputs, outline.outputs))
+        notes.append(label_hint(after, inputs, outputs))
     states = None if args.state else recognise_states(outline.inputs, outline.outputs)
     if states is not None:
         notes.append(f'some outputs may be inputs of the next run: --state "{states}"')
-    return proposal, labels, [note for note in (*_notes_by_name(args), *notes) if note]
+    return proposal, labels, [note for note in notes if note]
 
 
-def _notes_by_name(args: argparse.Namespace) -> Sequence[str]:
-    """Return a line about the preset for recordings whose inputs the model has."""
-    from builder.compiling.name_recognition import recognise_sound
-    from builder.compiling.outline import tensor_names
+def _check_sound(args: argparse.Namespace, preset: AudioPreset, outline: Outline) -> None:
+    """Refuse what does not fit a model that takes recordings, before the compiler is loaded."""
+    from agent.bundle.state import requested
+    from builder.compiling import audio_presets, declarations
+    from builder.compiling.labels import read_named_labels, usable_labels
+    from builder.compiling.states import states as declare_states
 
-    names = None if args.preprocess else tensor_names(args.model)
-    preset = None if names is None else recognise_sound(*names)
-    if preset is None:
-        return ()
-    return (f"the model's inputs and states have the names of {preset}'s: --preprocess {preset}",)
+    kept = declare_states([*preset.states, *(args.state or ())], outline.inputs, outline.outputs) or ()
+    inputs = requested(outline.inputs, [state.input for state in kept])
+    outputs = requested(outline.outputs, [state.output for state in kept])
+    audio_presets.audio(args.preprocess, inputs)
+    postprocess = args.postprocess or preset.postprocess
+    after = declarations.postprocess(postprocess, outputs, inputs) if postprocess else None
+    own = audio_presets.labels_for(preset, outputs) or usable_labels(outline.labels, outputs, after)
+    if after is not None or args.labels:
+        read_named_labels(args.labels or own, outputs, after)
 
 
 def _output(args: argparse.Namespace) -> str:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from builder.cli.arguments import import_options
 from builder.errors import PackageError, RecordsError, ShapeError
 from builder.model_path import check_exists, check_format
 from builder.spelling import did_you_mean
 from builder.target.presets import PRESETS, unknown_target
+
+if TYPE_CHECKING:  # which loads ONNX
+    from builder.compiling.outline import Outline
 
 _NONE: Final = "none"  # as --tuning-records: use no records
 
@@ -76,6 +80,42 @@ def check_inputs(args: argparse.Namespace) -> None:
                 f"the model has no input {name[:80]!r}; its inputs are {known[:300]}",
                 hint=did_you_mean(name, names, otherwise=f"use one of {known[:300]}"),
             )
+
+
+def read_tensors(args: argparse.Namespace) -> Outline | None:
+    """Read the model's tensors, with the shapes and values that the flags give.
+
+    Returns
+    -------
+    Outline or None
+        None if the file does not say enough.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit the model, or some are missing.
+    """
+    from builder.compiling.outline import fixed_outline
+
+    options = import_options(args)
+    try:
+        return fixed_outline(args.model, options["input_shapes"], options["input_values"])
+    except ShapeError as error:
+        if (note := sound_note(args)) is not None:
+            raise ShapeError(str(error), hint=note) from error
+        raise
+
+
+def sound_note(args: argparse.Namespace) -> str | None:
+    """Return a line about the preset for recordings whose inputs the model has."""
+    from builder.compiling.name_recognition import recognise_sound
+    from builder.compiling.outline import tensor_names
+
+    names = None if getattr(args, "preprocess", None) else tensor_names(args.model)
+    preset = None if names is None else recognise_sound(*names)
+    if preset is None:
+        return None
+    return f"the model's inputs and states have the names of {preset}'s: --preprocess {preset}"
 
 
 def check_records(folder: str | None) -> None:

@@ -106,7 +106,7 @@ def _proposal(model: str) -> Proposal | None:
     from builder.compiling.recognition import recognise
 
     outline = read_outline(model)
-    return None if outline is None else recognise(outline.inputs, outline.outputs)
+    return None if outline is None else recognise(outline.inputs, outline.outputs, outline.hints)
 
 
 def _toml(args: argparse.Namespace, folder: Path, proposal: Proposal | None) -> str:

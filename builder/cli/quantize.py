@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import add_json, add_model, load_model
-from builder.cli.early_checks import check_inputs, check_model
+from builder.cli.early_checks import check_inputs, check_model, read_tensors
 from builder.cli.progress import show_steps
 
 if TYPE_CHECKING:
@@ -231,6 +231,7 @@ def _quantize(args: argparse.Namespace) -> int:
     check_model(args)
     check_inputs(args)
     check_flags(args)
+    read_tensors(args)
     if args.report is not None and args.precision != "int8":
         raise ModelError(
             f"--report: expected --precision int8 beside it, got {args.precision}",

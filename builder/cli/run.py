@@ -316,9 +316,11 @@ def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> i
 
 def _propose(package: Package) -> None:
     """Say which presets fit a model that declares no postprocess."""
+    from agent.bundle.output_length import answered
     from builder.compiling.recognition import recognise
 
-    proposal = recognise(package.manifest.inputs, package.manifest.outputs)
+    manifest = package.manifest
+    proposal = recognise(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()))
     if proposal is not None:
         print(f"{proposal} (edgebundle repack adds them)", file=sys.stderr)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import add_model, integer, load_model, milliseconds, not_negative, positive
-from builder.cli.early_checks import check_inputs, check_model, check_records
+from builder.cli.early_checks import check_inputs, check_model, check_records, read_tensors
 
 if TYPE_CHECKING:
     from builder.boards.measuring_process import RunnerOptions
@@ -166,6 +166,7 @@ def _tune(args: argparse.Namespace) -> int:
     check_inputs(args)
     for folder in args.tuning_records:
         check_records(folder)
+    read_tensors(args)
     from builder.target.device_target import resolve
     from builder.tuning.search.strategies import TUNERS
     from builder.tuning.tuner import tune

@@ -159,6 +159,12 @@ def preset_of(text: str | None) -> AudioPreset | None:
     )
 
 
+def labels_for(preset: AudioPreset, outputs: Sequence[TensorSpec]) -> tuple[str, ...] | None:
+    """Return a preset's labels if the model has as many classes, else None."""
+    fits = any(len(preset.labels) in spec.shape for spec in outputs)
+    return preset.labels if preset.labels and fits else None
+
+
 def import_options(
     text: str | None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 
 from agent.bundle.buckets import Buckets
 from agent.bundle.graph import Graph
+from agent.bundle.output_length import answered
 from agent.bundle.params import dump_params
 from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
@@ -141,7 +142,8 @@ def compile_buckets(
     buckets = plan_buckets(models, sizes=sizes or {}, pads=pads or {}, tolerance=tolerance, progress=progress)
     smallest = models.at(buckets.lowest)
     before = declarations.preprocess(preprocess, smallest.inputs) if preprocess else None
-    after = declarations.postprocess(postprocess, smallest.outputs, smallest.inputs) if postprocess else None
+    answers = answered(smallest.outputs, smallest.lengths)
+    after = declarations.postprocess(postprocess, answers, smallest.inputs) if postprocess else None
     check_declared(buckets, before, after)
     names_of_classes = label_lines(labels, smallest.labels, smallest.outputs, after)
     table = columns_of_model(smallest, smallest.inputs, columns, has_media=before is not None)

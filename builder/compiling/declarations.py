@@ -58,6 +58,7 @@ _PREPROCESS: Mapping[str, Mapping[str, Any]] = {
     "unit": {"scale": 1 / 255},
     "symmetric": {"scale": 1 / 127.5, "mean": [1.0]},
     "ultraface": {"colour": "RGB", "mean": [127.0], "std": [128.0]},
+    "raw": {"colour": "RGB"},
     "raw-bgr": {"colour": "BGR"},
     "yolox": {"colour": "BGR", **_LETTERBOX, "pad": 114},
     "yolov5": {"colour": "RGB", "resize_mode": "letterbox", "pad": 114, "scale": 1 / 255},
@@ -80,6 +81,12 @@ _SAME_PREPROCESS: Final = {
 PREPROCESS_PRESETS: Final = (*_PREPROCESS, *_SAME_PREPROCESS)
 POSTPROCESS_WORDS: Final = ("softmax", "topK", *OUTPUT_PRESETS, *SOUND_PRESETS)
 _WORDS: Final = ("softmax", *OUTPUT_PRESETS, *SOUND_PRESETS)
+# Words whose answers have no classes, whatever the model.
+_NAMELESS: Final = frozenset({"softmax", "embedding", "speech"})
+_NO_PRESET: Final = (
+    "leave out --postprocess for the model's own outputs, "
+    "or declare them in a TOML file (docs/your-detector.md)"
+)
 _STEPS: Final[Mapping[str, type[Step]]] = {
     step.kind: step for step in (Softmax, TopK, Detect, Objects, ClassMap, Normalise, Ctc, Speech, Keywords)
 }
@@ -100,6 +107,24 @@ def check_names(preprocess: str | None, postprocess: str | None) -> None:
         _words(postprocess)
     elif postprocess is not None:
         _read_toml(postprocess)
+
+
+def check_labels_are_used(labels: str, postprocess: str) -> None:
+    """Check, without a model, that a postprocess may name classes.
+
+    Raises
+    ------
+    ModelError
+        If none of its words does.
+    """
+    if postprocess.endswith(".toml"):
+        return
+    words = [word for word, _ in _words(postprocess)]
+    if set(words) <= _NAMELESS:
+        raise ModelError(
+            f"--labels {labels}: expected a postprocess that names classes, got {','.join(words)[:80]}",
+            hint="leave out --labels, or add a --postprocess such as softmax,top5",
+        )
 
 
 def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
@@ -208,8 +233,9 @@ def postprocess(text: str, outputs: Sequence[TensorSpec], inputs: Sequence[Tenso
 def _with_proposal(
     error: ModelError, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> ModelError:
-    proposal = None if error.hint else recognise(inputs, outputs)
-    return error if proposal is None else ModelError(str(error), hint=str(proposal))
+    if error.hint:
+        return error
+    return ModelError(str(error), hint=str(recognise(inputs, outputs) or _NO_PRESET))
 
 
 def _words(text: str) -> list[tuple[str, dict[str, Any]]]:

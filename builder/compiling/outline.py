@@ -1,27 +1,41 @@
 """What a model file says about its own tensors, before the compiler is loaded.
 
-Promises an answer in well under a second, or None: mistakes in declarations can then be told at once. What
-the file does not say (symbolic shapes, PyTorch exports, damaged files) is left to the importer, which checks
-all of it again and has the better messages.
+Promises an answer in well under a second, or None: mistakes in declarations can then be told at once. Shapes
+that the file leaves open follow from those that the user gives, as far as ONNX infers them. What then remains
+unknown (PyTorch exports, damaged files) is left to the importer, which checks all of it again and has the
+better messages.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import onnx
 from google.protobuf.message import DecodeError
 
 from agent.bundle.tensor_spec import TensorSpec
+from builder.compiling.recognition import NO_HINTS, Hints
+from builder.errors import ModelError, ShapeError
+from builder.importer import advice
 
 # Larger files take seconds to read.
 MAX_OUTLINED_BYTES: Final = 256 << 20
 _MAX_NAMES: Final = 100_000
 _MAX_NAMES_CHARACTERS: Final = 4 << 20
+# Shapes follow from small weights, such as the target of a Reshape; ONNX copies a model to infer them.
+_MAX_SHAPE_VALUES: Final = 1024
+# Operators that only move values, and the most of them that stand behind the one that computes an output.
+_MOVES: Final = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_MOST_MOVES: Final = 16
+_MOST_TASK_CHARACTERS: Final = 32
+# What TensorFlow Lite calls the operators that hints tell apart.
+_TFLITE_MAKERS: Final = {"SOFTMAX": "Softmax", "LOGISTIC": "Sigmoid"}
+_TFLITE_MOVES: Final = frozenset({"CAST", "DEQUANTIZE", "QUANTIZE", "RESHAPE", "SQUEEZE", "TRANSPOSE"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,42 +47,67 @@ class Outline:
     inputs, outputs
         Their names, datatypes and shapes; a symbolic batch counts as 1.
     labels
-        The class names that exports of Ultralytics carry; empty for others.
+        The class names that exports of Ultralytics, or the metadata of TensorFlow Lite, carry; else empty.
+    hints
+        What else the file says about the outputs.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     labels: tuple[str, ...] = ()
+    hints: Hints = field(default=NO_HINTS, compare=False)
 
 
 def read_outline(path: str | Path) -> Outline | None:
-    """Read a model's tensors from an ONNX file, or return None if they are not all known."""
+    """Read a model's tensors from a file of ONNX or TensorFlow Lite; None if not all are known."""
     path = Path(path)
-    try:
-        if path.suffix.lower() != ".onnx" or path.stat().st_size > MAX_OUTLINED_BYTES:
-            return None
-        model = onnx.load(str(path), load_external_data=False)
-    except (OSError, DecodeError, ValueError):
+    if path.suffix.lower() == ".tflite":
+        return _read_tflite(path)
+    model = _read_onnx(path)
+    return None if model is None else _declared(model)
+
+
+def fixed_outline(
+    path: str | Path, input_shapes: Mapping[str, Sequence[int]] | None, input_values: Mapping[str, Any] | None
+) -> Outline | None:
+    """Read a model's tensors as they are with the shapes and values that the user gives.
+
+    Parameters
+    ----------
+    path
+        A file of ONNX or TensorFlow Lite.
+    input_shapes, input_values
+        As in `builder.importer.import_onnx`. Inputs that get a value are left out.
+
+    Returns
+    -------
+    Outline or None
+        None if not all shapes follow.
+
+    Raises
+    ------
+    ShapeError
+        If shapes or values do not fit the model's inputs, or some are missing.
+    """
+    path = Path(path)
+    if path.suffix.lower() == ".tflite":
+        found = None if input_values else _read_tflite(path)
+        return None if found is None else _with_shapes(found, input_shapes or {})
+    if not input_shapes and not input_values and (found := read_outline(path)) is not None:
+        return found
+    model = _read_onnx(path)
+    if model is None:
         return None
-    graph = model.graph
-    weights = {tensor.name for tensor in graph.initializer}
-    inputs = [_spec(value) for value in graph.input if value.name not in weights]
-    outputs = [_spec(value) for value in graph.output]
-    known = [spec for spec in (*inputs, *outputs) if spec is not None]
-    if len(known) != len(inputs) + len(outputs) or not inputs or not outputs:
-        return None
-    return Outline(tuple(known[: len(inputs)]), tuple(known[len(inputs) :]), exported_labels(model))
+    _fix(model, input_shapes or {}, input_values or {})
+    return _declared(_inferred(model))
 
 
 def tensor_names(path: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """Read the names of a model's inputs and outputs from an ONNX file; None if it is not one or damaged."""
-    path = Path(path)
-    try:
-        if path.suffix.lower() != ".onnx" or path.stat().st_size > MAX_OUTLINED_BYTES:
-            return None
-        graph = onnx.load(str(path), load_external_data=False).graph
-    except (OSError, DecodeError, ValueError):
+    model = _read_onnx(Path(path))
+    if model is None:
         return None
+    graph = model.graph
     weights = {tensor.name for tensor in graph.initializer}
     inputs = tuple(value.name for value in graph.input if value.name not in weights)
     return inputs, tuple(value.name for value in graph.output)
@@ -94,6 +133,121 @@ def exported_labels(model: onnx.ModelProto) -> tuple[str, ...]:
     found = [names.get(index) for index in range(len(names))]
     words = [" ".join(name.split()) if isinstance(name, str) else "" for name in found]
     return tuple(words) if all(name and name.isprintable() for name in words) else ()
+
+
+def _read_onnx(path: Path) -> onnx.ModelProto | None:
+    try:
+        if path.suffix.lower() != ".onnx" or path.stat().st_size > MAX_OUTLINED_BYTES:
+            return None
+        return onnx.load(str(path), load_external_data=False)
+    except (OSError, DecodeError, ValueError):
+        return None
+
+
+def _read_tflite(path: Path) -> Outline | None:
+    try:
+        from builder.importer.tflite.metadata import read_metadata
+        from builder.importer.tflite.schema import read
+        from builder.importer.tflite.tensor import value_name
+
+        if path.stat().st_size > MAX_OUTLINED_BYTES:
+            return None
+        raw = path.read_bytes()
+        model = read(raw, str(path))
+    except (ImportError, OSError, ModelError):
+        return None
+    main = model.subgraphs[0]
+    inputs, outputs = ([main.tensors[index] for index in each] for each in (main.inputs, main.outputs))
+    # An unknown dimension counts as 1, which is right for a batch; other results may follow from it.
+    if not inputs or not outputs or any(tensor.open_axes not in ((), (0,)) for tensor in (*inputs, *outputs)):
+        return None
+    try:
+        specs = [
+            TensorSpec.from_dtype(value_name(tensor), tensor.dtype, tensor.shape)
+            for tensor in (*inputs, *outputs)
+        ]
+    except (KeyError, TypeError, ValueError):
+        return None
+    makers = {index: operator for operator in main.operators for index in operator.outputs}
+    found = {}
+    for index, spec in zip(main.outputs, specs[len(inputs) :], strict=True):
+        operator = makers.get(index)
+        for _ in range(_MOST_MOVES):
+            if operator is None or operator.name not in _TFLITE_MOVES or not operator.inputs:
+                break
+            operator = makers.get(operator.inputs[0])
+        if operator is not None:
+            found[spec.name] = _TFLITE_MAKERS.get(operator.name, operator.name)
+    labels = read_metadata(raw, model).labels
+    return Outline(tuple(specs[: len(inputs)]), tuple(specs[len(inputs) :]), labels, Hints(makers=found))
+
+
+def _with_shapes(outline: Outline, shapes: Mapping[str, Sequence[int]]) -> Outline | None:
+    """Return a TensorFlow Lite model's tensors if the shapes are those of its file, else None."""
+    known = {spec.name: spec.shape for spec in outline.inputs}
+    for name in shapes:
+        if name not in known:
+            raise ShapeError(f"the model has no input {name[:80]!r}; its inputs are {', '.join(known)[:300]}")
+    return outline if all(known[name] == tuple(shape) for name, shape in shapes.items()) else None
+
+
+def _declared(model: onnx.ModelProto) -> Outline | None:
+    """Return the tensors whose shapes the graph declares, or None if some have none."""
+    graph = model.graph
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [_spec(value) for value in graph.input if value.name not in weights]
+    outputs = [_spec(value) for value in graph.output]
+    known = [spec for spec in (*inputs, *outputs) if spec is not None]
+    if len(known) != len(inputs) + len(outputs) or not inputs or not outputs:
+        return None
+    specs = tuple(known[: len(inputs)]), tuple(known[len(inputs) :])
+    return Outline(*specs, exported_labels(model), _hints(model))
+
+
+def _hints(model: onnx.ModelProto) -> Hints:
+    graph = model.graph
+    makers = {name: node for node in graph.node for name in node.output if name}
+    found = {}
+    for output in graph.output:
+        name = output.name
+        for _ in range(_MOST_MOVES):
+            node = makers.get(name)
+            if node is None or node.op_type not in _MOVES or not node.input:
+                break
+            name = node.input[0]
+        if (node := makers.get(name)) is not None:
+            found[output.name] = node.op_type
+    task = next((prop.value for prop in model.metadata_props if prop.key == "task"), "")
+    return Hints(task[:_MOST_TASK_CHARACTERS], found, frozenset(node.op_type for node in graph.node))
+
+
+def _fix(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any]) -> None:
+    """Give the inputs static shapes, in place, or tell which are missing, as the importer does."""
+    from builder.importer.static_inputs import fix_inputs
+
+    graph = model.graph
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
+    del graph.input[:]
+    graph.input.extend(inputs)
+    try:
+        fix_inputs(model, shapes, values, lambda _: None)
+    except ShapeError as error:
+        error.details = advice.explain(error, model.producer_name)
+        raise
+    except (ModelError, TypeError, ValueError):
+        return  # inputs that are strings or no tensors, which the importer replaces or refuses
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    for tensor in model.graph.initializer:
+        if math.prod(tensor.dims) > _MAX_SHAPE_VALUES:
+            for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
+                tensor.ClearField(field)
+    try:
+        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        return model
 
 
 def _spec(value: onnx.ValueInfoProto) -> TensorSpec | None:

@@ -13,8 +13,9 @@ Sources of the encodings: YOLOX (arXiv 2107.08430) and its `yolo_head.py`; Ultra
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -32,6 +33,9 @@ YUNET_POINTS: Final = 5
 _BOX: Final = 4
 # Width and height of RetinaFace's square priors at each stride, in pixels.
 _RETINAFACE_PRIORS: Final = MappingProxyType({8: (16, 32), 16: (64, 128), 32: (256, 512)})
+# Names of outputs of finished detections; the converter of TensorFlow Lite numbers its own from the boxes on.
+_TFLITE_DETECTION: Final = re.compile(r"tflite_detection_postprocess(?::([0-3]))?")
+_WORD: Final = re.compile(r"[a-z]+")
 
 Shape = tuple[int, ...]
 
@@ -167,14 +171,76 @@ def _yolov8_pose(signature: Signature) -> Objects:
     )  # fmt: skip
 
 
-def _end_to_end(signature: Signature) -> Objects:
-    spec, shape = _only(signature, 3, "[1, n, 6]: corners, score and class of each object")
-    if shape[2] != 6:
-        raise _MisfitError("[1, n, 6]: corners, score and class of each object")
+def _yolox_decoded(signature: Signature) -> Objects:
+    raw = _yolox(signature)
+    return replace(raw, coding="centre", levels=())
+
+
+def _end_to_end(signature: Signature, *, factors: int = 0, points: bool = False) -> Objects:
+    values = f"{6 + factors}{' + 3 * points' if points else ''}"
+    expected = f"[1, n, {values}]: corners, score and class of each object"
+    expected += ", then its points" if points else ", then factors of its mask" if factors else ""
+    found = [spec for spec in signature.outputs if len(spec.shape) == 3 and spec.shape[0] == 1]
+    if len(found) != 1 or len(signature.outputs) != (2 if factors else 1):
+        raise _MisfitError(expected)
+    spec, more = found[0], found[0].shape[2] - 6 - factors
+    if more < 0 or more % 3 or bool(more) != points:
+        raise _MisfitError(expected)
     return Objects(
         boxes=(Part(spec.name, 0, _BOX),), coding="corners", scores=(Part(spec.name, 4, 1),),
         class_ids=(Part(spec.name, 5, 1),), iou_threshold=1.0,
+        keypoints=(Part(spec.name, 6, more),) if points else (), keypoint_values=3 if points else 2,
+        mask_weights=(Part(spec.name, 6, factors),) if factors else (),
+        prototypes=_prototypes(signature, factors) if factors else None,
     )  # fmt: skip
+
+
+def _detections(signature: Signature, coding: str = "corners", *, normalised: bool = False) -> Objects:
+    boxes, scores, classes = detections_of(signature)
+    return Objects(
+        boxes=_parts([boxes]), coding=coding, normalised=normalised,
+        scores=(Part(scores.name, 0, 1),), class_ids=(Part(classes.name, 0, 1),),
+        score_threshold=0.5, iou_threshold=1.0,
+    )  # fmt: skip
+
+
+def detections_of(signature: Signature) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    """Return the outputs of boxes, scores and classes of a model whose last step is the suppression.
+
+    Raises
+    ------
+    ModelError
+        If there are none, or their names and datatypes do not say which is which.
+    """
+    expected = "boxes [1, n, 4], scores [1, n] and classes [1, n], with names that say which is which"
+    found: dict[str, list[TensorSpec]] = {"boxes": [], "scores": [], "classes": []}
+    for spec in signature.outputs:
+        if (role := _role(spec)) in found:
+            found[role].append(spec)
+    if any(len(specs) != 1 for specs in found.values()):
+        raise _MisfitError(expected)
+    boxes, scores, classes = (specs[0] for specs in found.values())
+    rows = boxes.shape[-2]
+    if any(spec.shape not in ((rows,), (1, rows)) for spec in (scores, classes)):
+        raise _MisfitError(expected)
+    return boxes, scores, classes
+
+
+def _role(spec: TensorSpec) -> str:
+    """Return what an output of finished detections has: `boxes`, `scores`, `classes`, or nothing of these."""
+    name = spec.name.lower()
+    if (number := _TFLITE_DETECTION.fullmatch(name)) is not None:
+        return ("boxes", "classes", "scores", "count")[int(number[1] or 0)]
+    words = _WORD.findall(name)
+    if spec.shape[-1:] == (_BOX,) and (len(spec.shape) == 2 or (len(spec.shape) == 3 and spec.shape[0] == 1)):
+        return "" if "raw" in words else "boxes"
+    if len(spec.shape) > 2 or (len(spec.shape) == 2 and spec.shape[0] != 1):
+        return ""
+    if any(word.startswith(("class", "label", "cls")) for word in words):
+        return "classes"
+    if any(word.startswith(("score", "conf", "prob")) for word in words):
+        return "scores"
+    return ""
 
 
 def _nanodet(signature: Signature) -> Objects:
@@ -327,6 +393,7 @@ def _ctc(signature: Signature) -> Ctc:
 _PRESETS: Final[Mapping[str, Callable[[Signature], Step]]] = MappingProxyType(
     {
         "yolox": _yolox,
+        "yolox-decoded": _yolox_decoded,
         "yolov5": _yolov5,
         "yolov5-seg": lambda signature: _yolov5(signature, YOLO_MASK_FACTORS),
         "yolov7": _yolov5,
@@ -335,12 +402,17 @@ _PRESETS: Final[Mapping[str, Callable[[Signature], Step]]] = MappingProxyType(
         "yolov8-pose": _yolov8_pose,
         "yolov9": _yolov8,
         "yolov10": _end_to_end,
+        "yolo26": _end_to_end,
+        "yolo26-seg": lambda signature: _end_to_end(signature, factors=YOLO_MASK_FACTORS),
+        "yolo26-pose": lambda signature: _end_to_end(signature, points=True),
         "yolo11": _yolov8,
         "yolo11-seg": lambda signature: _yolov8(signature, YOLO_MASK_FACTORS),
         "yolo11-pose": _yolov8_pose,
         "yolo12": _yolov8,
         "nanodet": _nanodet,
         "ssd": _ssd,
+        "detections": _detections,
+        "tf-detections": lambda signature: _detections(signature, "corners_yx", normalised=True),
         "ultraface": _ultraface,
         "faces": _ultraface,
         "retinaface": _retinaface,

@@ -15,6 +15,7 @@ from onnx import numpy_helper
 
 from agent.bundle.audio import Audio, Keywords
 from agent.bundle.columns import InputColumns
+from agent.bundle.output_length import answered
 from agent.bundle.processing import Postprocess, Preprocess
 from agent.bundle.state import State, requested
 from agent.bundle.tensor_spec import TensorSpec
@@ -80,7 +81,7 @@ def over_time_of(
     names = [*(preset.states if preset is not None else ()), *states]
     kept = declare_states(names, model.inputs, model.outputs)
     inputs = requested(model.inputs, [state.input for state in kept or ()])
-    outputs = requested(model.outputs, [state.output for state in kept or ()])
+    outputs = requested(answered(model.outputs, model.lengths), [state.output for state in kept or ()])
     audio = None
     before = model.preprocess
     if preset is not None and preprocess is not None:
@@ -93,9 +94,7 @@ def over_time_of(
         after = Postprocess(
             tuple(_scaled(model, step) if isinstance(step, Keywords) else step for step in after.steps)
         )
-    labels = None
-    if preset is not None and preset.labels and any(len(preset.labels) in spec.shape for spec in outputs):
-        labels = preset.labels
+    labels = None if preset is None else audio_presets.labels_for(preset, outputs)
     table = columns_of_model(model, inputs, columns, has_media=before is not None or audio is not None)
     return Declarations(before, after, kept, audio, labels, table)
 

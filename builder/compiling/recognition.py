@@ -1,4 +1,4 @@
-"""Recognise a model by the shapes of its outputs, and propose the presets that fit it.
+"""Recognise a model by its outputs and its file's hints, and propose the presets that fit it.
 
 Promises only proposals whose presets can be built for the model. A shape is evidence and no proof, so every
 proposal says how sure it is; nothing is applied without the user.
@@ -7,12 +7,12 @@ proposal says how sure it is; nothing is applied without the user.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from agent.bundle.detection import Objects
-from agent.bundle.processing import Postprocess
+from agent.bundle.processing import Postprocess, Softmax
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.output_presets import (
     NANODET_BINS,
@@ -24,10 +24,43 @@ from builder.compiling.output_presets import (
 from builder.errors import ModelError
 
 IMAGENET_CLASSES: Final = (1000, 1001)
+ROTATED: Final = "obb"  # Ultralytics' task whose boxes have an angle
+_ADDS_UP: Final = "that add up to 1"
+_TOP: Final = 5
+_SCORES: Final = ("Softmax", "Sigmoid")
+_FEWEST_CHARACTERS: Final = 37  # ten digits, 26 letters and the blank
 _COCO_CLASSES: Final = (80, 91)
 # Class maps have the size of the input, or a half, a quarter or an eighth of it.
 _MAP_STRIDES: Final = (1, 2, 4, 8)
 _POSE_VALUES: Final = 5 + 3 * 17  # a person's box and score, and the 17 key points of COCO
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What a model's file says about its outputs besides their shapes.
+
+    Attributes
+    ----------
+    task
+        What Ultralytics' exports say in their metadata: `detect`, `segment`, `pose`, `obb`, `classify`, or
+        another word; empty for others.
+    makers
+        The ONNX operator that computes the values of each output; operators that only move values do not
+        count.
+    operators
+        All operators of the model; empty if they are not known.
+    """
+
+    task: str = ""
+    makers: Mapping[str, str] = field(default_factory=dict)
+    operators: frozenset[str] = frozenset()
+
+    def ends_in_softmax(self, output: str) -> bool:
+        """Return whether the values of an output are probabilities that add up to 1."""
+        return self.makers.get(output) == "Softmax"
+
+
+NO_HINTS: Final = Hints()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +91,25 @@ class Proposal:
         return f"the outputs {look} {self.family} ({self.evidence}): --postprocess {self.postprocess}{before}"
 
 
-def recognise(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Proposal | None:
+def recognise(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], hints: Hints = NO_HINTS
+) -> Proposal | None:
     """Return the presets that fit a model, or None if it looks like none of them.
 
     Parameters
     ----------
     inputs, outputs
         The model's tensors.
+    hints
+        What its file says.
     """
     signature = Signature.of(inputs, outputs)
     if signature.size is None:
         return _of_rows(inputs, outputs)
-    for proposal in _proposals(signature):
-        if proposal.postprocess.startswith("softmax"):
+    if hints.task == ROTATED:
+        return None
+    for proposal in _proposals(signature, hints, inputs):
+        if proposal.postprocess.startswith(("softmax", "top")):
             return proposal
         try:
             step_of(proposal.postprocess, signature)
@@ -106,7 +145,7 @@ def contradicts(
     inputs, outputs
         The model's tensors.
     """
-    if not proposal.sure or proposal.postprocess.startswith("softmax"):
+    if not proposal.sure or proposal.postprocess.startswith(("softmax", "top")):
         return False
     expected, given = step_of(proposal.postprocess, Signature.of(inputs, outputs)), declared.steps[0]
     if isinstance(expected, Objects) and isinstance(given, Objects):
@@ -115,24 +154,81 @@ def contradicts(
     return expected.kind != given.kind
 
 
-def _proposals(signature: Signature) -> Iterator[Proposal]:
+def check_hints(hints: Hints, declared: Postprocess | None) -> None:
+    """Check that a postprocess can decode what the model's file says about its outputs.
+
+    Raises
+    ------
+    ModelError
+        If it decodes upright boxes, and the model's have an angle.
+    """
+    steps = declared.steps if declared is not None else ()
+    if hints.task == ROTATED and any(isinstance(step, Objects) for step in steps):
+        raise ModelError(
+            "--postprocess: expected upright boxes, got a model whose file says that its boxes have an angle "
+            f"(task {ROTATED})",
+            hint="leave out --postprocess: answers then are the model's own outputs",
+        )
+
+
+def hint_note(hints: Hints, declared: Postprocess | None) -> str | None:
+    """Return a line on what the file says about the outputs and the postprocess ignores; None if nothing."""
+    if hints.task == ROTATED and declared is None:
+        return "the model finds boxes with an angle, which no preset decodes: answers are its own outputs"
+    for step in declared.steps if declared is not None else ():
+        if isinstance(step, Softmax) and hints.ends_in_softmax(step.output):
+            return f"{step.output} is made by a Softmax already: leave out softmax, or all scores are alike"
+    return None
+
+
+def _proposals(signature: Signature, hints: Hints, inputs: Sequence[TensorSpec]) -> Iterator[Proposal]:
     shapes = [spec.shape for spec in signature.outputs]
+    if len(shapes) >= 3:
+        yield from _finished(signature, inputs)
     rows = [shape for shape in shapes if len(shape) == 3 and shape[0] == 1]
     maps = [shape for shape in shapes if len(shape) == 4 and shape[0] == 1]
     if len(rows) == 1 and len(shapes) == 1:
-        yield from _one_output(signature, rows[0])
+        yield from _one_output(signature, rows[0], hints)
     elif len(rows) == 1 and len(maps) == 1 and len(shapes) == 2:
         yield from _with_prototypes(signature, rows[0])
     elif len(rows) == len(shapes) > 1:
-        yield from _several_outputs(signature, rows)
-    elif maps and len(maps) == len(shapes):
+        yield from _several_outputs(signature, rows, hints)
+    elif maps and len(maps) == len(shapes) and len(set(maps)) == 1:
         yield from _class_map(signature, maps[0])
-    elif len(shapes) == 1 and math.prod(shapes[0]) in IMAGENET_CLASSES:
-        evidence = f"{math.prod(shapes[0])} values"
-        yield Proposal("a classifier of ImageNet", evidence, False, "softmax,top5", "imagenet-crop")
+    elif len(shapes) == 1 and len(shapes[0]) == 3 and shapes[0][1] == 1 and shapes[0][0] > 1:
+        yield from _text(signature, shapes[0][0], shapes[0][2], hints)
+    elif len(shapes) == 1 and math.prod(shapes[0]) == shapes[0][-1]:
+        yield from _one_vector(signature.outputs[0], hints)
 
 
-def _one_output(signature: Signature, shape: tuple[int, ...]) -> Iterator[Proposal]:
+def _finished(signature: Signature, inputs: Sequence[TensorSpec]) -> Iterator[Proposal]:
+    """Recognise detections that need no more decoding, by their names."""
+    names = [spec.name.lower() for spec in signature.outputs]
+    from_tensorflow = any("detection" in name for name in names)
+    evidence = f"boxes, scores and classes as {len(names)} outputs"
+    if from_tensorflow:
+        before = "raw" if any(spec.datatype == "UINT8" for spec in inputs) else "symmetric"
+        yield Proposal("a detector of TensorFlow", evidence, True, "tf-detections", before)
+    yield Proposal("a detector that ends in the suppression", evidence, False, "detections", "unit")
+
+
+def _one_vector(spec: TensorSpec, hints: Hints) -> Iterator[Proposal]:
+    count = spec.shape[-1]
+    if hints.ends_in_softmax(spec.name) and count > 1:
+        evidence = f"{count} values {_ADDS_UP}"
+        before = "imagenet-crop" if count in IMAGENET_CLASSES else ""
+        if hints.task == "classify":  # whose pictures are neither shifted nor scaled
+            before = "unit,resize_mode=shortest,crop=model"
+        yield Proposal("a classifier", evidence, True, f"top{min(_TOP, count)}", before)
+    elif count in IMAGENET_CLASSES:
+        yield Proposal(
+            "a classifier of ImageNet", f"{count} values", False, f"softmax,top{_TOP}", "imagenet-crop"
+        )
+    elif "embed" in spec.name.lower():
+        yield Proposal("an embedding", f"{spec.name}, {count} values", False, "embedding", "")
+
+
+def _one_output(signature: Signature, shape: tuple[int, ...], hints: Hints) -> Iterator[Proposal]:
     _, second, third = shape
     transposed = signature.is_transposed(shape)
     count, values = (third, second) if transposed else (second, third)
@@ -141,32 +237,51 @@ def _one_output(signature: Signature, shape: tuple[int, ...]) -> Iterator[Propos
     distances = 4 * NANODET_BINS
     if not transposed and values == 6:
         yield Proposal("an end-to-end YOLO", evidence, count == 300, "yolov10", "yolov8")
+    if not transposed and count == 300 and (hints.task == "pose" or values == _POSE_VALUES + 1):
+        yield Proposal("an end-to-end pose model of YOLO", evidence, True, "yolo26-pose", "yolov8")
+    if transposed and count in (three, four) and (hints.task == "pose" or values == _POSE_VALUES):
+        yield Proposal("a pose model of YOLOv8 or YOLO11", evidence, True, "yolov8-pose", "yolov8")
     if not transposed and count == four and values > distances:
         yield Proposal("NanoDet-Plus", evidence, values - distances in _COCO_CLASSES, "nanodet", "nanodet")
     if not transposed and count == three and values - distances in _COCO_CLASSES:
         yield Proposal("NanoDet", evidence, True, "nanodet", "nanodet")
     if not transposed and count in (three, four) and values >= 6:
-        yield Proposal("YOLOX", evidence, values - 5 in _COCO_CLASSES, "yolox", "yolox")
+        sure = values - 5 in _COCO_CLASSES
+        if "Exp" in hints.operators:  # the exponential of each size is in the model
+            yield Proposal("YOLOX with decoded boxes", evidence, sure, "yolox-decoded", "yolox")
+        yield Proposal("YOLOX", evidence, sure, "yolox", "yolox")
     if not transposed and count in (3 * three, 3 * four) and values >= 6:
         yield Proposal("YOLOv5 or YOLOv7", evidence, True, "yolov5", "yolov5")
-    if transposed and count in (three, four) and values == _POSE_VALUES:
-        yield Proposal("a pose model of YOLOv8 or YOLO11", evidence, True, "yolov8-pose", "yolov8")
     if transposed and count in (three, four, fine) and values >= 5:
         yield Proposal("YOLOv8, YOLO11 or YOLO12", evidence, True, "yolov8", "yolov8")
     if not transposed and count == 300 and values >= 5:
         yield Proposal("RT-DETR", evidence, values - 4 in _COCO_CLASSES, "rtdetr", "unit")
+    yield from _text(signature, second, third, hints)
+
+
+def _text(signature: Signature, steps: int, characters: int, hints: Hints) -> Iterator[Proposal]:
+    """Recognise the scores of characters over the width of a picture of one line."""
+    height, width = signature.size or (0, 0)
+    is_likely = characters >= _FEWEST_CHARACTERS or hints.ends_in_softmax(signature.outputs[0].name)
+    if is_likely and width >= 2 * height and steps <= width:
+        evidence = f"{steps} steps of {characters} characters"
+        yield Proposal("text recognition", evidence, False, "ctc", "symmetric")
 
 
 def _with_prototypes(signature: Signature, shape: tuple[int, ...]) -> Iterator[Proposal]:
     transposed = signature.is_transposed(shape)
     count, values = (shape[2], shape[1]) if transposed else (shape[1], shape[2])
     evidence = f"{count} rows of {values} and {YOLO_MASK_FACTORS} prototypes at {_size(signature)}"
+    if not transposed and values == 6 + YOLO_MASK_FACTORS:
+        yield Proposal("an end-to-end segmenter of YOLO", evidence, True, "yolo26-seg", "yolov8")
     if count == 3 * _cells(signature, PYRAMIDS[0]):
         yield Proposal("a segmenter of YOLOv5", evidence, True, "yolov5-seg", "yolov5")
     yield Proposal("a segmenter of YOLOv8 or YOLO11", evidence, True, "yolov8-seg", "yolov8")
 
 
-def _several_outputs(signature: Signature, shapes: Sequence[tuple[int, ...]]) -> Iterator[Proposal]:
+def _several_outputs(
+    signature: Signature, shapes: Sequence[tuple[int, ...]], hints: Hints
+) -> Iterator[Proposal]:
     counts = ", ".join(str(count) for count in sorted({shape[1] for shape in shapes}, reverse=True))
     evidence = f"{len(shapes)} outputs with {counts} rows at {_size(signature)}"
     if len(shapes) == 12:
@@ -185,7 +300,10 @@ def _several_outputs(signature: Signature, shapes: Sequence[tuple[int, ...]]) ->
             yield Proposal("RT-DETR", evidence, classes in _COCO_CLASSES, "rtdetr", "unit")
         if {shape[2] for shape in shapes} == {2, 4} and count == _ultraface_priors(signature):
             yield Proposal("Ultra-Light-Fast face detectors", evidence, True, "ultraface", "ultraface")
-        yield Proposal("SSD", evidence, False, "ssd", "ssd")
+        # SSD's preset takes scores, not what they are computed from.
+        scores = [spec.name for spec in signature.outputs if spec.shape[2] != 4]
+        if not hints.makers or any(hints.makers.get(name) in _SCORES for name in scores):
+            yield Proposal("SSD", evidence, False, "ssd", "ssd")
 
 
 def _class_map(signature: Signature, shape: tuple[int, ...]) -> Iterator[Proposal]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from agent.bundle.audio import Keywords
 from agent.bundle.columns import InputColumns
+from agent.bundle.output_length import answered
 from agent.bundle.processing import Postprocess
 from agent.bundle.state import requested
 from agent.bundle.tensor_spec import TensorSpec
@@ -76,7 +77,8 @@ def repack(
     identity.check()
     before, after, audio = manifest.preprocess, manifest.postprocess, manifest.audio
     inputs = requested(manifest.smallest_inputs, [state.input for state in manifest.states or ()])
-    outputs = requested(manifest.smallest_outputs, [state.output for state in manifest.states or ()])
+    answers = answered(manifest.smallest_outputs, manifest.lengths or ())
+    outputs = requested(answers, [state.output for state in manifest.states or ()])
     if preprocess is not None:
         before, audio = None, None
         if preprocess != NONE and audio_presets.is_audio(preprocess):

@@ -18,6 +18,8 @@ from onnx import defs, helper, numpy_helper
 DEFAULT_DOMAINS: Final = ("", "ai.onnx")
 # A rewrite needs no larger constant; a hostile shape may ask for one.
 MAX_CONSTANT_BYTES: Final = 1 << 30
+# Limits the work of passes over the graph; the largest known exports have some ten thousand nodes.
+MAX_NODES: Final = 200_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from builder.importer.large_models import is_too_large, with_inputs_for_weights
 from builder.importer.model_file import tensors
 from builder.importer.onnx_graph import (
     DEFAULT_DOMAINS,
+    MAX_NODES,
     copy_node,
     describe,
     is_known_type,
@@ -38,8 +39,6 @@ from builder.importer.silence import FOREIGN_FAILURES, first_line
 MODERN_IR: Final = 10
 # Older files lack `opset_import`.
 OLDEST_IR: Final = 3
-# Limits the work of passes over the graph; the largest known exports have some ten thousand nodes.
-MAX_NODES: Final = 200_000
 MAX_SUBGRAPH_DEPTH: Final = 8  # exports have three or four
 # Functions that call one another; exports of modules within modules have some ten levels.
 MAX_FUNCTION_DEPTH: Final = 100

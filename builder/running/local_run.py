@@ -24,7 +24,7 @@ from agent.runtime.benchmark import BenchmarkResult
 from agent.runtime.bucketed_module import BucketedModule
 from agent.runtime.debug_executor import GraphModuleDebug
 from agent.runtime.graph_executor import GraphModule, load
-from agent.runtime.lengths import cut
+from agent.runtime.lengths import cut, cut_objects
 from agent.runtime.module import KernelModule
 from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Postprocessor, Value
@@ -196,8 +196,10 @@ class Runner:
         answers = None
         if self._declared is not None:
             made = {name: value for name, value in named.items() if name not in self._kept}
+            steps = () if manifest.postprocess is None else manifest.postprocess.steps
+            shorter = cut_objects(made, manifest.lengths or (), steps)
             try:
-                answers = cut(self._finish(made, placement), made, manifest.lengths or ())
+                answers = cut(self._finish(shorter, placement), made, manifest.lengths or ())
             except EdgeError as error:
                 raise ModelError(f"the outputs cannot be turned into an answer: {error}") from error
         return RunResult(outputs, answers, None)

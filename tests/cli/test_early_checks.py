@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from builder.bundles import key_files
 from builder.bundles.package import Package
+from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
 from tests.cli.terminal import Edgebundle
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
@@ -186,14 +188,102 @@ def test_what_a_model_looks_like_is_proposed_before_the_compiler_is_loaded(
     flags: tuple[str, ...],
     words: str,
 ) -> None:
+    _save(tmp_path / "m.onnx", inputs, outputs)
+    monkeypatch.setitem(sys.modules, "builder.compiling.compilation", None)  # importing it fails
+    result = edgebundle("compile", tmp_path / "m.onnx", *flags)
+    assert any(line.removeprefix("edgebundle: hint: ") == words for line in result.stderr.splitlines())
+
+
+_KWS: Final = {"input_1": [1, 49, 10, 1]}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "flags", "words"),
+    [
+        ({"x": [1, 3, "h", "w"]}, {"y": [1, 5]}, (), "expected a shape for each of these inputs: 'x'"),
+        (
+            {"x": [1, 3, "h", "w"]},
+            {"y": [1, 5]},
+            ("--input-shapes", "x:[1,1,8,8]"),
+            "dimension 1 is fixed at 3",
+        ),
+        (
+            {"x": ["n", 3, "h", "w"]},
+            {"y": ["n", 5]},
+            ("--input-shapes", "x:[1,3,8,8]", "--postprocess", "top3", "--labels", "coco"),
+            "expected 5 labels for y, got 80",
+        ),
+        (
+            {"input": [1, "n"], "state": [2, "b", 128], "sr": []},
+            {"output": ["m"], "stateN": ["m"]},
+            ("--preprocess", "silero", "--labels", "coco"),
+            "expected a postprocess that names classes, got speech",
+        ),
+        (_KWS, {"y": [1, 12]}, ("--preprocess", "kws", "--labels", "coco"), "expected 12 labels for y"),
+        (_KWS, {"y": [1, 12]}, ("--preprocess", "kws", "--postprocess", "yolox"), "postprocess yolox"),
+        (_KWS, {"y": [1, 12]}, ("--preprocess", "silero"), "no input 'input'"),
+        ({"x": [1, 7]}, {"y": [1, 12]}, ("--preprocess", "kws"), "expected an input of 490 values"),
+    ],
+)
+def test_what_does_not_fit_the_tensors_is_told_before_the_compiler_is_loaded(
+    edgebundle: Edgebundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    inputs: dict[str, list[int | str]],
+    outputs: dict[str, list[int | str]],
+    flags: tuple[str, ...],
+    words: str,
+) -> None:
+    _save(tmp_path / "m.onnx", inputs, outputs)
+    monkeypatch.setitem(sys.modules, "builder.compiling.compilation", None)  # importing it fails
+    result = edgebundle("compile", tmp_path / "m.onnx", *flags, cwd=tmp_path)
+    assert result.returncode == 4
+    assert words in result.stderr
+    assert "loading the compiler" not in result.stderr
+
+
+def test_a_model_of_tensorflow_lite_is_checked_before_the_compiler_is_loaded(
+    edgebundle: Edgebundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = FileSubgraph()
+    graph.inputs = [graph.tensor((1, 49, 10, 1), name="x", signature=(-1, 49, 10, 1))]
+    graph.outputs = [graph.tensor((1, 12), name="y", signature=(-1, 12))]
+    (tmp_path / "m.tflite").write_bytes(write(graph))
+    for name in ("builder.compiling.compilation", "builder.importer.formats", "tvm", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, name, None)
+    result = edgebundle("compile", "m.tflite", "--preprocess", "kws", "--labels", "coco", cwd=tmp_path)
+    assert result.returncode == 4
+    assert "coco: expected 12 labels for y, got 80" in result.stderr
+
+
+def test_a_state_that_looks_like_a_picture_is_not_taken_for_one(
+    edgebundle: Edgebundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _save(
+        tmp_path / "m.onnx",
+        {"src": [1, 3, 8, 8], "r1i": [1, 16, 4, 4]},
+        {"pha": [1, 1, 8, 8], "r1o": [1, 16, 4, 4]},
+    )
+    monkeypatch.setitem(sys.modules, "builder.compiling.compilation", None)
+    flags = ("--preprocess", "unit", "--state", "r1i:r1o")
+    result = edgebundle("compile", "m.onnx", *flags, cwd=tmp_path)
+    assert "loading the compiler" in result.stderr, result.stderr
+
+
+def _save(path: Path, inputs: dict[str, list[int | str]], outputs: dict[str, list[int | str]]) -> None:
     from onnx import TensorProto, helper, save
 
     values = [
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in each.items()]
         for each in (inputs, outputs)
     ]
-    save(helper.make_model(helper.make_graph([], "g", *values)), tmp_path / "m.onnx")
-
-    monkeypatch.setitem(sys.modules, "builder.compiling.compilation", None)  # importing it fails
-    result = edgebundle("compile", tmp_path / "m.onnx", *flags)
-    assert words in result.stderr.splitlines(), result.stderr
+    nodes, weights = [], []
+    if set(outputs) == {"y"} and "x" in inputs and len(inputs["x"]) == 4:  # the shape follows from the input
+        size = int(outputs["y"][-1])
+        nodes = [
+            helper.make_node("GlobalAveragePool", ["x"], ["mean"]),
+            helper.make_node("Flatten", ["mean"], ["flat"]),
+            helper.make_node("MatMul", ["flat", "w"], ["y"]),
+        ]
+        weights = [helper.make_tensor("w", TensorProto.FLOAT, [3, size], [0.0] * 3 * size)]
+    save(helper.make_model(helper.make_graph(nodes, "g", *values, weights)), path)

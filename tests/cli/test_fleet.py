@@ -330,6 +330,16 @@ def test_invalid_broker_url(edgebundle: Edgebundle, url: str) -> None:
     assert "internal error" not in done.stderr
 
 
+def test_a_broker_without_agents_is_told_with_a_hint(
+    edgebundle: Edgebundle, mosquitto: BrokerProcess
+) -> None:
+    done = edgebundle("agents", "--broker", mosquitto.url, "--wait", "0.3")
+    assert (done.returncode, done.stdout) == (0, "")
+    nobody, hint = done.stderr.splitlines()
+    assert nobody == "no agents at this broker"
+    assert hint.startswith("hint: check that edge-agent runs with this broker")
+
+
 def test_absent_agent(edgebundle: Edgebundle, site: Site) -> None:
     where = ("--agent", "cellar", "--broker", site.broker)
     fails(edgebundle("deploy", site.first, *where, "--wait", "2"), "cellar")

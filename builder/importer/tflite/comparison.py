@@ -33,11 +33,11 @@ from numpy.typing import NDArray
 from builder.errors import ModelError, ParityError
 from builder.importer.silence import FOREIGN_FAILURES, first_line
 from builder.importer.tflite import litert_process
-from builder.importer.tflite.conversion import convert, describe, value_name
+from builder.importer.tflite.conversion import convert, describe
 from builder.importer.tflite.operators.detection import POST_PROCESS, places_filled
 from builder.importer.tflite.schema import Operator, TfliteModel
 from builder.importer.tflite.scope import Layout, Scope, to_first
-from builder.importer.tflite.tensor import Tensor
+from builder.importer.tflite.tensor import Tensor, value_name
 
 REAL: Final = 1e-4
 QUANTA: Final = 1

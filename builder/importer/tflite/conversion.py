@@ -18,7 +18,7 @@ from builder.importer.tflite.operation import Operation
 from builder.importer.tflite.operators import CONVERTERS, CUSTOM_CONVERTERS
 from builder.importer.tflite.schema import MALFORMED, Operator, Subgraph, TfliteModel
 from builder.importer.tflite.scope import Scope
-from builder.importer.tflite.tensor import Tensor
+from builder.importer.tflite.tensor import value_name
 
 _LISTED: Final = 8  # operators that one message names
 _FLEX_HINT: Final = "convert the model with only TFLite's own operators (tf.lite.OpsSet.TFLITE_BUILTINS)"
@@ -99,14 +99,6 @@ def _run(scope: Scope, program: Program, observe: Observer | None) -> None:
         _convert_operator(scope, operator, program)
         if observe is not None:
             observe(scope, operator)
-
-
-def value_name(tensor: Tensor) -> str:
-    """The tensor's name as a bundle has it.
-
-    The converter joins the names of operators that it fused by semicolons; the first one names the result.
-    """
-    return tensor.name.partition(";")[0] or f"tensor_{tensor.index}"
 
 
 def _convert_operator(scope: Scope, operator: Operator, program: Program) -> None:

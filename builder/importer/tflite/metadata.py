@@ -21,9 +21,8 @@ from flatbuffers import number_types
 
 from agent.bundle.archive import MAX_MEMBER_BYTES
 from agent.bundle.processing import Preprocess
-from builder.importer.tflite.conversion import value_name
 from builder.importer.tflite.schema import MALFORMED, TfliteModel
-from builder.importer.tflite.tensor import Tensor
+from builder.importer.tflite.tensor import Tensor, value_name
 
 NAME: Final = "TFLITE_METADATA"
 IDENTIFIER: Final = b"M001"

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from agent.bundle.tensor_spec import MAX_DIMENSIONS, MAX_TENSOR_BYTES
 from builder.errors import ModelError
-from builder.importer.structure import MAX_NODES
+from builder.importer.onnx_graph import MAX_NODES
 from builder.importer.tflite.sparsity import Sparsity
 from builder.importer.tflite.tensor import DTYPES, TYPE_NAMES, Quantisation, Tensor
 
@@ -304,11 +304,11 @@ class _Reader:
             name,
             kind,
             shape,
-            bool(table.HasRank() or shape) and not (signature.size and int(signature.min()) < 0),
             data,
             quantisation,
             bool(table.IsVariable()),
             obstacle,
+            tuple(np.flatnonzero(signature < 0).tolist()) if table.HasRank() or shape else None,
         )
 
     def _shape(self, dims: NDArray[Any], name: str) -> tuple[int, ...]:

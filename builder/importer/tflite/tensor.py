@@ -101,8 +101,6 @@ class Tensor:
     shape
         As in the file, where 1 stands for an unknown dimension. Only that of inputs and constants is relied
         on: shapes of results follow from the operators.
-    is_static
-        Whether the file says that all dimensions are known.
     data
         The constant's value, of `shape`, or None. 4-bit numbers are unpacked.
     quantisation
@@ -111,17 +109,24 @@ class Tensor:
         Whether the interpreter keeps its value from one inference to the next.
     obstacle
         Why the tensor cannot be used, such as its datatype, or None.
+    open_axes
+        The axes whose extents the file leaves open; None if it leaves the rank open too.
     """
 
     index: int
     name: str
     type: int
     shape: tuple[int, ...]
-    is_static: bool
     data: NDArray[Any] | None
     quantisation: Quantisation | None
     is_variable: bool
     obstacle: str | None
+    open_axes: tuple[int, ...] | None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the file says that all dimensions are known."""
+        return self.open_axes == ()
 
     @property
     def dtype(self) -> str:
@@ -137,3 +142,11 @@ class Tensor:
     def is_quantised(self) -> bool:
         """Whether its numbers stand for real numbers."""
         return self.quantisation is not None and self.dtype in QUANTISED
+
+
+def value_name(tensor: Tensor) -> str:
+    """The tensor's name as a bundle has it.
+
+    The converter joins the names of operators that it fused by semicolons; the first one names the result.
+    """
+    return tensor.name.partition(";")[0] or f"tensor_{tensor.index}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -37,7 +37,12 @@ class Rig:
     """An engine, what it called, and the broker's end of its latest connection."""
 
     def __init__(
-        self, broker: MemoryBroker | None = None, *, version: int = MQTT_5, **options: object
+        self,
+        broker: MemoryBroker | None = None,
+        *,
+        version: int = MQTT_5,
+        on_message: Callable[[Message], None] | None = None,
+        **options: object,
     ) -> None:
         self.broker = broker or MemoryBroker()
         self.messages: list[Message] = []
@@ -45,7 +50,7 @@ class Rig:
         self.granted: list[tuple[int, Sequence[Reason]]] = []
         self.lost: list[Reason | None] = []
         callbacks = Callbacks(
-            self.messages.append,
+            on_message or self.messages.append,
             lambda packet_id, why: self.acknowledged.append((packet_id, why)),
             lambda packet_id, verdicts: self.granted.append((packet_id, verdicts)),
             self.lost.append,
@@ -158,6 +163,26 @@ async def test_received_message_is_numbered_with_its_connection_and_acknowledged
     assert (message.payload, message.receipt.packet_id, message.receipt.epoch) == (b"hello", 7, 3)
     assert not rig.client.of_kind(PUBACK)
     rig.engine.ack(7)
+    assert [packet.packet_id for packet in rig.client.of_kind(PUBACK)] == [7]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@in_virtual_time
+async def test_who_waits_goes_on_before_the_acknowledgement_if_nothing_comes_twice(persistent: bool) -> None:
+    waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    written: list[int] = []
+
+    def take(message: Message) -> None:
+        assert message.receipt is not None
+        rig.engine.ack(message.receipt.packet_id)
+        waiting.set_result(None)
+
+    rig = Rig(on_message=take, persistent=persistent)
+    await rig.connect()
+    waiting.add_done_callback(lambda _: written.append(len(rig.client.of_kind(PUBACK))))
+    rig.client.send(memory_broker.publish("a", b"hello", packet_id=7))
+    await settle()
+    assert written == [int(persistent)]
     assert [packet.packet_id for packet in rig.client.of_kind(PUBACK)] == [7]
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from agent.bundle.detection import Objects, Part
 from agent.bundle.output_length import OutputLength
-from agent.runtime.lengths import cut
+from agent.bundle.processing import Softmax
+from agent.runtime.lengths import cut, cut_objects
 from agent.runtime.postprocess import Value
 
 LENGTHS = (OutputLength("pairs", 1, "n"), OutputLength("pairs", 0, "m"), OutputLength("flat", 0, "n"))
@@ -35,3 +37,14 @@ def test_a_length_from_the_graph_is_kept_within_its_capacity(n: int, kept: int) 
 def test_what_a_postprocess_made_stays_whole() -> None:
     made: dict[str, Value] = {"scores": np.ones(2), "flat": (b"cat", b"dog", b"cow")}
     assert cut(made, outputs(1), LENGTHS) == made
+
+
+def test_a_detector_gets_no_row_of_the_padding() -> None:
+    step = Objects(boxes=(Part("pairs", 0, 4),), coding="corners", scores=(Part("flat", 0, 1),))
+    values = outputs(3)
+    shorter = cut_objects(values, LENGTHS, [Softmax("whole"), step])
+    assert list(shorter) == list(values)
+    assert np.array_equal(shorter["pairs"], values["pairs"][:2, :3])
+    assert np.array_equal(shorter["flat"], values["flat"][:3])
+    assert shorter["whole"] is values["whole"]
+    assert cut_objects(values, LENGTHS, [Softmax("flat")]) is values

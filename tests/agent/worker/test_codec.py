@@ -448,6 +448,54 @@ def test_without_cbor2_cbor_is_415(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- content types
 
 
+JPEG_START = b"\xff\xd8\xff\xe0\x00\x10JFIF"
+
+
+@pytest.mark.parametrize(
+    ("payload", "content_type", "words", "hint"),
+    [
+        (b"", "", "expected JSON.*; the payload is empty", "as the message's payload"),
+        (b"", "image/png", "cannot be read.*; the payload is empty", "as the message's payload"),
+        (JPEG_START, "", "the payload is a JPEG picture", "set the Content Type to image/jpeg"),
+        (JPEG_START, "application/octet-stream", "expected 96 bytes.*a JPEG picture", "image/jpeg"),
+        (JPEG_START, "image/png", "not a PNG file; the payload is a JPEG picture", "image/jpeg"),
+        (JPEG_START, "text/plain", "got 'text/plain'; the payload is a JPEG", "image/jpeg"),
+        (base64.b64encode(JPEG_START), "image/png", "a JPEG picture in base64", "the bytes of the file"),
+        (b"data:image/png;base64,iVBORw0KGgo=", "", "the payload is a data URL", "the bytes of the file"),
+        (b"RIFF\x00\x00\x00\x00WEBPVP8 ", "image/webp", "a WebP picture", "convert it to JPEG or PNG"),
+        (b"RIFF\x00\x00\x00\x00WAVEfmt ", "", "a WAV recording", "audio/wav"),
+        (b"\x00\x00\x00\x18ftypheic", "", "a HEIF, AVIF or MP4 file", "convert it"),
+    ],
+)
+def test_what_a_refused_payload_really_is_is_told(
+    payload: bytes, content_type: str, words: str, hint: str
+) -> None:
+    with pytest.raises((InputError, MediaTypeError), match=words) as caught:
+        image_bench().decode(payload, content_type)
+    assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("payload", "content_type"), [(JPEG_START, "image/jpeg"), (b"{", ""), (b"\x00" * 5, "image/png")]
+)
+def test_a_payload_of_the_declared_kind_or_of_none_gets_no_guess(payload: bytes, content_type: str) -> None:
+    with pytest.raises(InputError) as caught:
+        image_bench().decode(payload, content_type)
+    assert "the payload is" not in str(caught.value)
+
+
+def test_a_data_url_in_json_is_told_what_to_leave_out() -> None:
+    url = image_tensor(b"") | {"data": ["data:image/png;base64," + base64.b64encode(png()).decode()]}
+    with pytest.raises(InputError, match="expected an image in base64") as caught:
+        image_bench().json(url)
+    assert "up to the comma" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("content_type", ["image/x-png", "IMAGE/PNG; q=1"])
+def test_other_names_of_a_picture_are_taken(content_type: str) -> None:
+    image_bench().decode(png(), content_type)
+
+
 @pytest.mark.parametrize("content_type", ["text/plain", "image/gif", "application/jsonx"])
 def test_another_content_type_is_415(content_type: str) -> None:
     with pytest.raises(MediaTypeError, match=re.escape(repr(content_type))):

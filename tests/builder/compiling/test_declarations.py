@@ -143,10 +143,14 @@ def examples() -> list[str]:
 
 def test_the_pages_examples_are_valid(tmp_path: Path) -> None:
     ssd = [TensorSpec("boxes", "FP32", (1, 1383, 4)), TensorSpec("scores", "FP32", (1, 1383, 21))]
-    preset, decoded, anchors = examples()
+    call = "StatefulPartitionedCall"
+    finished = [
+        TensorSpec(f"{call}:{n}", "FP32", (1, 25, *more)) for n, more in ((3, (4,)), (1, ()), (2, ()))
+    ]
+    unnamed, preset, anchors = examples()
     for text, outputs, expected in (
         (preset, [YOLOX], "yolox,score_threshold=0.5,class_agnostic=true"),
-        (decoded, [YOLOX], None),
+        (unnamed, finished, None),
         (anchors, ssd, None),
     ):
         (tmp_path / "p.toml").write_text(text)

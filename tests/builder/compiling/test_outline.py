@@ -9,7 +9,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from agent.bundle.tensor_spec import TensorSpec
-from builder.compiling.outline import Outline, exported_labels, read_outline
+from builder.compiling.outline import Outline, exported_labels, fixed_outline, read_outline
+from builder.errors import ShapeError
+from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
 
 
 def model(shape: tuple[int | str, ...], names: str | None = None) -> onnx.ModelProto:
@@ -41,6 +43,80 @@ def test_what_is_no_model_has_no_outline(tmp_path: Path) -> None:
     (tmp_path / "m.pt2").write_bytes(b"")
     for name in ("m.onnx", "m.pt2", "absent.onnx"):
         assert read_outline(tmp_path / name) is None
+
+
+def test_shapes_that_the_user_gives_decide_those_of_the_results(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Reshape", ["x", "to"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "w"], ["y"]),
+    ]
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3, side, side])
+        for name, side in (("x", "side"), ("y", "?"))
+    ]
+    del values[1].type.tensor_type.shape.dim[2:]
+    weights = [
+        helper.make_tensor("to", TensorProto.INT64, [2], [1, -1]),
+        helper.make_tensor("w", TensorProto.FLOAT, [3072, 5], [0.0] * 15360),  # too large to be a shape
+    ]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], weights)
+    onnx.save(helper.make_model(graph, producer_name="pytorch"), tmp_path / "m.onnx")
+    found = fixed_outline(tmp_path / "m.onnx", {"x": (1, 3, 32, 32)}, None)
+    assert found == Outline((TensorSpec("x", "FP32", (1, 3, 32, 32)),), (TensorSpec("y", "FP32", (1, 5)),))
+    with pytest.raises(ShapeError, match=r"expected a shape for each of these inputs: 'x' \[n,3,side,side\]"):
+        fixed_outline(tmp_path / "m.onnx", None, None)
+    with pytest.raises(ShapeError, match="dimension 1 is fixed at 3"):
+        fixed_outline(tmp_path / "m.onnx", {"x": (1, 1, 32, 32)}, None)
+
+
+def test_an_input_with_a_value_is_left_out(tmp_path: Path) -> None:
+    onnx.save(model((1, 3)), tmp_path / "m.onnx")
+    assert fixed_outline(tmp_path / "m.onnx", None, {"x": 1.0}) is None  # a model without inputs
+    assert read_outline(tmp_path / "m.onnx") == fixed_outline(tmp_path / "m.onnx", None, None)
+
+
+@pytest.mark.parametrize(
+    ("signature", "expected"), [((), True), ((-1, 4), True), ((-1, -1), False), ((1, -1), False)]
+)
+def test_tensors_of_tensorflow_lite(tmp_path: Path, signature: tuple[int, ...], expected: bool) -> None:
+    graph = FileSubgraph()
+    graph.inputs = [graph.tensor((1, 4), name="x", signature=signature)]
+    graph.outputs = [graph.tensor((1, 4), name="y;fused", signature=signature)]
+    graph.op("SOFTMAX", graph.inputs, graph.outputs, "SoftmaxOptions", Beta=1.0)
+    path = tmp_path / "m.tflite"
+    path.write_bytes(write(graph))
+    x, y = (TensorSpec(name, "FP32", (1, 4)) for name in "xy")
+    assert read_outline(path) == (Outline((x,), (y,)) if expected else None)
+    if expected:
+        assert read_outline(path).hints.ends_in_softmax("y")  # type: ignore[union-attr]
+        assert fixed_outline(path, {"x": (1, 4)}, None) == Outline((x,), (y,))
+        assert fixed_outline(path, {"x": (2, 4)}, None) is None
+        with pytest.raises(ShapeError, match="no input 'z'; its inputs are x"):
+            fixed_outline(path, {"z": (1, 4)}, None)
+    path.write_bytes(b"\x1c\0\0\0TFL3 and no more")
+    assert read_outline(path) is None
+
+
+def test_hints_are_the_operators_behind_the_outputs(tmp_path: Path) -> None:
+    made = model((1, 4))
+    graph = made.graph
+    graph.node[0].output[0] = "sum"
+    graph.node.append(helper.make_node("Softmax", ["sum"], ["soft"]))
+    graph.node.append(helper.make_node("Identity", ["soft"], ["y"]))
+    made.metadata_props.add(key="task", value="classify")
+    onnx.save(made, tmp_path / "m.onnx")
+    found = read_outline(tmp_path / "m.onnx")
+    assert found is not None
+    assert (found.hints.task, dict(found.hints.makers)) == ("classify", {"y": "Softmax"})
+    assert found.hints.operators == {"Add", "Softmax", "Identity"}
+
+
+def test_strings_are_left_to_the_importer(tmp_path: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.STRING, ["n", "m"])
+    y = helper.make_tensor_value_info("y", TensorProto.STRING, ["n", "m"])
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
+    assert fixed_outline(tmp_path / "m.onnx", None, None) is None
 
 
 @pytest.mark.parametrize(

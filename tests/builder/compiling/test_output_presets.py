@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ SCORES = np.array([0.9, 0.8, 0.75])
 POINTS = BOXES[:, None, :2] + np.array([[5, 5], [20, 6], [12, 12], [6, 20], [21, 19]])[None]
 CENTRES, SIZES = (BOXES[:, :2] + BOXES[:, 2:]) / 2, BOXES[:, 2:] - BOXES[:, :2]
 
+UNIT = np.array([WIDTH, HEIGHT] * 2)
 Outputs = dict[str, np.ndarray]
 
 
@@ -103,6 +104,36 @@ def yolov10() -> Outputs:
     return {"output0": out[None]}
 
 
+def end_to_end(factors: int = 0, points: int = 0) -> Outputs:
+    """YOLO26's rows, after its own suppression: corners, score, class, then points or factors of masks."""
+    out = np.zeros((300, 6 + factors + 3 * points))
+    out[:3, :6] = yolov10()["output0"][0, :3]
+    if points:
+        out[:3, 6:] = np.concatenate((POINTS, np.full((3, points, 1), 0.5)), axis=2).reshape(3, -1)
+    return {"output0": out[None]}
+
+
+def detections(boxes: np.ndarray, names: Sequence[str], *, batch: bool, rows: int = 100) -> Outputs:
+    """Boxes, scores and classes as three outputs, and their number."""
+    columns = np.zeros((rows, 4)), np.zeros(rows), np.zeros(rows)
+    for column, values in zip(columns, (boxes, SCORES, KINDS), strict=True):
+        column[:3] = values
+    found = dict(zip(names, (column[None] if batch else column for column in columns), strict=False))
+    return found | ({names[3]: np.array([3.0])} if len(names) > 3 else {})
+
+
+_OF_TENSORFLOW = ("detection_boxes", "detection_scores", "detection_classes", "num_detections")
+_OF_LITE = [f"TFLite_Detection_PostProcess{number}" for number in ("", ":2", ":1", ":3")]
+
+
+def yolox_decoded() -> Outputs:
+    points, steps = cells()
+    out = yolox()["output"]
+    out[0, :, :2] = out[0, :, :2] * steps[:, None] + points
+    out[0, :, 2:4] = np.exp(out[0, :, 2:4]) * steps[:, None]
+    return {"output": out}
+
+
 def distributions(distances: np.ndarray) -> np.ndarray:
     """Eight logits whose softmax has the expectation `distances` (n, 4)."""
     low = np.floor(distances).astype(int)
@@ -171,9 +202,6 @@ def retinaface() -> Outputs:
     }  # fmt: skip
 
 
-UNIT = np.array([WIDTH, HEIGHT] * 2)
-
-
 def ssd() -> Outputs:
     boxes = np.zeros((1500, 4))
     at = np.array([1, 700, 1400])
@@ -222,6 +250,23 @@ FAMILIES: dict[str, tuple[str, Outputs, int, str | None]] = {
     "YOLO11, segments": ("yolo11-seg", segmented(yolov8, True), CLASSES, "yolov8-seg"),
     "YOLOv8, pose": ("yolov8-pose", yolov8(points=5), 1, None),
     "YOLOv10": ("yolov10", yolov10(), 0, "yolov10"),
+    "YOLO26, segments": ("yolo26-seg", segmented(end_to_end, False), 0, "yolo26-seg"),
+    "YOLO26, pose": ("yolo26-pose", end_to_end(points=5), 0, None),
+    "YOLOX, decoded": ("yolox-decoded", yolox_decoded(), CLASSES, None),
+    "TensorFlow's own suppression": (
+        "tf-detections", detections((BOXES / UNIT)[:, [1, 0, 3, 2]], _OF_TENSORFLOW, batch=True), 0,
+        "tf-detections",
+    ),
+    "TensorFlow Lite's own suppression": (
+        "tf-detections", detections((BOXES / UNIT)[:, [1, 0, 3, 2]], _OF_LITE, batch=True, rows=10), 0,
+        "tf-detections",
+    ),
+    "torchvision's own suppression": (
+        "detections", detections(BOXES, ("boxes", "scores", "labels"), batch=False), 0, "detections",
+    ),
+    "D-FINE's own choice": (
+        "detections", detections(BOXES, ("boxes", "scores", "labels"), batch=True, rows=300), 0, "detections",
+    ),
     "NanoDet": ("nanodet", nanodet((8, 16, 32), 0.5), CLASSES, None),
     "NanoDet, six outputs": ("nanodet", split_nanodet(), CLASSES, "nanodet"),
     "NanoDet-Plus": ("nanodet", nanodet((8, 16, 32, 64), 0.0), CLASSES, "nanodet"),
@@ -260,7 +305,7 @@ def test_known_objects_come_out_in_pixels_of_the_image(family: str, dtype: Any) 
         np.testing.assert_allclose(
             result["keypoints"][..., :2], (POINTS - [8, 0]) / 2, atol=0.5 if coarse else 1e-3
         )
-    assert ("keypoints" in result) == (preset in ("yunet", "retinaface", "yolov8-pose"))
+    assert ("keypoints" in result) == (preset in ("yunet", "retinaface", "yolov8-pose", "yolo26-pose"))
     assert ("masks" in result) == preset.endswith("-seg")
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from agent.bundle.processing import Postprocess, Softmax
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.declarations import preprocess
-from builder.compiling.recognition import recognise
+from builder.compiling.output_presets import Signature, step_of
+from builder.compiling.recognition import Hints, check_hints, contradicts, hint_note, recognise
+from builder.errors import ModelError
 from tests.builder.compiling.test_output_presets import FAMILIES, signature
 
 
@@ -45,6 +48,16 @@ def test_a_proposal_says_how_sure_it_is() -> None:
         ((1, 3, 64, 64), [(1, 3, 64, 64)], None),
         ((1, 3, 64, 64), [(1, 7)], None),
         ((1, 128), [(1, 84, 8400)], None),
+        ((1, 3, 640, 640), [(1, 300, 57)], "yolo26-pose"),
+        ((1, 3, 640, 640), [(1, 300, 38), (1, 32, 160, 160)], "yolo26-seg"),
+        ((1, 3, 48, 320), [(1, 40, 97)], "ctc"),
+        ((1, 1, 32, 100), [(26, 1, 37)], "ctc"),
+        ((1, 3, 512, 512), [(1, 80, 128, 128), (1, 2, 128, 128), (1, 2, 128, 128)], None),  # CenterNet
+        ((1, 3, 512, 512), [(1, 21, 512, 512), (1, 21, 512, 512)], "segmentation"),
+        ((1, 128, 128, 3), [(1, 896, 16), (1, 896, 1)], None),  # BlazeFace
+        ((1, 192, 192, 3), [(1, 1, 17, 3)], None),  # MoveNet
+        ((1, 3, 256, 192), [(1, 17, 384), (1, 17, 512)], None),  # RTMPose
+        ((1, 3, 112, 112), [(1, 512)], None),  # ArcFace
     ],
 )
 def test_published_shapes(
@@ -53,3 +66,65 @@ def test_published_shapes(
     specs = [TensorSpec(f"y{i}", "FP32", each) for i, each in enumerate(outputs)]
     proposal = recognise([TensorSpec("x", "FP32", shape)], specs)
     assert (proposal and proposal.postprocess) == expected
+
+
+IMAGE = [TensorSpec("x", "FP32", (1, 3, 640, 640))]
+
+
+@pytest.mark.parametrize(
+    ("shape", "hints", "expected"),
+    [
+        ((1, 20, 8400), Hints(task="obb"), None),
+        ((1, 300, 7), Hints(task="obb"), None),
+        ((1, 68, 8400), Hints(task="pose"), "yolov8-pose"),
+        ((1, 300, 69), Hints(task="pose"), "yolo26-pose"),
+        ((1, 8400, 85), Hints(operators=frozenset({"Conv", "Sigmoid"})), "yolox"),
+        ((1, 8400, 85), Hints(operators=frozenset({"Conv", "Exp"})), "yolox-decoded"),
+        ((1, 1000), Hints(makers={"y": "Softmax"}), "top5"),
+        ((1, 3), Hints(makers={"y": "Softmax"}), "top3"),
+        ((1, 3), Hints(makers={"y": "Gemm"}), None),
+        ((1, 1000), Hints(makers={"y": "Gemm"}), "softmax,top5"),
+    ],
+)
+def test_the_file_decides_where_shapes_do_not(
+    shape: tuple[int, ...], hints: Hints, expected: str | None
+) -> None:
+    proposal = recognise(IMAGE, [TensorSpec("y", "FP32", shape)], hints)
+    assert (proposal and proposal.postprocess) == expected
+    if proposal is not None and proposal.preprocess:
+        preprocess(proposal.preprocess, IMAGE)
+
+
+def test_offsets_from_anchors_are_not_taken_for_decoded_boxes() -> None:
+    outputs = [TensorSpec("boxes", "FP32", (1, 8732, 4)), TensorSpec("scores", "FP32", (1, 8732, 91))]
+    decoded = recognise(IMAGE, outputs, Hints(makers={"boxes": "Concat", "scores": "Softmax"}))
+    assert decoded is not None
+    assert decoded.postprocess == "ssd"
+    assert recognise(IMAGE, outputs, Hints(makers={"boxes": "Concat", "scores": "Concat"})) is None
+
+
+def test_decoded_boxes_contradict_the_preset_of_raw_ones() -> None:
+    outputs = [TensorSpec("y", "FP32", (1, 8400, 85))]
+    hints = Hints(operators=frozenset({"Exp"}))
+    proposal = recognise(IMAGE, outputs, hints)
+    assert proposal is not None
+    raw = Postprocess((step_of("yolox", Signature.of(IMAGE, outputs)),))
+    assert contradicts(proposal, raw, IMAGE, outputs)
+
+
+def test_boxes_with_an_angle_are_not_decoded_as_upright_ones() -> None:
+    declared = Postprocess(
+        (step_of("yolov8", Signature.of(IMAGE, [TensorSpec("y", "FP32", (1, 20, 8400))])),)
+    )
+    with pytest.raises(ModelError, match="boxes have an angle"):
+        check_hints(Hints(task="obb"), declared)
+    check_hints(Hints(task="obb"), None)
+    check_hints(Hints(task="detect"), declared)
+    assert "answers are its own outputs" in (hint_note(Hints(task="obb"), None) or "")
+
+
+def test_a_second_softmax_is_told() -> None:
+    softmax = Postprocess((Softmax("y"),))
+    assert "leave out softmax" in (hint_note(Hints(makers={"y": "Softmax"}), softmax) or "")
+    assert hint_note(Hints(makers={"y": "Gemm"}), softmax) is None
+    assert hint_note(Hints(makers={"y": "Softmax"}), None) is None
