@@ -81,7 +81,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "ReduceL1": elementwise.reduce_nothing,
     "ReduceL2": elementwise.reduce_nothing,
     "ReduceLogSum": elementwise.reduce_nothing,
-    "ReduceLogSumExp": elementwise.reduce_nothing,
+    "ReduceLogSumExp": elementwise.reduce_log_sum_exp,
     "ReduceMax": elementwise.reduce_nothing,
     "ReduceMean": elementwise.reduce_mean,
     "ReduceMin": elementwise.reduce_nothing,
@@ -101,6 +101,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "SwiGLU": elementwise.swish,
     "Swish": elementwise.swish,
     "TensorScatter": scatter.tensor_scatter,
+    "ThresholdedRelu": elementwise.thresholded_relu,
     "TopK": indices.top_k,
     "TfIdfVectorizer": scatter.tf_idf,
 }
