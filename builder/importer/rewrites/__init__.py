@@ -63,7 +63,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "Loop": loops.unroll_loop,
     "LpNormalization": normalisation.lp_normalization,
     "MatMulInteger": quantised.matmul_integer,
-    "MaxPool": scatter.max_pool_with_indices,
+    "MaxPool": scatter.max_pool,
     "MaxUnpool": scatter.max_unpool,
     "MeanVarianceNormalization": normalisation.mean_variance_normalization,
     "Mod": elementwise.modulo,

@@ -89,7 +89,7 @@ def prelu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | 
 
 
 def thresholded_relu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """ThresholdedRelu: x or 0; TVM multiplies x by whether it is beyond the threshold, and 0 by infinity is NaN."""
+    """ThresholdedRelu: x or 0. TVM multiplies instead, and 0 times infinity is NaN."""
     found = graph.type_of(node.input[0])
     if found is None:
         return None

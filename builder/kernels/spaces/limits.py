@@ -1,14 +1,13 @@
 """Limits of numbers, which carry NaN as ONNX Runtime's do: `relu`, `clip`, `maximum`, `minimum` and `sign`.
 
 A maximum is `a > b ? a : b`, which is b if one of them is NaN. So a number comes first: `max(0, x)` is NaN if
-x is. On x86, that is the same instruction; on ARM, `builder.codegen.carried_nan` makes it one. Of two tensors,
-either may be NaN: x86 needs a comparison more.
+x is. On x86, that is the same instruction; on ARM, `builder.codegen.carried_nan` makes it one. Of two
+tensors, either may be NaN: x86 needs a comparison more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 import numpy as np
 from tvm import relax, te, tirx, topi
@@ -107,7 +106,9 @@ def _extremum(of: Extremum, plain: Callable[..., te.Tensor], *, carries: bool) -
             def element(*i: tirx.Var) -> tirx.Expr:
                 left, right = _element(a, i), _element(b, i)
                 chosen = of(left, right)
-                return chosen if carries or number is not None else tirx.Select(tirx.isnan(left), left, chosen)
+                return (
+                    chosen if carries or number is not None else tirx.Select(tirx.isnan(left), left, chosen)
+                )
 
             return te.compute(shape_of(call), element, name=name)
 

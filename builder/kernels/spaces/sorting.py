@@ -105,7 +105,9 @@ class _Ordered:
         extent = self._shape[self._axis]
         self._count = min(count, extent) if count > 0 else extent
         keys = x if np.dtype(str(x.ty.dtype)).kind != "f" else bb.emit(_keys(bb, x))
-        self._ranks = bb.emit(bb.call_te(lambda x: self._rank(x, descending), keys, primfunc_name_hint="rank"))
+        self._ranks = bb.emit(
+            bb.call_te(lambda x: self._rank(x, descending), keys, primfunc_name_hint="rank")
+        )
 
     def values(self) -> relax.Var:
         """Emit the elements."""
