@@ -30,8 +30,8 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     Returns
     -------
     onnx.ModelProto
-        The converted model; the model itself if it is in that range, or if ONNX cannot convert it and it is of
-        opset 13 or newer, whose operators mean what they mean in opset 17.
+        The converted model; the model itself if it is in that range, or if ONNX cannot convert it, and it is
+        of opset 13 or newer, whose operators mean what they mean in opset 17.
 
     Raises
     ------
