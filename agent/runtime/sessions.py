@@ -12,8 +12,9 @@ Leaves to others: what a session keeps (`agent.runtime.streaming`).
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
@@ -24,6 +25,8 @@ from agent.errors import SessionGoneError, SessionStepError
 # its session has begun again, so it is larger than the number of sessions that a device usually has.
 MAX_GONE: Final = 1024
 _SHOWN: Final = 80
+# Entries of the order for each client, most of them no longer true: then it is made anew.
+_STALE: Final = 8
 
 Kept = TypeVar("Kept")
 Key = tuple[str, str]
@@ -89,7 +92,12 @@ class Sessions(Generic[Kept]):
         self._clock = clock
         # Least recently used first.
         self._sessions: OrderedDict[Key, _Session[Kept]] = OrderedDict()
-        self._counts: Counter[str] = Counter()
+        # The sessions of each client, least recently used first, each with the number of that use.
+        self._owned: dict[str, OrderedDict[Key, int]] = {}
+        self._uses = 0
+        # Who must give way first: the client with the most sessions, of several the one that used its oldest
+        # session least recently. An entry that is no longer true stays until it comes to the top.
+        self._order: list[tuple[int, int, str]] = []
         self._gone: OrderedDict[Key, str] = OrderedDict()
 
     def __len__(self) -> int:
@@ -138,7 +146,7 @@ class Sessions(Generic[Kept]):
             while len(self._sessions) >= self._most:
                 self._evict(self._surplus(visit.key[0]), "it made room for others")
             session = self._sessions[visit.key] = _Session(visit.kept, 0, 0.0)
-            self._counts[visit.key[0]] += 1
+        self._use(visit.key)
         session.kept = visit.kept
         session.next_step, session.used_s = visit.step + 1, self._clock()
         self._sessions.move_to_end(visit.key)
@@ -160,14 +168,39 @@ class Sessions(Generic[Kept]):
 
     def _surplus(self, client: str) -> Key:
         """Return the session that must go when this client begins one."""
-        counts = self._counts.copy()
-        counts[client] += 1
-        most = max(counts.values())
-        return next(
-            (key for key in self._sessions if counts[key[0]] == most),
-            # Only if the new one is the first of the client with the most.
-            next(iter(self._sessions)),
-        )
+        while self._order[0] != self._rank(self._order[0][2]):
+            heapq.heappop(self._order)
+        most, _, other = self._order[0]
+        own = self._owned.get(client)
+        if own is None:
+            return next(iter(self._owned[other]))
+        # Compared as if it had the new session, too.
+        ranks = [(most, self._oldest(other), other), (-len(own) - 1, self._oldest(client), client)]
+        return next(iter(self._owned[min(ranks)[2]]))
+
+    def _oldest(self, client: str) -> int:
+        return next(iter(self._owned[client].values()))
+
+    def _rank(self, client: str) -> tuple[int, int, str] | None:
+        """Return the client's true entry in the order; None if it has no session."""
+        owned = self._owned.get(client)
+        return (-len(owned), self._oldest(client), client) if owned else None
+
+    def _use(self, key: Key) -> None:
+        owned = self._owned.setdefault(key[0], OrderedDict())
+        self._uses += 1
+        owned[key] = self._uses
+        owned.move_to_end(key)
+        self._note(key[0])
+
+    def _note(self, client: str) -> None:
+        """Enter a client that has changed; entries that are no longer true are limited."""
+        rank = self._rank(client)
+        if rank is not None:
+            heapq.heappush(self._order, rank)
+        if len(self._order) > _STALE * (len(self._owned) + 1):
+            self._order = [rank for each in self._owned if (rank := self._rank(each)) is not None]
+            heapq.heapify(self._order)
 
     def _end_idle(self) -> None:
         before_s = self._clock() - self._idle_s
@@ -186,9 +219,11 @@ class Sessions(Generic[Kept]):
 
     def _drop(self, key: Key) -> None:
         if self._sessions.pop(key, None) is not None:
-            self._counts[key[0]] -= 1
-            if not self._counts[key[0]]:
-                del self._counts[key[0]]
+            owned = self._owned[key[0]]
+            del owned[key]
+            if not owned:
+                del self._owned[key[0]]
+            self._note(key[0])
 
 
 def _check_step(name: str, expected: int, step: int) -> None:

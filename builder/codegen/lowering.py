@@ -9,11 +9,12 @@ from tvm.s_tir import transform as s
 from tvm.tirx import transform as t
 
 from builder.codegen.byte_tables import write_byte_tables
+from builder.codegen.carried_nan import carry_nan
 from builder.codegen.dot_products import write_dot_products
 from builder.codegen.linear_indices import simplify_indices
 from builder.codegen.loop_tails import split_loop_tails
 from builder.codegen.named_values import expand_functions
-from builder.target.device_target import dot_of, features_of
+from builder.target.device_target import arch_of, dot_of, features_of
 
 # TVM's `tvm.s_tir.pipeline` without the passes for GPUs, in three parts.
 _TO_LOOPS: Final = (
@@ -75,7 +76,7 @@ def lower_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
     vectors = tvm.transform.Sequential([make() for make in _TO_VECTORS])(loops)
     tables = write_byte_tables(vectors, features_of(target))
     functions = tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(tables)
-    return t.LowerIntrin()(expand_functions(functions))
+    return t.LowerIntrin()(carry_nan(expand_functions(functions), arch_of(target)))
 
 
 def build_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:

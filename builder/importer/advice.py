@@ -67,7 +67,8 @@ _VALUES: Final[Mapping[str, Mapping[str, str]]] = {
         "keras.layers.RNN(unroll=True) does",
     },
 }
-_GENERAL: Final[Mapping[str, str]] = {
+# Whatever the framework.
+CHANGES: Final[Mapping[str, str]] = {
     "NonZero": "select with Where instead, which keeps the shape",
     "Compress": "select with Where instead, which keeps the shape",
     "Unique": "do this after the model",
@@ -83,6 +84,7 @@ _GENERAL: Final[Mapping[str, str]] = {
     "RandomNormal": "make the noise an input of the model",
     "RandomUniform": "make the noise an input of the model",
     "Multinomial": "sample after the model",
+    "com.microsoft.Inverse": "export the inverse as a constant, or invert after the model",
     "com.microsoft.Sampling": "sample after the model",
     "com.microsoft.BeamSearch": "export one step of the decoder, and search after the model",
     "com.microsoft.GreedySearch": "export one step of the decoder, and search after the model",
@@ -149,7 +151,7 @@ def _change(obstacle: Obstacle, framework: str) -> str:
     if obstacle.operator.startswith(("com.microsoft.nchwc.", "com.ms.internal.")):
         return _LAYOUT
     own = _VALUES.get(framework, {}).get(obstacle.operator)
-    general = own or _GENERAL.get(obstacle.operator)
+    general = own or CHANGES.get(obstacle.operator)
     if general is None and "known at run time" in obstacle.reason:
         general = _SHAPES.get(
             framework, "if a shape or an axis is an input, fix it with --input-values NAME=VALUE"

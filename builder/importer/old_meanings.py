@@ -10,6 +10,9 @@ Others are brought into a form that the converter takes, before it converts:
 - The second operand of Add and its kin before opset 7 begins at the attribute `axis` (Add-6), and a slope of
   PRelu stands for a channel (PRelu-6).
 - BatchNormalization before opset 9 may have statistics for each place (`spatial` 0).
+
+Of some old operators, the converter has no newer form: Cast and Tile before opset 6, recurrent layers before
+opset 7, Pad and Split before opset 2. They are given today's form, and kept from the converter (`HELD`).
 """
 
 from __future__ import annotations
@@ -30,11 +33,17 @@ from builder.importer.onnx_graph import (
     walk_nodes,
 )
 
+# The domain of nodes that the converter must leave alone.
+HELD: Final = "held"
+_CAST: Final = 6
+_TILE: Final = 6
+_PAD: Final = 2
 _BROADCAST: Final = 7
 _SPATIAL: Final = 9
 _ALIGNED: Final = frozenset(
     {"Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "PRelu", "Pow", "Sub", "Xor"}
 )
+_RECURRENT: Final = frozenset({"GRU", "LSTM", "RNN"})
 _RESIZE: Final = 11
 _HARDMAX: Final = 13
 
@@ -54,6 +63,8 @@ def bring_up(model: onnx.ModelProto) -> None:
         options = attributes(node)
         if node.domain:
             return None
+        if version < _BROADCAST and (held := _held(node, graph, options)) is not None:
+            return held
         if node.op_type in _ALIGNED and version < _BROADCAST:
             return _aligned(node, graph, options)
         if node.op_type == "BatchNormalization" and version < _SPATIAL and not options.get("spatial", 1):
@@ -62,6 +73,65 @@ def bring_up(model: onnx.ModelProto) -> None:
 
     if version < _SPATIAL:
         graph.rewrite(replace)
+    if any(node.domain == HELD for node in model.graph.node):
+        model.opset_import.append(helper.make_opsetid(HELD, 1))
+
+
+def release(model: onnx.ModelProto) -> None:
+    """Give the nodes that were kept from the converter ONNX's domain again, in place."""
+    for node in walk_nodes(model.graph):
+        if node.domain == HELD:
+            node.domain = ""
+    kept = [opset for opset in model.opset_import if opset.domain != HELD]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+
+
+def _held(node: onnx.NodeProto, graph: OnnxGraph, options: dict[str, Any]) -> list[onnx.NodeProto] | None:
+    """Return an operator that the converter lacks in today's form; None for others.
+
+    A node whose values contradict the specification stays, and is refused by name.
+    """
+    version, new = graph.opset, copy_node(node)
+    if node.op_type == "Cast" and version < _CAST:
+        to = options.get("to")
+        if isinstance(to, str):
+            names = dict(onnx.TensorProto.DataType.items())
+            if to not in names:
+                return None
+            new.attribute[0].CopyFrom(helper.make_attribute("to", names[to]))
+    elif node.op_type in _RECURRENT:
+        kept = [one for one in node.attribute if one.name != "output_sequence"]
+        del new.attribute[:]
+        new.attribute.extend(kept)
+    elif node.op_type == "Tile" and version < _TILE:
+        shape, values = graph.shape_of(node.input[0]), [graph.constant(name) for name in node.input[1:]]
+        if shape is None or len(values) != 2 or any(value is None or value.size != 1 for value in values):
+            return None
+        tiles, axis = (int(np.asarray(value).item()) for value in values)
+        repeats = [tiles if place == axis else 1 for place in range(len(shape))]
+        new.input[1:] = [graph.add_constant(np.array(repeats, np.int64), f"{node.name}/repeats")]
+    elif node.op_type == "Pad" and version < _PAD:
+        pads = np.array(options["paddings"], np.int64)
+        value = np.array(options.get("value", 0.0), np.float32)
+        new.input.extend(
+            graph.add_constant(array, f"{node.name}/{part}")
+            for part, array in (("pads", pads), ("value", value))
+        )
+        kept = [one for one in node.attribute if one.name == "mode"]
+        del new.attribute[:]
+        new.attribute.extend(kept)
+    elif node.op_type == "Split" and version < _PAD:
+        if "split" in options:
+            sizes = np.array(options["split"], np.int64)
+            new.input[1:] = [graph.add_constant(sizes, f"{node.name}/sizes")]
+        kept = [helper.make_attribute("axis", int(options.get("axis", 0)))]
+        del new.attribute[:]
+        new.attribute.extend(kept)
+    else:
+        return None
+    new.domain = HELD
+    return [new]
 
 
 def _aligned(node: onnx.NodeProto, graph: OnnxGraph, options: dict[str, Any]) -> list[onnx.NodeProto] | None:

@@ -7,13 +7,16 @@ from typing import Final
 import onnx
 from onnx import defs, helper, version_converter
 
-from builder.importer.old_meanings import bring_up, keep_old_meanings
+from builder.errors import ModelError
+from builder.importer.old_meanings import bring_up, keep_old_meanings, release
 from builder.importer.onnx_graph import walk_nodes
-from builder.importer.silence import FOREIGN_FAILURES, quiet
+from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
 from builder.importer.weights import put_back, without_large_weights
 
 # The oldest opset whose operators all have the form that the front end and the rewrites expect.
 OLDEST: Final = 17
+# No operator has changed its meaning from this one to `OLDEST`.
+_SAME_MEANINGS: Final = 13
 # The first opset with blocks in DequantizeLinear.
 WITH_BLOCKS: Final = 21
 # The newest opset that ONNX Runtime promises to run (26 in version 1.31).
@@ -27,8 +30,13 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     Returns
     -------
     onnx.ModelProto
-        The converted model, or the model itself if it is in that range or ONNX cannot convert an operator. In
-        the latter case the import may still succeed; if it fails, it names the node at fault.
+        The converted model; the model itself if it is in that range, or if ONNX cannot convert it, and it is
+        of opset 13 or newer, whose operators mean what they mean in opset 17.
+
+    Raises
+    ------
+    ModelError
+        If ONNX cannot convert an older model.
     """
     version = model.opset_import[0].version
     if version > NEWEST and _means_the_same(model, NEWEST):
@@ -39,13 +47,23 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         with quiet():
             converted = version_converter.convert_version(without_large_weights(model), OLDEST)
-    except FOREIGN_FAILURES:
-        return model
+    except FOREIGN_FAILURES as error:
+        if version >= _SAME_MEANINGS:
+            return model
+        raise _too_old(version, first_line(error).rpartition("failed: ")[2]) from error
     put_back(converted, model)
+    release(converted)
     keep_old_meanings(converted, version)
     if [value.type for value in converted.graph.input] != [value.type for value in model.graph.input]:
-        return model  # the converter of Scan drops the batch from the model's inputs
+        raise _too_old(version, "its Scan reads a batch")
     return converted
+
+
+def _too_old(version: int, reason: str) -> ModelError:
+    return ModelError(
+        f"opset {version} cannot be converted to {OLDEST}: {reason}",
+        hint=f"export the model with opset {OLDEST} or newer",
+    )
 
 
 def raise_opset(model: onnx.ModelProto, version: int) -> onnx.ModelProto:

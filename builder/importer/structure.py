@@ -6,9 +6,10 @@ refuses the rest, naming the node at fault. ONNX's own checker runs last.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
@@ -127,6 +128,7 @@ def _inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     if not model.functions:
         return model
     _check_functions(model)
+    _write_defaults(model)
     if suppression.is_defined(model):
         # A normalised model: these nodes are compiled as they are.
         kept = [function for function in model.functions if function.domain != suppression.DOMAIN]
@@ -138,6 +140,29 @@ def _inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
         return inliner.inline_local_functions(model, convert_version=True)
     except FOREIGN_FAILURES as error:
         raise ModelError(f"the model's functions cannot be inlined: {first_line(error)}") from error
+
+
+def _write_defaults(model: onnx.ModelProto) -> None:
+    """Give calls of functions the attributes that they leave out: ONNX's inliner does not know defaults."""
+    defaults = {
+        (f.domain, f.name, f.overload): f.attribute_proto for f in model.functions if f.attribute_proto
+    }
+    if not defaults:
+        return
+    bodies = itertools.chain.from_iterable(_with_subgraphs(function.node) for function in model.functions)
+    for node in itertools.chain(walk_nodes(model.graph), bodies):
+        given = {attribute.name for attribute in node.attribute}
+        missing = [
+            a for a in defaults.get((node.domain, node.op_type, node.overload), ()) if a.name not in given
+        ]
+        node.attribute.extend(missing)
+
+
+def _with_subgraphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from walk_nodes(graph)
 
 
 def _check_functions(model: onnx.ModelProto) -> None:

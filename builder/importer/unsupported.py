@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from builder.errors import FrontEndError, ModelError, Obstacle, UnboundedError, UnsupportedOperatorError
+from builder.importer.advice import CHANGES
 from builder.importer.bounded.padding import pad_lengths
 from builder.importer.classic.kept import is_kept
 from builder.importer.half_precision import HALVES
@@ -24,12 +24,8 @@ from builder.importer.rewrites.replacement import input_name
 # more different nodes than this limit, only the first ones are tried.
 MAX_TRIALS: Final = 2000
 
-_HINTS: Final[Mapping[str, str]] = {
-    "NonMaxSuppression": "export without it, and use a --postprocess file with a `detect` step",
-    "Loop": "add --max-iterations N, its largest number of steps, or export it unrolled",
-    "Scan": "export with a fixed number of steps, unrolled",
-    "If": "if the condition is an input, fix it with --input-values NAME=VALUE",
-}
+# Operators whose change is also the hint of the whole refusal.
+_HINTED: Final = frozenset({"If", "Loop", "NonMaxSuppression", "Scan"})
 _VALUE_HINT: Final = "if a shape or an axis is an input, fix it with --input-values NAME=VALUE"
 
 
@@ -97,7 +93,7 @@ def explain(model: onnx.ModelProto, reason: str) -> ModelError:
     if not found:
         return ModelError(f"the model cannot be imported: {reason or 'TVM gave no reason'}", hint=_VALUE_HINT)
     listed = "; ".join(f"{o.operator} ({describe(o.nodes)}): {o.reason.text}" for o in found)
-    hint = next((_HINTS[o.operator] for o in found if o.operator in _HINTS and _is_helped(o)), None)
+    hint = next((CHANGES[o.operator] for o in found if o.operator in _HINTED and _is_helped(o)), None)
     if hint is None and any(o.reason.depends_on_values for o in found):
         hint = _VALUE_HINT
     noun = "operator" if len(found) == 1 else "operators"

@@ -88,6 +88,18 @@ def prelu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | 
     return new.nodes
 
 
+def thresholded_relu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """ThresholdedRelu: x or 0. TVM multiplies instead, and 0 times infinity is NaN."""
+    found = graph.type_of(node.input[0])
+    if found is None:
+        return None
+    new = Replacement(node, graph)
+    bound = new.constant(float(attributes(node).get("alpha", 1.0)), found.dtype)
+    beyond = new.op("Greater", node.input[0], bound)
+    new.op("Where", beyond, node.input[0], new.constant(0, found.dtype), to=node.output[0])
+    return new.nodes
+
+
 def sign(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """Sign of unsigned integers, for which TVM would need -1: whether they are not zero."""
     found = graph.type_of(node.input[0])
@@ -266,6 +278,25 @@ def reduce_nothing(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Node
             new.op("Mul", x, x, to=node.output[0])
         case _:
             new.op("Identity", x, to=node.output[0])
+    return new.nodes
+
+
+def reduce_log_sum_exp(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """ReduceLogSumExp: the largest number is subtracted, unless it is infinite, as where all are masked."""
+    found, shape, given = graph.type_of(node.input[0]), graph.shape_of(node.input[0]), attributes(node)
+    known = graph.constant(name) if (name := input_name(node, 1)) else np.array(given.get("axes", []))
+    nothing = known is not None and not known.size and given.get("noop_with_empty_axes", 0)
+    if found is None or not shape or 0 in shape or found.dtype.kind != "f" or known is None or nothing:
+        return reduce_nothing(node, graph)
+    axes = sorted({int(axis) % len(shape) for axis in known}) or list(range(len(shape)))
+    keep = bool(given.get("keepdims", 1))
+    new, x = Replacement(node, graph), node.input[0]
+    top = new.reduce("ReduceMax", x, axes, keep=True)
+    top = new.op("Where", new.op("IsInf", top), new.constant(0, found.dtype), top)
+    total = new.reduce("ReduceSum", new.op("Exp", new.op("Sub", x, top)), axes, keep=keep)
+    if not keep:
+        top = new.op("Squeeze", top, new.ints(*axes))
+    new.op("Add", new.op("Log", total), top, to=node.output[0])
     return new.nodes
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, input_name, output_name
@@ -163,6 +163,27 @@ def max_pool_with_indices(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[on
         new.op("Identity", best, to=node.output[0])
     new.op("Identity", index, to=where)
     return new.nodes
+
+
+def max_pool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """MaxPool with indices, or with a padding that TVM does not compute: SAME_LOWER."""
+    options = attributes(node)
+    shape, result = graph.shape_of(node.input[0]), graph.shape_of(node.output[0])
+    if output_name(node, 1) or options.get("auto_pad") != "SAME_LOWER" or shape is None or result is None:
+        return max_pool_with_indices(node, graph)
+    kernel = [int(k) for k in options["kernel_shape"]]
+    begins = _begins(options, shape[2:], result[2:], kernel)
+    if begins is None:
+        return None
+    strides, dilations = (list(options.get(key, [1] * len(kernel))) for key in ("strides", "dilations"))
+    ends = [
+        max(s * (r - 1) + d * (k - 1) + 1 - n - b, 0)
+        for s, r, d, k, n, b in zip(strides, result[2:], dilations, kernel, shape[2:], begins, strict=True)
+    ]
+    options = {name: value for name, value in options.items() if name != "auto_pad"} | {
+        "pads": [*begins, *ends]
+    }
+    return [helper.make_node("MaxPool", list(node.input), list(node.output), name=node.name, **options)]
 
 
 def _begins(

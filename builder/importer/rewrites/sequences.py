@@ -12,7 +12,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from builder.importer.control_flow import inline_body
 from builder.importer.onnx_graph import OnnxGraph, attributes
+from builder.importer.rewrites.loops import MAX_UNROLLED_NODES
 from builder.importer.rewrites.replacement import Replacement, constant_integer, input_name
 
 # A longer sequence is data, not part of the model's structure.
@@ -74,6 +76,28 @@ def _insert(node: onnx.NodeProto, graph: OnnxGraph, known: _Sequences) -> None:
     if position is not None and len(elements) < MAX_ELEMENTS:
         elements.insert(position, node.input[1])
         known[node.output[0]] = elements
+
+
+def _map(node: onnx.NodeProto, graph: OnnxGraph, known: _Sequences) -> list[onnx.NodeProto] | None:
+    """SequenceMap: the nodes of its body, once for each element."""
+    body: onnx.GraphProto = attributes(node)["body"]
+    count = len(known.get(node.input[0], ()))
+    lists = [known[name] if name in known else [name] * count for name in node.input]
+    if not 0 < count * len(body.node) <= MAX_UNROLLED_NODES or any(len(each) != count for each in lists):
+        return None
+    others = [name for name in node.input if name not in known and graph.type_of(name) is None]
+    makers = [graph.maker_of(name) for name in others]
+    if any(maker is not None and maker.op_type in _MAY_MAKE_SEQUENCES for maker in makers):
+        return None  # perhaps a sequence whose elements are not known yet
+    new: list[onnx.NodeProto] = []
+    made: list[list[str]] = [[] for _ in body.output]
+    for step, arguments in enumerate(zip(*lists, strict=True)):
+        outputs = [graph.fresh(output.name) for output in body.output]
+        new += inline_body(graph, body, f"{node.name}/{step}", list(arguments), outputs)
+        for elements, output in zip(made, outputs, strict=True):
+            elements.append(output)
+    known.update(zip(node.output, made, strict=False))
+    return new
 
 
 def _erase(node: onnx.NodeProto, graph: OnnxGraph, known: _Sequences) -> None:
@@ -149,9 +173,14 @@ _HANDLERS: Final[Mapping[str, _Handler]] = {
     "SequenceEmpty": _empty,
     "SequenceInsert": _insert,
     "SequenceErase": _erase,
+    "SequenceMap": _map,
     "Identity": _identity,
     "SplitToSequence": _split,
     "SequenceAt": _at,
     "SequenceLength": _length,
     "ConcatFromSequence": _concat,
 }
+_MAKE_TENSORS: Final = frozenset({"ConcatFromSequence", "SequenceAt", "SequenceLength"})
+_MAY_MAKE_SEQUENCES: Final = frozenset(
+    {*_HANDLERS, "If", "Loop", "OptionalGetElement", "Scan"} - _MAKE_TENSORS
+)

@@ -22,6 +22,7 @@ from builder.kernels.rewriter import (
 from builder.kernels.spaces import (
     columns,
     concatenation,
+    limits,
     matmul,
     padding,
     quantisation,
@@ -43,6 +44,7 @@ def legalise_map(target: DeviceTarget) -> dict[str, Legalisation]:
     own |= dict.fromkeys(("relax.argmax", "relax.argmin"), _place_of_extremum)
     own["relax.matmul"] = matmul.legalise
     own["relax.permute_dims"] = transpose.legalise
+    own |= limits.legalisations(target)
     own["relax.power"] = _power
     own["relax.nn.pad"] = padding.legalise
     own["relax.multiply"] = _multiply

@@ -4,19 +4,22 @@ An element's rank is the number of elements that precede it; of equal elements, 
 comes first. So the order is the same on every device. A rank takes n comparisons, without branches and in
 full vectors; a merge sort would wait for each of its loads. A thousand classes take less than a millisecond.
 The time grows with the square of the extent, hence `MAX_EXTENT`. TVM's own sort is a function of its runtime,
-which devices do not have.
+which devices do not have. NaN counts as infinity: compared with itself, it would share its rank with others.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
 from tvm import relax, te, tirx
 from tvm.ir import Call
 
 from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces import selection
+from builder.kernels.spaces.epilogue import NEVER_FUSED
 
 # An axis of this extent takes about a second on a small board. A longer one is not legalised here, and code
 # generation refuses it.
@@ -62,6 +65,19 @@ def _too_long(call: Call) -> bool:
     return shape_of(call.args[0])[int(call.attrs.axis)] > MAX_EXTENT
 
 
+def _keys(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+    """Return what is compared of real numbers; not fused into the comparisons, which read it many times."""
+    infinity = tirx.const(math.inf, str(x.ty.dtype))
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        def key(*i: tirx.Var) -> tirx.Expr:
+            return tirx.Select(tirx.isnan(x(*i)), infinity, x(*i))
+
+        return te.compute(x.shape, key, name="keys")
+
+    return bb.call_te(compute, x, primfunc_name_hint="keys", primfunc_attrs=NEVER_FUSED)
+
+
 class _Ordered:
     """The first `count` elements along an axis in sorted order.
 
@@ -88,7 +104,10 @@ class _Ordered:
         self._axis = axis % len(self._shape)
         extent = self._shape[self._axis]
         self._count = min(count, extent) if count > 0 else extent
-        self._ranks = bb.emit(bb.call_te(lambda x: self._rank(x, descending), x, primfunc_name_hint="rank"))
+        keys = x if np.dtype(str(x.ty.dtype)).kind != "f" else bb.emit(_keys(bb, x))
+        self._ranks = bb.emit(
+            bb.call_te(lambda x: self._rank(x, descending), keys, primfunc_name_hint="rank")
+        )
 
     def values(self) -> relax.Var:
         """Emit the elements."""

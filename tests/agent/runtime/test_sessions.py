@@ -163,4 +163,39 @@ def test_a_session_never_has_a_step_twice_or_out_of_order(
             sessions.leave(visit)
             assert visit.kept == list(range(visit.step + 1))
         assert len(sessions) <= 3
-        assert sum(sessions._counts.values()) == len(sessions)
+        assert sum(map(len, sessions._owned.values())) == len(sessions)
+
+
+@given(st.integers(1, 6), st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 9), st.booleans())))
+def test_who_must_go_is_the_client_with_most_and_its_oldest(
+    most: int, requests: list[tuple[str, int, bool]]
+) -> None:
+    sessions, _ = make(most)
+    kept: list[tuple[str, str]] = []  # least recently used first
+    for client, number, ends in requests:
+        key = (client, str(number))
+        if ends:
+            sessions.end(*key, None)
+            kept = [each for each in kept if each != key]
+            continue
+        step(sessions, *key, 0)
+        if key not in kept and len(kept) == most:
+            owners = [each[0] for each in kept] + [client]
+            largest = max(map(owners.count, owners))
+            kept.remove(next(each for each in kept if owners.count(each[0]) == largest))
+        kept = [*(each for each in kept if each != key), key]
+        assert list(sessions._sessions) == kept
+
+
+def test_who_must_go_is_found_without_a_search() -> None:
+    sessions, _ = make(most=500)
+    for number in range(500):
+        step(sessions, f"client{number % 250}", str(number), 0)
+    ranks: list[str] = []
+    rank = sessions._rank
+    sessions._rank = lambda client: ranks.append(client) or rank(client)  # type: ignore[method-assign,func-returns-value]
+    for number in range(500):
+        step(sessions, "greedy", str(number), 0)
+    # Five or so for each new session; a search would look at hundreds.
+    assert len(ranks) < 500 * 20
+    assert len(sessions) == 500

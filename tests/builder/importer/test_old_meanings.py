@@ -143,3 +143,66 @@ def test_a_batch_norm_for_each_place(make_model: ModelMaker, run_onnx: Any, opse
     scale, bias, mean, variance = weights.values()
     wanted = (x - mean) / np.sqrt(variance + 0.01) * scale + bias
     np.testing.assert_allclose(run_onnx(import_onnx(model).onnx, {"x": x})[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("node", "weights", "now", "opset"),
+    [
+        (helper.make_node("Cast", ["x"], ["y"], to="INT32"), {}, lambda x: x.astype(np.int32), 1),
+        (helper.make_node("Cast", ["x"], ["y"], to="INT64"), {}, lambda x: x.astype(np.int64), 5),
+        (
+            helper.make_node("Tile", ["x", "t", "a"], ["y"]),
+            {"t": np.array([3], np.float32), "a": np.array([1], np.float32)},
+            lambda x: np.tile(x, (1, 3)),
+            1,
+        ),
+        (
+            helper.make_node("Pad", ["x"], ["y"], paddings=[1, 0, 2, 1], value=1.5),
+            {},
+            lambda x: np.pad(x, [(1, 2), (0, 1)], constant_values=1.5),
+            1,
+        ),
+        (
+            helper.make_node("Pad", ["x"], ["y"], paddings=[1, 0, 2, 1], mode="reflect"),
+            {},
+            lambda x: np.pad(x, [(1, 2), (0, 1)], mode="reflect"),
+            1,
+        ),
+        (
+            helper.make_node("Split", ["x"], ["y", "z"], axis=1, split=[2, 4]),
+            {},
+            lambda x: x[:, :2],
+            1,
+        ),
+        (helper.make_node("Split", ["x"], ["y", "z"], axis=1), {}, lambda x: x[:, :3], 1),
+    ],
+    ids=["cast", "cast 5", "tile", "pad", "reflect", "split", "halves"],
+)
+def test_forms_that_the_converter_lacks(
+    make_model: ModelMaker, run_onnx: Any, node: onnx.NodeProto, weights: Any, now: Any, opset: int
+) -> None:
+    x = _noise(4, 6) * 5
+    wanted = now(x)
+    kind = helper.np_dtype_to_tensor_dtype(wanted.dtype)
+    outputs: dict[str, Any] = {"y": (list(wanted.shape), kind)}
+    if len(node.output) > 1:
+        outputs["z"] = [4, 6 - wanted.shape[1]]
+    model = make_model([node], {"x": [4, 6]}, outputs, weights, opset=opset)
+    np.testing.assert_array_equal(run_onnx(import_onnx(model).onnx, {"x": x})[0], wanted)
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize("opset", [1, 6])
+def test_old_recurrent_layers(
+    make_model: ModelMaker, run_onnx: Any, kind: str, gates: int, opset: int
+) -> None:
+    weights = {"w": _noise(1, 3 * gates, 4), "r": _noise(1, 3 * gates, 3)}
+    results = []
+    for version in (opset, 17):
+        options = {"output_sequence": 1} if version < 7 else {}
+        node = helper.make_node(kind, ["x", "w", "r"], ["y", "h"], hidden_size=3, **options)
+        model = make_model(
+            [node], {"x": [5, 1, 4]}, {"y": [5, 1, 1, 3], "h": [1, 1, 3]}, weights, opset=version
+        )
+        results.append(run_onnx(import_onnx(model).onnx, {"x": _noise(5, 1, 4)})[0])
+    np.testing.assert_array_equal(*results)

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 
+from builder.errors import ModelError
 from builder.importer.opset import NEWEST, OLDEST, convert_opset
 
 ModelMaker = Callable[..., onnx.ModelProto]
@@ -40,3 +41,21 @@ def test_a_newer_opset_is_lowered_if_the_operators_have_not_changed(relu: onnx.M
         pytest.skip("this onnx has no opset that ONNX Runtime lacks")
     relu.opset_import[0].version = newest
     assert convert_opset(relu).opset_import[0].version == NEWEST
+
+
+@pytest.mark.parametrize(("opset", "operator"), [(1, "LpPool"), (8, "Scan")])
+def test_an_old_model_that_cannot_be_converted_is_refused(
+    make_model: ModelMaker, opset: int, operator: str
+) -> None:
+    if operator == "LpPool":
+        node = helper.make_node("LpPool", ["x"], ["y"], kernel_shape=[2, 2])
+        model = make_model([node], {"x": [1, 2, 4, 4]}, {"y": None}, opset=opset)
+    else:
+        value = lambda name: helper.make_tensor_value_info(name, 1, [2])  # noqa: E731
+        add = helper.make_node("Add", ["s", "a"], ["t"])
+        body = helper.make_graph([add], "body", [value("s"), value("a")], [value("t")])
+        node = helper.make_node("Scan", ["", "z", "x"], ["y"], body=body, num_scan_inputs=1)
+        model = make_model([node], {"z": [1, 2], "x": [1, 3, 2]}, {"y": [1, 2]}, opset=opset)
+    with pytest.raises(ModelError, match=f"opset {opset} cannot be converted.*{operator}") as caught:
+        convert_opset(model)
+    assert caught.value.hint

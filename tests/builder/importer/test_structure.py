@@ -250,6 +250,34 @@ def test_functions_of_the_file_are_inlined(make_model: ModelMaker) -> None:
     assert [n.op_type for n in prepare(model).graph.node] == ["Add"]
 
 
+@pytest.mark.parametrize("given", [None, 3.0])
+@pytest.mark.parametrize("outer", [False, True])
+def test_a_call_without_an_attribute_gets_its_default(
+    make_model: ModelMaker, run_onnx: Any, given: float | None, outer: bool
+) -> None:
+    inner = node("Elu", ["a"], ["b"])
+    inner.attribute.append(
+        onnx.AttributeProto(name="alpha", ref_attr_name="alpha", type=onnx.AttributeProto.FLOAT)
+    )
+    standard = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    default = [helper.make_attribute("alpha", 0.25)]
+    functions = [helper.make_function("local", "Bent", ["a"], ["b"], [inner], standard, [], default)]
+    if outer:
+        call = node("Bent", ["a"], ["b"], domain="local")
+        functions.append(helper.make_function("local", "Around", ["a"], ["b"], [call], standard))
+    name = "Around" if outer else "Bent"
+    call = node(name, ["x"], ["y"], domain="local")
+    if given is not None and not outer:
+        call.attribute.append(helper.make_attribute("alpha", given))
+    model = make_model([call], VECTOR, {"y": [3]}, ir_version=9)
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    model.functions.extend(functions)
+    x = np.array([-1.0, -2.0, 1.0], np.float32)
+    alpha = 0.25 if given is None or outer else given
+    (got,) = run_onnx(prepare(model), {"x": x})
+    np.testing.assert_allclose(got, np.where(x < 0, alpha * np.expm1(x), x), rtol=1e-6)
+
+
 def test_the_model_that_was_given_is_not_changed(relu: onnx.ModelProto) -> None:
     before = relu.SerializeToString(deterministic=True)
     import_onnx(relu)

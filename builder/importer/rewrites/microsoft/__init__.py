@@ -50,6 +50,7 @@ CONTRIB: Final[Mapping[str, Rewrite]] = {
     "GatherND": products.same_operator,
     "Gelu": activations.gelu_node,
     "GemmFastGelu": products.gemm_fast_gelu,
+    "GridSample": products.grid_sample,
     "GroupNorm": norms.group_norm,
     "GroupQueryAttention": grouped_attention.group_query_attention,
     "LayerNormalization": norms.layer_normalization,

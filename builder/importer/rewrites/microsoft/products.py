@@ -15,6 +15,7 @@ from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.microsoft.activations import activate, fast_gelu
 from builder.importer.rewrites.replacement import Replacement, input_name
 
+_LINEAR: Final = 20
 _CONV_ATTRIBUTES: Final = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 _POOL_ATTRIBUTES: Final = ("auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
 _GEMM_ATTRIBUTES: Final = ("alpha", "beta", "transA", "transB")
@@ -159,6 +160,16 @@ def same_operator(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeP
             node.op_type, list(node.input), list(node.output), name=node.name, **attributes(node)
         )
     ]
+
+
+def grid_sample(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """GridSample: as ONNX's own, whose modes have other names from opset 20 on."""
+    options = attributes(node)
+    mode = str(options.get("mode", "bilinear"))
+    if graph.opset >= _LINEAR:
+        mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+    options["mode"] = mode
+    return [helper.make_node("GridSample", list(node.input), list(node.output), name=node.name, **options)]
 
 
 def expand_dims(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:

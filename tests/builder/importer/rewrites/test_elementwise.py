@@ -69,3 +69,22 @@ def test_the_sign_of_unsigned_numbers(make_model: ModelMaker, agrees: Any) -> No
     kind = ([4], TensorProto.UINT8)
     x = np.array([0, 1, 128, 255], np.uint8)
     agrees(make_model([one("Sign", ["x"])], {"x": kind}, {"y": kind}), x)
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+@pytest.mark.parametrize("axes", [[1], [0], [0, 1], []])
+def test_the_logarithm_of_a_sum_where_all_is_masked(
+    make_model: ModelMaker, agrees: Any, axes: list[int], keep: int
+) -> None:
+    options = {"axes": axes} if axes else {}
+    inf = np.inf
+    x = np.array([[1, 2, 3], [-inf, -inf, -inf], [inf, 1, 2], [-inf, 1000, 1001]], np.float32)
+    agrees(
+        make_model([one("ReduceLogSumExp", ["x"], keepdims=keep, **options)], {"x": [4, 3]}, {"y": None}), x
+    )
+
+
+@pytest.mark.parametrize("alpha", [-1.0, 0.0, 1.0])
+def test_a_threshold_below_infinity(make_model: ModelMaker, agrees: Any, alpha: float) -> None:
+    x = np.array([np.nan, -np.inf, np.inf, -2, 0, 0.5, 2], np.float32)
+    agrees(make_model([one("ThresholdedRelu", ["x"], alpha=alpha)], {"x": [7]}, {"y": [7]}), x)

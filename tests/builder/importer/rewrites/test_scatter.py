@@ -31,6 +31,15 @@ def test_max_pool_says_where_the_maxima_are(
         np.testing.assert_array_equal(found, want)
 
 
+@pytest.mark.parametrize("opset", [12, 22])
+@pytest.mark.parametrize(("kernel", "strides"), [((3, 2), (2, 3)), ((2, 2), (1, 1)), ((4, 3), (3, 2))])
+def test_max_pool_with_more_padding_at_the_begin(
+    make_model: ModelMaker, noise: Any, agrees: Any, kernel: Any, strides: Any, opset: int
+) -> None:
+    node = one("MaxPool", ["x"], kernel_shape=kernel, strides=strides, auto_pad="SAME_LOWER")
+    agrees(make_model([node], {"x": [1, 2, 9, 10]}, {"y": [None] * 4}, opset=opset), noise(1, 2, 9, 10))
+
+
 @pytest.mark.parametrize(
     ("image", "block", "how"),
     [

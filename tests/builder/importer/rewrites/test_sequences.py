@@ -32,3 +32,21 @@ def test_a_stack_of_a_constructed_sequence(make_model: ModelMaker, noise: Any, a
     agrees(
         make_model(nodes, {"x": [2, 3]}, {"y": [2, 3, 3]}, {"w": np.ones((2, 3), np.float32)}), noise(2, 3)
     )
+
+
+def test_a_map_over_a_sequence(make_model: ModelMaker, noise: Any, agrees: Any) -> None:
+    info = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [helper.make_node("Add", ["a", "b"], ["sum"]), helper.make_node("Mul", ["a", "b"], ["product"])],
+        "body",
+        [info("a", 1, None), info("b", 1, None)],
+        [info("sum", 1, None), info("product", 1, None)],
+    )
+    nodes = [
+        helper.make_node("SplitToSequence", ["x"], ["s"], axis=0),
+        helper.make_node("SequenceMap", ["s", "w"], ["t", "u"], body=body),
+        helper.make_node("SequenceMap", ["u", "t"], ["v", "rest"], body=body),
+        helper.make_node("ConcatFromSequence", ["v"], ["y"], axis=0),
+    ]
+    model = make_model(nodes, {"x": [4, 6]}, {"y": [4, 6]}, {"w": np.full((1, 6), 0.5, np.float32)})
+    assert not any("Sequence" in op for op in operators(agrees(model, noise(4, 6))))

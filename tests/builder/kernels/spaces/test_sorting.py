@@ -114,3 +114,13 @@ def test_an_axis_beyond_the_limit_is_refused_with_a_hint() -> None:
         compile(import_onnx(model), HOST)
     assert caught.value.hint is not None
     assert str(sorting.MAX_EXTENT) in caught.value.hint
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_nan_is_the_largest_number(largest: bool) -> None:
+    x = np.array([[3, np.nan, 1, np.inf, np.nan, 2]], np.float32)
+    build = lambda v: relax.op.topk(v, 6, 1, "both", largest, "int64")  # noqa: E731
+    values, indices = run(build, {"x": x}, HOST).outputs
+    order = [1, 3, 4, 0, 5, 2] if largest else [2, 5, 0, 1, 3, 4]
+    assert indices.tolist() == [order]
+    np.testing.assert_array_equal(values, x[:, order])

@@ -44,6 +44,8 @@ CASES = {
     "trilu": Node("Trilu", [randn(3, 4)], attributes={"upper": 0}),
     "expand dims": Node("ExpandDims", [randn(3, 4), np.array(1, "i4")], (1,)),
     "gather": Node("GatherND", [randn(3, 4), np.array([[0, 1], [2, 3]])]),
+    "grid": Node("GridSample", [randn(1, 2, 5, 5), randn(1, 4, 4, 2)]),
+    "cubic grid": Node("GridSample", [randn(1, 2, 5, 5), randn(1, 4, 4, 2)], attributes={"mode": "bicubic"}),
     "pad": Node("Pad", [randn(3, 4), np.array([0, 1, 1, 0]), np.array([2.0], "f4")], (1, 2)),
 }  # fmt: skip
 

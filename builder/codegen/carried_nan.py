@@ -1,0 +1,65 @@
+"""Maxima and minima of real numbers as ARM's instructions, which are NaN if either number is.
+
+TVM's maximum is a comparison and a choice. LLVM makes one instruction of them only where the second number is
+a constant; that one drops NaN. FMAX (Arm Architecture Reference Manual for A-profile architecture) is one
+instruction for any two numbers, and carries NaN. Maxima whose second number is a constant stay as they are:
+they drop NaN, as their kernels may expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.target.codegen import llvm_lookup_intrinsic_id
+
+from builder.errors import BuildError
+
+_DTYPES: Final = {"aarch64": frozenset({"float32", "float64"}), "armv7l": frozenset({"float32"})}
+
+
+def carry_nan(mod: tvm.IRModule, arch: str) -> tvm.IRModule:
+    """Write the maxima and minima of all functions of `mod`; nothing may simplify them afterwards.
+
+    Parameters
+    ----------
+    mod
+        The functions.
+    arch
+        The machine's name, such as `aarch64`. Functions for machines without such instructions stay.
+
+    Raises
+    ------
+    BuildError
+        If TVM's LLVM lacks the instruction.
+    """
+    dtypes = _DTYPES.get(arch)
+    if dtypes is None:
+        return mod
+    number = {kind: llvm_lookup_intrinsic_id(f"llvm.{name}") for kind, name in _NAMES.items()}
+    if not all(number.values()):
+        raise BuildError("expected llvm.maximum and llvm.minimum in TVM's LLVM, got none")
+
+    def write(expr: tirx.Max | tirx.Min) -> tirx.Expr:
+        if not _is_written(expr, dtypes):
+            return expr
+        identifier = tirx.const(number[type(expr)], "uint32")
+        return tirx.call_llvm_pure_intrin(str(expr.ty.dtype), identifier, expr.a, expr.b)
+
+    changed = {
+        var: func.with_body(tvm_ffi.structural_map(func.body, [(tirx.Max, write), (tirx.Min, write)]))
+        for var, func in mod.functions.items()
+        if isinstance(func, tirx.PrimFunc)
+    }
+    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+
+
+_NAMES: Final = {tirx.Max: "maximum", tirx.Min: "minimum"}
+
+
+def _is_written(expr: tirx.Max | tirx.Min, dtypes: AbstractSet[str]) -> bool:
+    second = expr.b.value if isinstance(expr.b, tirx.Broadcast) else expr.b
+    return str(expr.ty.dtype).partition("x")[0] in dtypes and not isinstance(second, tirx.FloatImm)
