@@ -8,12 +8,13 @@ import tvm
 from tvm.s_tir import transform as s
 from tvm.tirx import transform as t
 
+from builder.codegen.byte_rounding import write_byte_rounding
 from builder.codegen.byte_tables import write_byte_tables
 from builder.codegen.dot_products import write_dot_products
 from builder.codegen.linear_indices import simplify_indices
 from builder.codegen.loop_tails import split_loop_tails
 from builder.codegen.named_values import expand_functions
-from builder.target.device_target import dot_of, features_of
+from builder.target.device_target import arch_of, dot_of, features_of
 
 # TVM's `tvm.s_tir.pipeline` without the passes for GPUs, in three parts.
 _TO_LOOPS: Final = (
@@ -74,7 +75,8 @@ def lower_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
     loops = write_dot_products(to_loops(bound), dot_of(target))
     vectors = tvm.transform.Sequential([make() for make in _TO_VECTORS])(loops)
     tables = write_byte_tables(vectors, features_of(target))
-    functions = tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(tables)
+    rounded = write_byte_rounding(tables, arch_of(target))
+    functions = tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(rounded)
     return t.LowerIntrin()(expand_functions(functions))
 
 

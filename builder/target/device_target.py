@@ -215,10 +215,14 @@ def _build(name: str, config: dict[str, Any]) -> DeviceTarget:
     )
 
 
+def arch_of(target: Target) -> str:
+    """Return the architecture of a TVM target, as `uname -m` prints it."""
+    return str(target.attrs.get("mtriple", Machine.detect().arch)).partition("-")[0]
+
+
 def dot_of(target: Target) -> Dot:
     """Return the instruction for products of small integers of a TVM target."""
-    arch = str(target.attrs.get("mtriple", Machine.detect().arch)).partition("-")[0]
-    return Dot.of(arch, features_of(target))
+    return Dot.of(arch_of(target), features_of(target))
 
 
 def features_of(target: Target) -> frozenset[str]:
