@@ -242,8 +242,10 @@ def tile_cost(vectors: int, columns: int, width: int, target: DeviceTarget) -> f
     weights = vectors * -(-width // target.simd.lanes)
     if target.dot.held:
         others = min(weights, 4) + columns + (5 if target.dot.halves else 2)
-        fits = weights * columns + others <= registers
-        return weights + columns / 4 + 1 if fits else None
+        if weights * columns + others > registers:
+            return None
+        # Each half of a group of data is repeated in a vector, and weights are loaded in pairs.
+        return weights / 2 + columns * 9 / 4 + 1 if target.dot.halves else weights + columns / 4 + 1
     # Measured for 32 registers: with half of them as sums, LLVM spills if it unrolls a short reduction, and
     # a product of matrices takes a tenth longer than with one sum less.
     most = registers // 2 - 1 if registers >= 32 else registers // 2
