@@ -8,6 +8,7 @@ import tvm
 from tvm.s_tir import transform as s
 from tvm.tirx import transform as t
 
+from builder.codegen.byte_rounding import write_byte_rounding
 from builder.codegen.byte_tables import write_byte_tables
 from builder.codegen.carried_nan import carry_nan
 from builder.codegen.dot_products import write_dot_products
@@ -75,7 +76,8 @@ def lower_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
     loops = write_dot_products(to_loops(bound), dot_of(target))
     vectors = tvm.transform.Sequential([make() for make in _TO_VECTORS])(loops)
     tables = write_byte_tables(vectors, features_of(target))
-    functions = tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(tables)
+    rounded = write_byte_rounding(tables, arch_of(target))
+    functions = tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(rounded)
     return t.LowerIntrin()(carry_nan(expand_functions(functions), arch_of(target)))
 
 

@@ -215,14 +215,14 @@ def _build(name: str, config: dict[str, Any]) -> DeviceTarget:
     )
 
 
+def arch_of(target: Target) -> str:
+    """Return the architecture of a TVM target, as `uname -m` prints it."""
+    return str(target.attrs.get("mtriple", Machine.detect().arch)).partition("-")[0]
+
+
 def dot_of(target: Target) -> Dot:
     """Return the instruction for products of small integers of a TVM target."""
     return Dot.of(arch_of(target), features_of(target))
-
-
-def arch_of(target: Target) -> str:
-    """Return the name of the machine of a TVM target, as `uname -m` prints it."""
-    return str(target.attrs.get("mtriple", Machine.detect().arch)).partition("-")[0]
 
 
 def features_of(target: Target) -> frozenset[str]:

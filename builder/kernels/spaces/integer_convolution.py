@@ -242,8 +242,10 @@ def tile_cost(vectors: int, columns: int, width: int, target: DeviceTarget) -> f
     weights = vectors * -(-width // target.simd.lanes)
     if target.dot.held:
         others = min(weights, 4) + columns + (5 if target.dot.halves else 2)
-        fits = weights * columns + others <= registers
-        return weights + columns / 4 + 1 if fits else None
+        if weights * columns + others > registers:
+            return None
+        # Each half of a group of data is repeated in a vector, and weights are loaded in pairs.
+        return weights / 2 + columns * 9 / 4 + 1 if target.dot.halves else weights + columns / 4 + 1
     # Measured for 32 registers: with half of them as sums, LLVM spills if it unrolls a short reduction, and
     # a product of matrices takes a tenth longer than with one sum less.
     most = registers // 2 - 1 if registers >= 32 else registers // 2
@@ -259,6 +261,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, ta
     yo, yi = sch.split(y, [None, tiles.oh])
     zo, zi = sch.split(z, [None, tiles.ow])
     is_prefetched = not target.dot.held and _worth_prefetching(sch, tiles, zo, (kh, kw, iq, oi, v, *ig))
+    is_group = int(sch.get(iq).extent) == 1 < math.prod(int(sch.get(loop).extent) for loop in ig)
     io, iu = sch.split(iq, [None, tiles.iq])
     *vectors, v = lane_loops(sch, v, len(ig))
     sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, oi, zi, *vectors, v, *ig)
@@ -266,7 +269,10 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, ta
         prefetch.mark(sch, ic, rows=tiles.oh)
     outer = sch.fuse(n, yo, oo, yi)
     epilogue.place(zo)
-    if target.dot.held:
+    if target.dot.held and is_group:
+        _hold_row(sch, block, kh)
+        sch.unroll(kw)
+    elif target.dot.held:
         hold_operand(sch, block, io)
     sch.parallel(outer)
     for loop in (zi, oi, iu, *vectors):
@@ -275,6 +281,20 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, ta
     mark_dot(sch, v)
     for producer in padding:
         _order_padding(sch, producer)
+
+
+def _hold_row(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.LoopRV) -> None:
+    """Load the pixels that a row of the window reads for a tile into vector registers, several in each.
+
+    A pixel is a single group, so few bytes that a vector of its own would take several instructions to fill.
+    """
+    copy = sch.cache_read(block, 0, "local", consumer_blocks=[block])
+    sch.compute_at(copy, loop, preserve_unit_loops=True)
+    *_, columns, channels = sch.get_loops(copy)
+    itemsize = np.dtype(str(sch.get(copy).writes[0].source.dtype)).itemsize
+    rounds, vector = sch.split(sch.fuse(columns, channels), [None, _PIXEL_BYTES // itemsize])
+    sch.unroll(rounds)
+    sch.vectorize(vector)
 
 
 def _order_padding(sch: st.Schedule, copy: st.schedule.SBlockRV) -> None:

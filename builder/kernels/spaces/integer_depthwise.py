@@ -43,6 +43,9 @@ _FEWEST_ROWS: Final = 3
 _MOST_TAPS: Final = 25
 # The largest sum of two weights' magnitudes: times 128, it fits into 16 bits.
 _LARGEST_PAIR: Final = 255
+# Vectors of sums whose bytes are interleaved together. Counted on a Cortex-A76, over twice as many: windows
+# of 3x3 take 0.90 of the instructions at stride 1, 0.81 at stride 2.
+_INTERLEAVED: Final = 16
 # Columns of the input that are copied together.
 _COPIED: Final = 8
 
@@ -212,7 +215,13 @@ class IntegerDepthwiseSpace:
 
 
 def space(
-    out_height: int, out_width: int, row_bytes: int, target: DeviceTarget, *, kernel_w: int = 0
+    out_height: int,
+    out_width: int,
+    row_bytes: int,
+    target: DeviceTarget,
+    *,
+    kernel_w: int = 0,
+    vectors: int = 1,
 ) -> IntegerDepthwiseSpace:
     """Return the design space of a depthwise convolution of bytes.
 
@@ -228,9 +237,13 @@ def space(
         Columns of the window if pairs of them are added at once: as many outputs are computed together as
         leave registers for what they read and for a row of weights. 0 if four rows are added at once: then
         the sums of a column are complete before those of the next one begin.
+    vectors
+        Vectors of sums of a column. LLVM interleaves the bytes of all columns before it adds products, and
+        spills them if they are too many.
     """
     ows, ohs = tilings(out_width, 16), tilings(out_height, out_height)
-    most = max(1, (target.simd.registers - 2 - 2 * kernel_w) // 5) if kernel_w else 8
+    together = _INTERLEAVED // max(2, vectors)
+    most = max(1, (target.simd.registers - 2 - 2 * kernel_w) // 5) if kernel_w else together
     high = max(1, target.core.l2_bytes // 4 // row_bytes)
     ow, oh = max(w for w in ows if w <= most), even_part(out_height, high)
     return IntegerDepthwiseSpace(ows, ohs, IntegerDepthwiseTiles(ow, oh))
@@ -285,6 +298,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     data, weights = (region.source for region in sch.get(block).reads)
     row_bytes = round(lanes * int(data.shape[3]) * int(data.shape[2]) / height)
     kernel_w = int(weights.shape[2]) if len(taps) == 1 else 0
-    s = space(height, width, row_bytes, target, kernel_w=kernel_w)
+    vectors = lanes // target.dot.lanes
+    s = space(height, width, row_bytes, target, kernel_w=kernel_w, vectors=vectors)
     tiles = IntegerDepthwiseTiles(choose("ow", s.ow, s.default.ow), choose("oh", s.oh, s.default.oh))
     apply(sch, block, tiles)

@@ -29,7 +29,7 @@ TABLE: Final = 256
 # Marks a function that is element-wise although TVM does not see it. TVM's own attribute is 0 for that, which
 # TVM takes for a missing attribute.
 ELEMENTWISE: Final = "edge.elementwise"
-_ROUNDER: Final = 1.5 * 2**23
+ROUNDER: Final = 1.5 * 2**23
 # The range of scales whose inverse, and whose products with bytes, are normal numbers of float32.
 _SMALLEST, _LARGEST = 2.0**-100, 2.0**100
 
@@ -109,9 +109,9 @@ def _limited(x: tirx.Expr, low: tirx.Expr, high: tirx.Expr) -> tirx.Expr:
 def _rounded(x: tirx.Expr, added: tirx.Expr | None = None) -> tirx.Expr:
     """Return a number below 2^22 as int32, but for a constant in the bits above its lowest byte.
 
-    `added` is a small even integer, float32, that is added to the result: `_ROUNDER` plus it is exact.
+    `added` is a small even integer, float32, that is added to the result: `ROUNDER` plus it is exact.
     """
-    rounder = tirx.const(_ROUNDER, "float32")
+    rounder = tirx.const(ROUNDER, "float32")
     return tirx.reinterpret("int32", x + (rounder if added is None else rounder + added))
 
 
