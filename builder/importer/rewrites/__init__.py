@@ -41,6 +41,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "Col2Im": scatter.column_to_image,
     "Compress": scatter.compress,
     "Concat": features.concat,
+    "Conv": convolution.conv,
     "ConvInteger": quantised.conv_integer,
     "ConvTranspose": convolution.conv_transpose,
     "Cosh": elementwise.cosh,

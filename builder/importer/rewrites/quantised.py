@@ -15,6 +15,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from builder.importer.onnx_graph import OnnxGraph, attributes
+from builder.importer.rewrites import convolution
 from builder.importer.rewrites.replacement import Replacement, input_name
 
 _Array = npt.NDArray[Any]
@@ -64,6 +65,9 @@ def conv_integer(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePr
 
     In float32, sums are exact up to 2**24 and rounded above.
     """
+    padded = convolution.conv(node, graph)
+    if padded is not None:
+        return padded
     weights = _plain_weights(node, graph)
     if weights is not None:
         if weights[0].dtype == np.uint8:

@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import Call, TensorLoad
 
+from builder.kernels.passes import branches
 from builder.kernels.rewriter import (
     Values,
     constant_of,
@@ -209,11 +210,16 @@ def _extremum(func: tirx.PrimFunc) -> Callable[..., relax.Expr] | None:
 
 
 class _FoldScale:
-    """Folds multiplications and additions of one constant per channel into the convolution before them."""
+    """Folds multiplications and additions of one constant per channel into the convolution before them.
+
+    The sum of convolutions of the same values, and of these values times constants, becomes one convolution.
+    """
 
     def __init__(self, mod: tvm.IRModule) -> None:
         self._users = users_of(mod["main"])
         self._convs: dict[relax.Var, tuple[Call, np.ndarray | None]] = {}
+        # What is a value times a factor for each channel, plus a shift if there is one.
+        self._scaled: dict[relax.Var, tuple[relax.Var, np.ndarray, np.ndarray | None]] = {}
         # Numbers that are integers: their sums of products are exact only while weights are integers too.
         self._integers: set[relax.Var] = set()
 
@@ -235,9 +241,13 @@ class _FoldScale:
             self._integers.add(var)
         if name not in ("relax.multiply", "relax.add"):
             return False
+        if name == "relax.add" and self._add_branches(var, call):
+            self._emit_conv(table, var)
+            return True
         x, other = call.args if isinstance(call.args[0], relax.Var) else reversed(call.args)
         conv, bias = self._convs.get(x, (None, None)) if isinstance(x, relax.Var) else (None, None)
         if conv is None or self._users[x] != 1:
+            self._note_scale(var, call, x, other)
             return False
         numbers, weight = constant_of(other), constant_of(conv.args[1])
         if numbers is None or weight is None:
@@ -252,9 +262,52 @@ class _FoldScale:
             scaled = (weight * vector.reshape(-1, 1, 1, 1)).astype(weight.dtype)
             conv = Call(conv.op, [conv.args[0], relax.const(scaled)], conv.attrs)
             self._convs[var] = (conv, None if bias is None else bias * vector)
+        self._emit_conv(table, var)
+        return True
+
+    def _emit_conv(self, table: Values, var: relax.Var) -> None:
+        """Define `var` as its convolution and bias."""
         conv, bias = self._convs[var]
         y = table.bb.emit(Call(conv.op, [table.plain(conv.args[0]), conv.args[1]], conv.attrs))
         if bias is not None:
-            y = table.bb.emit(relax.op.add(y, relax.const(bias.reshape(1, -1, 1, 1).astype(weight.dtype))))
+            vector = bias.reshape(1, -1, 1, 1).astype(str(conv.args[1].ty.dtype))
+            y = table.bb.emit(relax.op.add(y, relax.const(vector)))
         table.define(var, y)
+
+    def _note_scale(self, var: relax.Var, call: Call, x: relax.Expr, other: relax.Expr) -> None:
+        """Keep in mind that `call` scales or shifts the channels of an image, if it does."""
+        numbers, shape = constant_of(other), shape_of(call)
+        if numbers is None or not isinstance(x, relax.Var) or len(shape) != 4 or shape_of(x) != shape:
+            return
+        if (1,) * (4 - numbers.ndim) + numbers.shape not in ((1, shape[1], 1, 1), (1, 1, 1, 1)):
+            return
+        vector = np.broadcast_to(numbers.reshape(-1), (shape[1],))
+        if op_name(call) == "relax.multiply":
+            self._scaled[var] = (x, vector, None)
+        elif x in self._scaled and self._scaled[x][2] is None and self._users[x] == 1:
+            self._scaled[var] = (*self._scaled[x][:2], vector)
+
+    def _add_branches(self, var: relax.Var, call: Call) -> bool:
+        """Note `var` as one convolution if it adds branches of the same values that nothing else reads."""
+        if not all(isinstance(x, relax.Var) and self._users[x] == 1 for x in call.args):
+            return False
+        if not all(shape_of(x) == shape_of(call) for x in call.args):
+            return False
+        convs = [(x, *self._convs[x]) for x in call.args if x in self._convs]
+        biases = [bias for _, _, bias in convs]
+        if len(convs) == 2:
+            merged = branches.together(convs[0][1], convs[1][1], shape_of(call))
+        elif len(convs) == 1:
+            rest = next(x for x in call.args if x not in self._convs)
+            source, factor, shift = self._scaled.get(rest, (None, None, None))
+            if source is None or factor is None or not source.same_as(convs[0][1].args[0]):
+                return False
+            merged = branches.with_scaled(convs[0][1], factor, shape_of(call))
+            biases.append(shift)
+        else:
+            return False
+        if merged is None:
+            return False
+        known = [bias for bias in biases if bias is not None]
+        self._convs[var] = (merged, np.sum(known, axis=0) if known else None)
         return True

@@ -50,7 +50,17 @@ def recognise(mod: tvm.IRModule) -> tvm.IRModule:
 def _emit(table: Values, var: relax.Var, call: Call) -> bool:
     if not isinstance(call.ty, relax.TensorType):
         return False
-    for form in (_reshape, _product, _elementwise, _quotient, _layer_norm, _affine, _swapped_norm):
+    forms = (
+        _reshape,
+        _product,
+        _channels_of_attention,
+        _elementwise,
+        _quotient,
+        _layer_norm,
+        _affine,
+        _swapped_norm,
+    )
+    for form in forms:
         new = form(table, call)
         if new is not None:
             table.define(var, new)
@@ -112,6 +122,31 @@ def _product(table: Values, call: Call) -> relax.Expr | None:
         return None
     rows = table.bb.emit(relax.op.matmul(source, call.args[1], out_dtype=str(call.ty.dtype)))
     return table.bb.emit(relax.op.reshape(rows, shape_of(call)))
+
+
+def _channels_of_attention(table: Values, call: Call) -> relax.Expr | None:
+    """Return values of channels times a transposed softmax, `V Pt`, as `(P Vt)t`: attention as of rows.
+
+    The attention of an image has a row of values for each channel. The matrix of probabilities has a row and
+    a column for each pixel, so its transpose is the largest copy of all.
+    """
+    if op_name(call) != "relax.matmul":
+        return None
+    values, turned = (table.plain(a) for a in call.args)
+    transpose = definition(table, turned, "relax.permute_dims")
+    softmax = None if transpose is None else definition(table, transpose.args[0], "relax.nn.softmax")
+    rank = len(shape_of(call))
+    swapped = [*range(rank - 2), rank - 1, rank - 2]
+    if transpose is None or softmax is None or not isinstance(values, relax.Var):
+        return None
+    if rank < 3 or not len(shape_of(values)) == len(shape_of(turned)) == rank:
+        return None
+    axes = list(range(rank))[::-1] if transpose.attrs.axes is None else [int(a) for a in transpose.attrs.axes]
+    if axes != swapped or int(softmax.attrs.axis) not in (-1, rank - 1):
+        return None
+    columns = table.bb.emit(relax.op.permute_dims(values, swapped))
+    product = table.bb.emit(relax.op.matmul(transpose.args[0], columns, out_dtype=str(call.ty.dtype)))
+    return table.bb.emit(relax.op.permute_dims(product, swapped))
 
 
 def _is_of_product(table: Values, expr: relax.Expr) -> bool:

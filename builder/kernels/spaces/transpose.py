@@ -42,20 +42,28 @@ def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops: blocks of columns are divided among cores, and each is computed for all of its rows.
 
+    Each result of a split is a block of its own with these loops, such as queries, keys and values that are
+    transposed together; so is a long formula of some of the columns.
+
     Raises
     ------
     ScheduleError
-        If the function holds more than the transpose and element-wise blocks.
+        If the function holds a block of another rank.
     """
     del choose
     axis, rank = int(sch.get(block).annotations["edge.axis"]), len(sch.get_loops(block))
     fallback.inline(sch)
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
-    if len(blocks) != 1 or len(sch.get_loops(blocks[0])) != rank:
+    if any(len(sch.get_loops(each)) != rank for each in blocks):
         raise st.ScheduleError("expected a transpose and element-wise blocks, got another block")
-    *loops, columns = sch.get_loops(blocks[0])
+    for each in blocks:
+        _order(sch, each, axis, target.simd.lanes)
+
+
+def _order(sch: st.Schedule, block: st.schedule.SBlockRV, axis: int, lanes: int) -> None:
+    """Order the loops of one result: its rows, along `axis`, inside blocks of columns."""
+    *loops, columns = sch.get_loops(block)
     rows = loops.pop(axis)
-    lanes = target.simd.lanes
     outer, vector = sch.split(columns, [None, min(lanes, int(sch.get(columns).extent))])
     sch.reorder(*loops, outer, rows, vector)
     sch.parallel(sch.fuse(*loops, outer))

@@ -138,3 +138,25 @@ def test_a_hard_swish_has_no_division(target: DeviceTarget, randn: Randn) -> Non
     result = run(build, {"x": x}, target)
     close(result.outputs[0], x * np.clip(x.astype("f8") + 3, 0, 6) / 6)
     assert " / " not in str(result.lowered.kernels.script())
+
+
+@pytest.mark.parametrize("heads", [(2,), (1, 3)], ids=str)
+def test_attention_of_channels_copies_no_probabilities(heads: tuple[int, ...], randn: Randn) -> None:
+    q, k, v = randn(*heads, 33, 6), randn(*heads, 6, 40), randn(*heads, 5, 40)
+
+    def build(a: relax.Expr, b: relax.Expr, c: relax.Expr) -> relax.Expr:
+        rows = relax.op.nn.softmax(relax.op.matmul(a, b), -1)
+        rank = len(heads) + 2
+        turned = relax.op.permute_dims(rows, [*range(rank - 2), rank - 1, rank - 2])
+        return relax.op.matmul(c, turned)
+
+    result = run(build, {"q": q, "k": k, "v": v}, machine(16))
+    scores = np.exp(q.astype("f8") @ k)
+    weights = scores / scores.sum(-1, keepdims=True)
+    close(result.outputs[0], v @ np.swapaxes(weights, -1, -2))
+    sizes = [
+        np.prod([int(d) for d in func.params[-1].shape])
+        for func in result.lowered.kernels.functions.values()
+        if str(func.attrs["edge.schedule"]) == "transpose"
+    ]
+    assert all(size < np.prod(heads) * 33 * 40 for size in sizes)

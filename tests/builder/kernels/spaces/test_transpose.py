@@ -8,7 +8,7 @@ from tvm import relax
 
 from builder.kernels.spaces import transpose
 from builder.target.device_target import DeviceTarget
-from tests.builder.kernels.machines import Randn, in_turn, machine, run
+from tests.builder.kernels.machines import Randn, close, in_turn, machine, run
 
 MOVES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
     ((2, 48, 3, 32), (0, 2, 3, 1)),
@@ -39,6 +39,34 @@ def test_elementwise_operators_join_a_transpose(target: DeviceTarget, randn: Ran
     assert np.array_equal(result.outputs[0], np.abs(x).transpose(2, 0, 1) + y)
     assert result.schedules == {transpose.KIND}
     assert len(result.lowered.kernels.functions) == 1
+
+
+def test_parts_of_a_transpose(target: DeviceTarget, randn: Randn) -> None:
+    x = randn(1, 40, 3, 4, 12)  # queries, keys and values of channels
+
+    def build(v: relax.Expr) -> relax.Expr:
+        parts = relax.op.split(relax.op.permute_dims(v, (2, 0, 3, 4, 1)), 3, 0)
+        return relax.Tuple([relax.op.negative(parts[i]) for i in range(3)])
+
+    result = run(build, {"x": x}, target)
+    for got, part in zip(result.outputs, x.transpose(2, 0, 3, 4, 1), strict=True):
+        assert np.array_equal(got[0], -part)
+    assert transpose.KIND in result.schedules  # one kernel for all parts
+
+
+def test_a_formula_of_some_columns(target: DeviceTarget, randn: Randn) -> None:
+    x = randn(2, 12, 41)  # the sizes of a detector's boxes are exponentials
+
+    def build(v: relax.Expr) -> relax.Expr:
+        rows = relax.op.permute_dims(v, (0, 2, 1))
+        parts = relax.op.split(rows, [2, 4], 2)
+        return relax.op.concat([parts[0], relax.op.exp(parts[1]), parts[2]], 2)
+
+    result = run(build, {"x": x}, target)
+    want = x.transpose(0, 2, 1).copy()
+    want[..., 2:4] = np.exp(want[..., 2:4])
+    close(result.outputs[0], want)
+    assert result.schedules == {transpose.KIND}
 
 
 @pytest.mark.parametrize("axes", [(0, 2, 1, 3), (0, 1, 2, 3), (1, 0, 2, 3)])
