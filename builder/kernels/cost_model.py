@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 import tvm_ffi
-from tvm import tirx
-from tvm.ir import Call, TensorLoad
+from tvm import sym, tirx
+from tvm.ir import Call, Range, TensorLoad
 from tvm_ffi import WalkResult
 
 from builder.kernels.rewriter import op_name
@@ -58,7 +58,7 @@ def calls_library(func: tirx.PrimFunc) -> bool:
 
 
 def _extent(expr: object) -> int:
-    """Return the extent of a loop or of a buffer's axis; 1 if it is not a constant."""
+    """Return the extent of a buffer's axis; 1 if it is not a constant."""
     return int(expr) if isinstance(expr, (int, tirx.IntImm)) else 1
 
 
@@ -79,17 +79,21 @@ class _Work:
         Arithmetic, copies and calls; an operation on a vector counts once.
     touched
         Buffer -> elements read and written; an element counts each time.
+    bounds
+        Knows the ranges of the loops' variables.
     """
 
     lanes: int
     operations: float = 0.0
     touched: dict[Any, float] = field(default_factory=lambda: defaultdict(float))
+    bounds: sym.Analyzer = field(default_factory=sym.Analyzer)
 
     def add(self, body: tirx.Stmt, *, times: float, at_once: float) -> None:
         """Add the work of `body`, which runs `times` times, `at_once` of them in one vector."""
 
         def loop(stmt: tirx.For) -> WalkResult:
-            extent = _extent(stmt.extent)
+            extent = self._most(stmt.extent)
+            self.bounds.bind(stmt.loop_var, Range.from_min_extent(stmt.min, max(extent, 1)))
             vector = min(extent, self.lanes) if stmt.kind == tirx.ForKind.VECTORIZED else 1
             self.add(stmt.body, times=times * extent, at_once=at_once * vector)
             return WalkResult.SKIP
@@ -117,3 +121,13 @@ class _Work:
             return WalkResult.SKIP
 
         tvm_ffi.structural_walk(body, ((tirx.For, loop), (tirx.BufferStore, store)), order="pre")
+
+    def _most(self, extent: object) -> int:
+        """Return the extent of a loop, or its upper bound: the last part of a ragged loop has fewer rounds.
+
+        1 if it has no bound, as where it depends on data.
+        """
+        if isinstance(extent, (int, tirx.IntImm)):
+            return int(extent)
+        most = int(self.bounds.const_int_bound(extent).max_value)
+        return max(1, most) if most < sym.ConstIntBound.POS_INF else 1

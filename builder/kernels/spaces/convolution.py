@@ -19,7 +19,7 @@ from tvm.ir import Call
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.signature import SPACE_MARK
-from builder.kernels.spaces import prefetch
+from builder.kernels.spaces import prefetch, shares
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.register_tile import (
     TileChoices,
@@ -544,6 +544,20 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     rows = Rows(extents[2], in_bytes // extents[2])
     s = space(extents[1], extents[3], extents[8], target, columns, rows, int(marks.get("edge.groups", 1)))
     d = s.default
-    oc, ow, ii = choose("oc", s.oc, d.oc), choose("ow", s.ow, d.ow), choose("ii", s.ii, d.ii)
+    tile = shares.blocks_of_a_round(extents[1], s.oc, d.oc) if _is_gate(sch, block) else d.oc
+    oc, ow, ii = choose("oc", s.oc, tile), choose("ow", s.ow, d.ow), choose("ii", s.ii, d.ii)
     tiles = ConvolutionTiles(oc, ow, choose("oh", s.oh, d.oh), ii, d.held, d.row_held)
     apply(sch, block, tiles)
+
+
+def _is_gate(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:
+    """Whether the convolution has a single pixel, and the epilogue multiplies a whole picture by it.
+
+    Then the picture takes the time, and a round of the parallel loop has as many of its channels as a tile.
+    """
+    last = block
+    while consumers := sch.get_consumers(last):
+        last = consumers[0]
+    pixels, elements = (math.prod(int(d) for d in sch.get(b).writes[0].source.shape) for b in (block, last))
+    height, width = (int(sch.get(loop).extent) for loop in sch.get_loops(block)[2:4])
+    return height * width == 1 and elements > pixels

@@ -13,9 +13,10 @@ from tvm import s_tir as st
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.signature import SPACE_MARK
+from builder.kernels.spaces import shares
 from builder.kernels.spaces.convolution import Conv2d, pad
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
-from builder.kernels.spaces.register_tile import even_part, tilings
+from builder.kernels.spaces.register_tile import tilings
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "depthwise"
@@ -151,11 +152,13 @@ def space(
     row_bytes: int,
     target: DeviceTarget,
     stride: int = 1,
+    blocks: int = 1,
+    again: float = 0.0,
 ) -> DepthwiseSpace:
     """Return the design space of a depthwise convolution.
 
     The heuristic takes as many columns as leave registers for what they read and for a row of the filter, and
-    as many rows as keep their input in a quarter of the L2 cache.
+    as many rows as keep their input in a quarter of the L2 cache and leave enough rounds for all cores.
 
     Parameters
     ----------
@@ -169,6 +172,10 @@ def space(
         The device.
     stride
         Columns of the input for each column of the output.
+    blocks
+        Blocks of channels, in all pictures of the batch.
+    again
+        As in `shares.rows_of_a_round`.
     """
     ows, ohs = tilings(out_width, 32), tilings(out_height, out_height)
     narrow = target.simd.lanes <= 4
@@ -177,7 +184,7 @@ def space(
     held = kernel_w if kernel_w <= registers // 2 else 1
     most = max(1, (registers - held) // (1 + stride) if narrow else (registers - held - 2) // 2)
     rows = max(1, target.core.l2_bytes // 4 // row_bytes)
-    ow, oh = max(w for w in ows if w <= most), even_part(out_height, rows)
+    ow, oh = max(w for w in ows if w <= most), shares.rows_of_a_round(out_height, blocks, rows, again)
     return DepthwiseSpace(ows, ohs, DepthwiseTiles(ow, oh, narrow))
 
 
@@ -227,11 +234,20 @@ def _converts(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
-    _, _, height, width, lanes, _, kernel_w = extents
+    batch, blocks, height, width, lanes, _, kernel_w = extents
     in_width = int(sch.get(block).reads[0].source.shape[3])
-    in_rows = int(sch.get(block).reads[0].source.shape[2]) / height
-    row_bytes = round(4 * lanes * in_width * in_rows)
-    s = space(height, width, kernel_w, row_bytes, target, stride=max(1, in_width // width))
+    in_rows = int(sch.get(block).reads[0].source.shape[2])
+    row_bytes = round(4 * lanes * in_width * in_rows / height)
+    s = space(
+        height,
+        width,
+        kernel_w,
+        row_bytes,
+        target,
+        stride=max(1, in_width // width),
+        blocks=batch * blocks,
+        again=shares.rows_again(height, in_rows),
+    )
     d = s.default
     tiles = DepthwiseTiles(choose("ow", s.ow, d.ow), choose("oh", s.oh, d.oh), d.zeros_first)
     halves = str(sch.get(block).writes[0].source.dtype) == "float16"

@@ -27,10 +27,11 @@ from tvm import s_tir as st
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import constant_of, shape_of
 from builder.kernels.signature import SPACE_MARK
+from builder.kernels.spaces import shares
 from builder.kernels.spaces.convolution import Conv2d, pad
 from builder.kernels.spaces.dot_loops import mark_lanes
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
-from builder.kernels.spaces.register_tile import even_part, tilings
+from builder.kernels.spaces.register_tile import tilings
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "integer_depthwise"
@@ -222,6 +223,8 @@ def space(
     *,
     kernel_w: int = 0,
     vectors: int = 1,
+    blocks: int = 1,
+    again: float = 0.0,
 ) -> IntegerDepthwiseSpace:
     """Return the design space of a depthwise convolution of bytes.
 
@@ -240,12 +243,16 @@ def space(
     vectors
         Vectors of sums of a column. LLVM interleaves the bytes of all columns before it adds products, and
         spills them if they are too many.
+    blocks
+        Blocks of channels, in all pictures of the batch.
+    again
+        As in `shares.rows_of_a_round`.
     """
     ows, ohs = tilings(out_width, 16), tilings(out_height, out_height)
     together = _INTERLEAVED // max(2, vectors)
     most = max(1, (target.simd.registers - 2 - 2 * kernel_w) // 5) if kernel_w else together
     high = max(1, target.core.l2_bytes // 4 // row_bytes)
-    ow, oh = max(w for w in ows if w <= most), even_part(out_height, high)
+    ow, oh = max(w for w in ows if w <= most), shares.rows_of_a_round(out_height, blocks, high, again)
     return IntegerDepthwiseSpace(ows, ohs, IntegerDepthwiseTiles(ow, oh))
 
 
@@ -294,11 +301,20 @@ def _order_padding(sch: st.Schedule, copy: st.schedule.SBlockRV) -> None:
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
-    _, _, height, width, lanes, *taps = extents
+    batch, blocks, height, width, lanes, *taps = extents
     data, weights = (region.source for region in sch.get(block).reads)
-    row_bytes = round(lanes * int(data.shape[3]) * int(data.shape[2]) / height)
+    in_rows = int(data.shape[2])
+    row_bytes = round(lanes * int(data.shape[3]) * in_rows / height)
     kernel_w = int(weights.shape[2]) if len(taps) == 1 else 0
-    vectors = lanes // target.dot.lanes
-    s = space(height, width, row_bytes, target, kernel_w=kernel_w, vectors=vectors)
+    s = space(
+        height,
+        width,
+        row_bytes,
+        target,
+        kernel_w=kernel_w,
+        vectors=lanes // target.dot.lanes,
+        blocks=batch * blocks,
+        again=shares.rows_again(height, in_rows),
+    )
     tiles = IntegerDepthwiseTiles(choose("ow", s.ow, s.default.ow), choose("oh", s.oh, s.default.oh))
     apply(sch, block, tiles)

@@ -2,12 +2,14 @@
 
 Weights become `[N/nb, K, nb]`, where a panel of `nb` columns is one to three vectors wide, or up to eight for
 a single row. A tile of `rows` rows x one panel is kept in registers while K runs. Panels are the outer,
-parallel loop, so each weight is read by one core. The last panel is filled with zeros; only the zeros that
+parallel loop, so each weight is read by one core; if cores cannot share the panels evenly, they share the
+tiles. The last panel is filled with zeros; only the zeros that
 complete a vector are multiplied.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,7 +29,7 @@ from builder.kernels.rewriter import (
     shape_of,
 )
 from builder.kernels.signature import SPACE_MARK
-from builder.kernels.spaces import tiled
+from builder.kernels.spaces import shares, tiled
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, tilings
 from builder.target.device_target import DeviceTarget
@@ -36,6 +38,8 @@ KIND: Final = "matmul"
 BATCHED: Final = "batch_matmul"
 # Products of at most so many rows decode their weights in registers: with more rows, each tile would again.
 FEW_ROWS: Final = 8
+# From so many rows on, tiles of rows are divided among cores too if the panels are too few for them.
+_MANY_ROWS: Final = 64
 _RANK: Final = 4  # of the operands in attention: batch, heads, rows, columns
 _HEAD_SWAP: Final = [0, 2, 1, 3]  # the axes of a transpose that exchanges heads and rows
 
@@ -216,7 +220,8 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, pan
     epilogue.place(io, vector=width)
     if tiles.held:
         hold_operand(sch, block, ko)
-    sch.parallel(jo)
+    whole = math.prod(extents) < _MANY_ROWS or shares.is_even(int(sch.get(jo).extent))
+    sch.parallel(jo if whole else sch.fuse(jo, *lead, io))
     sch.vectorize(ji)
     for loop in (jt, ii, ki):
         sch.unroll(loop)
