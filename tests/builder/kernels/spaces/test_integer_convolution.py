@@ -75,6 +75,26 @@ def test_an_input_of_few_channels_is_one_group(name: str, kind: str) -> None:
     assert integer_convolution.in_block_of(3, device(name)) == 4
 
 
+def test_small_pixels_are_elements_of_a_vector() -> None:
+    """Filling a vector with one of them would take as long as four products."""
+    target, w = device("rpi5"), np.ones((16, 3, 3, 3), "i1")
+
+    def build(v: relax.Expr) -> relax.Expr:
+        return relax.op.nn.conv2d(numbers(v, 3, "int8"), numbers(relax.const(w), 0, "int8"), strides=(2, 2))
+
+    lowered = lower_for(build, {"x": np.zeros((1, 3, 33, 33), "i1")}, target)
+    assembly = build_kernels(lowered.kernels, target.tvm_target).inspect_source("asm")
+    [kernel] = [part for part in assembly.split(".globl") if "sdot" in part]
+    lines = [line for line in kernel.splitlines() if "\tsdot\t" in line]
+    assert sum(".4b[" in line for line in lines) >= 0.9 * len(lines)
+
+
+@pytest.mark.parametrize(("name", "tile"), [("rpi4", (2, 2)), ("rpi5", (1, 5))])
+def test_a_tile_goes_by_what_it_loads_and_repeats(name: str, tile: tuple[int, int]) -> None:
+    tiles = integer_convolution.space(4, 20, 16, device(name)).default
+    assert (tiles.oc, tiles.ow) == tile
+
+
 @pytest.mark.parametrize("name", ["rpi5", "cascadelake"])
 def test_padding_of_few_channels_has_no_test_for_each_pixel(name: str) -> None:
     target, w = device(name), np.ones((16, 3, 3, 3), "i1")

@@ -164,3 +164,9 @@ def test_incomplete_tiles_have_no_conditions_around_a_sum(name: str) -> None:
         lambda name, _, default: chosen.get(name, default),
     ).kernels
     write_dot_products(to_loops(kernels), device(name).dot)  # refuses conditions around a sum
+
+
+def test_columns_that_are_interleaved_together_fit_the_registers() -> None:
+    narrow = integer_depthwise.space(16, 16, 256, device("rpi5"), vectors=4).default.ow
+    wide = integer_depthwise.space(16, 16, 256, device("cascadelake"), vectors=1).default.ow
+    assert (narrow, wide) == (4, 8)
