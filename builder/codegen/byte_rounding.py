@@ -106,6 +106,9 @@ class _Rounding:
         low, high = above.b, above.a.b
         if not (isinstance(low, tirx.Broadcast) and isinstance(high, tirx.Broadcast)):
             return None
+        # A constant may be the limit of an activation that was joined with the limit of the bytes.
+        if not (isinstance(low.value, tirx.Cast) and isinstance(high.value, tirx.Cast)):
+            return None
         point = tirx.const(0, "int32") if point is None else point
         return cls(above.a.a, low.value, high.value, point, kind)
 

@@ -125,6 +125,20 @@ def test_bytes_are_those_of_the_formula(kind: str, zero: int, as_floats: bool) -
             assert np.array_equal(value_of(store.value, known), value_of(value, known)), part
 
 
+def test_limits_of_an_activation_stay() -> None:
+    source, expr = formula(tirx.Var("point", "int8"), "int8", is_even=False)
+
+    def narrower(limit: tirx.Min) -> tirx.Expr:
+        return tirx.Min(limit.a, tirx.Broadcast(tirx.const(6.0, "float32"), LANES))
+
+    limited = tvm_ffi.structural_map(expr, (tirx.Min, narrower))
+    target = tirx.decl_buffer((LANES,), "int8", "y")
+    place = [tirx.Ramp(tirx.const(0, "int32"), tirx.const(1, "int32"), LANES)]
+    store = tirx.BufferStore(target, limited, place)
+    mod = tvm.IRModule({"main": tirx.PrimFunc([source, target], store).with_attr("global_symbol", "main")})
+    assert write_byte_rounding(mod, "aarch64")["main"].body.value.same_as(limited)
+
+
 @pytest.mark.parametrize(
     ("name", "words", "others"),
     [
