@@ -123,7 +123,7 @@ class Broker:
             host=place.host,
             port=place.port,
             tls=TlsSettings(self.cafile, self.certificate, self.key) if place.tls else None,
-            username=None if place.username is None else unquote(place.username),
+            username=place.username,
             password_file=self.password_file,
             password=password,
             protocol=self.protocol,

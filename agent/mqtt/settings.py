@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from agent.errors import ConfigError
 
@@ -120,13 +120,16 @@ def parse_broker_url(url: str) -> BrokerUrl:
             "broker: a password in a URL is visible to every user of this machine",
             hint="put the password into a file, and name the file in password_file",
         )
+    if port == 0:
+        raise ConfigError("broker: expected a port from 1 to 65535, got 0", hint=hint)
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise ConfigError(f"broker: expected nothing after host and port, got {url!r}", hint=hint)
     return BrokerUrl(
         host=parts.hostname,
         port=port or _DEFAULT_PORTS[parts.scheme],
         tls=parts.scheme == "mqtts",
-        username=parts.username,
+        # RFC 3986, 3.2.1: an @ in a name, as in an e-mail address, may be written as %40.
+        username=None if parts.username is None else unquote(parts.username),
     )
 
 

@@ -16,6 +16,8 @@ from agent.mqtt.settings import BrokerSettings, BrokerUrl, parse_broker_url, rea
         ("mqtt://broker", BrokerUrl("broker", 1883, False, None)),
         ("mqtts://broker", BrokerUrl("broker", 8883, True, None)),
         ("mqtts://me@broker:1/", BrokerUrl("broker", 1, True, "me")),
+        ("mqtt://me%40home@broker", BrokerUrl("broker", 1883, False, "me@home")),
+        ("mqtt://100%2525@broker", BrokerUrl("broker", 1883, False, "100%25")),
         ("mqtt://[::1]:1883", BrokerUrl("::1", 1883, False, None)),
     ],
 )
@@ -25,7 +27,16 @@ def test_url_is_parsed(url: str, expected: BrokerUrl) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["broker", "http://broker", "mqtt://", "mqtt://b/path", "mqtt://b?x", "mqtt://b:port", "mqtt://u:p@b"],
+    [
+        "broker",
+        "http://broker",
+        "mqtt://",
+        "mqtt://b/path",
+        "mqtt://b?x",
+        "mqtt://b:port",
+        "mqtt://u:p@b",
+        "mqtt://b:0",
+    ],
 )
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="broker"):
