@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -28,8 +29,10 @@ from agent.rate_limited_log import RateLimitedLog
 from agent.wire.job import JobState, Result, Status
 from agent.wire.reported import Origin
 
-# A result that was not fetched is deleted after this long.
-RESULT_LIFETIME_S: Final = 24 * 3600
+# A result that was not fetched, and a file that was not finished, are deleted after this long.
+LIFETIME_S: Final = 24 * 3600
+# But not before they have been there unchanged for this long: the clock of a device without a battery jumps.
+SEEN_S: Final = 3600.0
 _LOG_INTERVAL_S: Final = 60.0
 _DROPPED: Final = re.compile(rf"({SHA256.pattern})\.bundle")
 
@@ -37,10 +40,21 @@ _log = logging.getLogger(__name__)
 
 
 class Inbox:
-    """The folder that `edge-agent install` drops bundles into."""
+    """The folder that `edge-agent install` drops bundles into.
 
-    def __init__(self, directory: Path) -> None:
+    Parameters
+    ----------
+    directory
+        The folder.
+    clock
+        Returns seconds; `time.monotonic` except in tests.
+    """
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory = directory
+        self._clock = clock
+        # Name of a result or an unfinished file -> when it was changed, and since when we have seen it so.
+        self._seen: dict[str, tuple[float, float]] = {}
         self._rate_limited_log = RateLimitedLog(_log, _LOG_INTERVAL_S)
         # Bundles whose result could not be written: they stay in the inbox, and are not installed repeatedly.
         self._stuck: set[str] = set()
@@ -48,7 +62,6 @@ class Inbox:
     def dropped(self) -> list[str]:
         """Return the digests of the dropped bundles, and delete old results; none if the folder is gone."""
         found = []
-        now = time.time()
         try:
             paths = sorted(self._directory.iterdir())
         except OSError as error:
@@ -62,11 +75,20 @@ class Inbox:
                     found.append(digest)
             elif path.suffix in (".result", ".tmp"):
                 try:
-                    if now - path.stat().st_mtime > RESULT_LIFETIME_S:
+                    if self._is_forgotten(path):
                         path.unlink()
                 except OSError as error:
                     _log.warning("inbox: %s: %s", path.name, error)
+        self._seen = {path.name: self._seen[path.name] for path in paths if path.name in self._seen}
         return found
+
+    def _is_forgotten(self, path: Path) -> bool:
+        changed_s, now_s = path.stat().st_mtime, self._clock()
+        before = self._seen.get(path.name)
+        if before is None or before[0] != changed_s:
+            self._seen[path.name] = changed_s, now_s
+            return False
+        return time.time() - changed_s > LIFETIME_S and now_s - before[1] > SEEN_S
 
     def request(self, digest: str, keyring: Keyring) -> Request:
         """Verify a dropped bundle and return the request to install it. This blocks: call it in a thread.
