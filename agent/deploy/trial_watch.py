@@ -94,8 +94,8 @@ class TrialWatch:
         if model.trial is None:
             return model
         trial = model.trial.started()
-        model = replace(model, trial=trial)
-        await self._record(model)  # before it is loaded, which may end this process
+        before, model = model, replace(model, trial=trial)
+        await self._record(model, before)  # before it is loaded, which may end this process
         why = fault(trial, out_of_service=None, score=Score())
         return None if why is not None and await self._roll_back(model, why) else model
 
@@ -103,7 +103,7 @@ class TrialWatch:
         """Record that this stop of the agent is no failure of a bundle on trial."""
         for model in tuple(self._store.active().values()):
             if model.trial is not None and model.trial.starts:
-                self._store.record(replace(model, trial=model.trial.steady()))
+                self._store.record(replace(model, trial=model.trial.steady()), instead_of=model)
 
     async def _judge(self, model: ActiveModel, trial: Trial) -> None:
         condition = self._models.condition(model.name)
@@ -119,15 +119,15 @@ class TrialWatch:
             await self._roll_back(model, why)
         elif over(served_s, score):
             _log.info("%s %s has passed its trial", model.name, model.version)
-            await self._record(replace(model, trial=None))
+            await self._record(replace(model, trial=None), model)
         elif served_s >= STEADY_S and trial.starts:
-            await self._record(replace(model, trial=trial.steady()))
+            await self._record(replace(model, trial=trial.steady()), model)
 
-    async def _record(self, model: ActiveModel) -> None:
+    async def _record(self, model: ActiveModel, before: ActiveModel) -> None:
         """Record what has become of a trial, if the disk allows it."""
         try:
             async with asyncio.timeout(SAVE_LIMIT_S):
-                await in_disk_thread(self._store.record, model)
+                await in_disk_thread(self._store.record, model, instead_of=before)
         except (TimeoutError, StoreError) as error:
             _log.error("%s: its trial is not stored: %s", model.name, error or "the disk does not respond")
 

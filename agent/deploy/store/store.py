@@ -342,11 +342,21 @@ class Store:
             self._save_active({**self._active, name: wanted})
 
     @_one_at_a_time
-    def record(self, model: ActiveModel) -> None:
+    def record(self, model: ActiveModel, *, instead_of: ActiveModel | None = None) -> None:
         """Make `model` the active one of its name even if that cannot be stored now.
 
         For what has already happened: then the record is stored with the next change, or by `save_pending`.
+
+        Parameters
+        ----------
+        model
+            The new entry.
+        instead_of
+            Do nothing if the entry is another one by now: a disk that hangs can delay this call until another
+            bundle is active.
         """
+        if instead_of is not None and self._active.get(model.name) != instead_of:
+            return
         self._active = {**self._active, model.name: model}
         self.pending = True
         self.save_pending()

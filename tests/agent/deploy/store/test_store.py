@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,19 @@ def test_what_is_active_survives_a_restart(tmp_path: Path) -> None:
     store.switch(model(A))
     store.switch(model(B, A))
     assert dict(Store(tmp_path / "state").active()) == {"digits": model(B, A)}
+
+
+def test_a_late_record_does_not_undo_a_switch(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    put(store, A, B)
+    store.switch(model(A))
+    judged = store.active()["digits"]
+    store.switch(model(B, A))  # while the disk delayed the record of what was judged
+    store.record(replace(judged, version="1.0.1"), instead_of=judged)
+    assert store.active()["digits"] == Store(tmp_path).active()["digits"] == model(B, A)
+    now = store.active()["digits"]
+    store.record(replace(now, version="1.0.1"), instead_of=now)
+    assert Store(tmp_path).active()["digits"].version == "1.0.1"
 
 
 def test_a_bundle_that_is_not_there_cannot_become_active(tmp_path: Path) -> None:
