@@ -66,7 +66,7 @@ class History:
     def on_connected(self) -> None:
         """Ask the broker for the newest document."""
         self._stop_waiting()
-        newest = self._last or max(self._journal, key=lambda job: job.time_s, default=None)
+        newest = self._last or next(reversed(tuple(self._journal)), None)
         if newest is None:
             return
         topic = self._topic(newest)

@@ -169,7 +169,7 @@ class Journal:
         self._jobs = {job.request.job: job for job in _parse(self._file.load())} | self._jobs
 
     def __iter__(self) -> Iterator[Job]:
-        """Iterate over the jobs, oldest first."""
+        """Iterate over the jobs in the order in which they last changed; clocks jump, and do not count."""
         return iter(tuple(self._jobs.values()))
 
     def get(self, job: str) -> Job | None:
@@ -181,6 +181,7 @@ class Journal:
 
         `save` makes it durable.
         """
+        self._jobs.pop(job.request.job, None)
         self._jobs[job.request.job] = job
         over = len(self._jobs) - KEEP_JOBS
         forgotten = [key for key, old in self._jobs.items() if old.status.final][: max(over, 0)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from agent.deploy.history import PATIENCE_S, History
@@ -81,6 +81,23 @@ async def test_job_that_changed_last_is_the_one_that_is_asked_for(tmp_path: Path
     published = history(control, tmp_path)
     published.publish(JOBS[5])
     published.on_connected()
+    assert control.filters == {topics.format_topic(topics.Job(DEVICE, "job-5"))}
+
+
+@in_virtual_time
+async def test_after_a_restart_the_job_that_changed_last_is_asked_for_whatever_the_clock_says(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "jobs.json"
+    before = Journal(path)
+    for job in JOBS:
+        before.put(job)
+    before.put(replace(JOBS[5], time_s=-1.0))  # the clock went back
+    before._file.save([asdict(job) for job in before])
+    journal = Journal(path)
+    journal.load()
+    control = FakeControl()
+    History(DEVICE, control, journal).on_connected()
     assert control.filters == {topics.format_topic(topics.Job(DEVICE, "job-5"))}
 
 
