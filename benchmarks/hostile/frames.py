@@ -29,6 +29,8 @@ _IN_ADVANCE: Final = 8
 # At least so many honest requests, however fast the machine is.
 _MIN_HONEST: Final = 10
 _MAX_COMPLAINTS: Final = 20
+# If more are refused at once, they are not frames of the present protocol, and nothing behind it is tested.
+_MOST_REFUSED: Final = 0.8
 
 
 @dataclass
@@ -71,6 +73,8 @@ async def run_frames(number: int, frames: int, answers: int) -> FramesResult:
     """Read hostile frames in memory, and let a hostile worker of an agent answer."""
     result = FramesResult()
     _decode(number, frames, result)
+    if result.refused > _MOST_REFUSED * frames:
+        result.complaints.append(f"{result.refused} of {frames} frames were refused at once")
     with tempfile.TemporaryDirectory(prefix="edgebundle-frames-") as name:
         await _serve(number, answers, Path(name), result)
     return result

@@ -11,9 +11,10 @@ import random
 import socket
 import struct
 import sys
+from dataclasses import asdict, fields
 
 from agent.worker.channel import Channel
-from agent.worker.frames import MAGIC, PREFIX, Load, Ready, Request, Share, Stop, encode
+from agent.worker.frames import MAGIC, PREFIX, Answer, Load, Ready, Request, Share, Stop, encode
 
 _TEXTS = (
     "",
@@ -26,6 +27,9 @@ _TEXTS = (
     "application/json",
     "a\nb",
     "+/#",
+)
+_NUMBERS = tuple(
+    field.name for field in fields(Answer) if field.type in ("int", "int | None") and field.name != "seq"
 )
 _INTEGERS = (0, 1, -1, 99, 199, 200, 400, 408, 503, 999, 2**31, 2**53, 2**62, -(2**62))
 
@@ -56,18 +60,9 @@ def main() -> None:
 
 def hostile_frame(chance: random.Random, seq: int) -> bytes:
     """Return one answer, with anything in it."""
-    answer: dict[str, object] = {
-        "kind": "answer",
-        "seq": seq,
-        "status": 200,
-        "message": "",
-        "content_type": "application/octet-stream",
-        "tensors": ["y;UINT8;1"],
-        "queue_us": 1,
-        "decode_us": 1,
-        "compute_us": 1,
-        "encode_us": 1,
-    }
+    # Of the protocol's own fields: a frame that lacks one is refused before anything in it is looked at.
+    valid = Answer(seq, 200, content_type="application/octet-stream", tensors=("y;UINT8;1",))
+    answer: dict[str, object] = {"kind": "answer", **asdict(valid)}
     for _ in range(chance.randrange(4)):
         match chance.randrange(8):
             case 0:
@@ -81,9 +76,7 @@ def hostile_frame(chance: random.Random, seq: int) -> bytes:
             case 3:
                 answer["status"] = chance.choice(_INTEGERS)
             case 4:
-                answer[chance.choice(("queue_us", "decode_us", "compute_us", "encode_us"))] = chance.choice(
-                    _INTEGERS
-                )
+                answer[chance.choice(_NUMBERS)] = chance.choice((*_INTEGERS, None))
             case 5 if chance.randrange(4) == 0:
                 answer["seq"] = chance.choice((seq + 1, seq - 1, *_INTEGERS))
             case 6 if chance.randrange(6) == 0:
