@@ -332,10 +332,9 @@ def decode_header(raw: Buffer) -> Header:
             break
         value = content[name]
         if not check(value):
-            raise ChannelError(f"expected {name} of a {kind} frame to be {described}, got {value!r:.80}")
+            raise ChannelError(f"expected {name} of the frame {kind} to be {described}, got {value!r:.80}")
         values.append(tuple(value) if type(value) is list else value)
     if not len(values) == len(expected) == len(content):
-        raise ChannelError(
-            f"expected a {kind} frame of {[item[0] for item in expected]}, got {sorted(content)!r:.400}"
-        )
+        names = ", ".join(name for name, _, _ in expected)
+        raise ChannelError(f"expected the frame {kind} to have {names}, got {sorted(content)!r:.400}")
     return _KINDS[kind](*values)
