@@ -76,7 +76,7 @@ def test_the_sign_of_unsigned_numbers(make_model: ModelMaker, agrees: Any) -> No
 def test_the_logarithm_of_a_sum_where_all_is_masked(
     make_model: ModelMaker, agrees: Any, axes: list[int], keep: int
 ) -> None:
-    options = {"axes": axes} if axes else {}
+    options: dict[str, Any] = {"axes": axes} if axes else {}
     inf = np.inf
     x = np.array([[1, 2, 3], [-inf, -inf, -inf], [inf, 1, 2], [-inf, 1000, 1001]], np.float32)
     agrees(

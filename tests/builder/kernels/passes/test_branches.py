@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from tvm import relax
@@ -96,9 +98,9 @@ def _apart(v: relax.Expr, a: relax.Expr, b: relax.Expr) -> relax.Expr:
 
 
 @pytest.mark.parametrize("form", [_dilated, _of_others, _read_again, _apart])
-def test_other_sums_stay_two_convolutions(form: object, randn: Randn) -> None:
+def test_other_sums_stay_two_convolutions(form: Callable[..., relax.Expr], randn: Randn) -> None:
     x, a, b = randn(1, 6, 9, 8), randn(6, 6, 3, 3), randn(6, 6, 3, 3)
-    build = lambda v: form(v, relax.const(a), relax.const(b))  # type: ignore[operator]  # noqa: E731
+    build = lambda v: form(v, relax.const(a), relax.const(b))  # noqa: E731
     result = run(build, {"x": x}, machine(8))
     one, other = {
         _dilated: (conv2d(x, a, padding=(2, 2, 2, 2), dilation=(2, 2)), conv2d(x, b, padding=(1, 1, 1, 1))),
