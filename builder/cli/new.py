@@ -113,7 +113,7 @@ def _toml(args: argparse.Namespace, folder: Path, proposal: Proposal | None) -> 
     """Return the project's file; what is not known yet is a comment."""
     name = bundle_name(folder.name)
     sure = proposal if proposal is not None and proposal.sure else None
-    before = _preset(args.preprocess, folder) or (sure.preprocess if sure else None)
+    before = _preset(args.preprocess, folder) or (sure.preprocess or None if sure else None)
     after = _preset(args.postprocess, folder) or (sure.postprocess if sure else None)
     labels = args.labels if args.labels == "coco" else _relative(args.labels, folder)
     lines = [

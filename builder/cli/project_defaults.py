@@ -77,12 +77,24 @@ def with_project(
     project = Project.load(file)
     values = {**_fleet(verb, project), **_model(verb, project)}
     _apply(verbs[verb], values)
-    args, unknown = parse(arguments)
+    args, unknown = _parsed(verbs[verb], arguments, parse)
     source = _source(verb, project)
     own = getattr(args, source[0], None) if source is not None else None
     if source is not None and own is not None and own != source[1]:
         _apply(verbs[verb], dict.fromkeys(_model(verb, project)))
-        args, unknown = parse(arguments)
+        args, unknown = _parsed(verbs[verb], arguments, parse)
+    return args, unknown
+
+
+def _parsed(
+    parser: argparse.ArgumentParser, arguments: Sequence[str], parse: Callable[[Sequence[str]], Parsed]
+) -> Parsed:
+    """Parse, and let flags that may be repeated replace the project's list; argparse would add them to it."""
+    args, unknown = parse(arguments)
+    for action in parser._actions:
+        default, given = action.default, getattr(args, action.dest, None)
+        if isinstance(action, argparse._AppendAction) and default and given and len(given) > len(default):
+            setattr(args, action.dest, given[len(default) :])
     return args, unknown
 
 

@@ -19,13 +19,14 @@ SIDE, ROWS = 32, 12
 def detector() -> onnx.ModelProto:
     """torchvision's form: boxes [n, 4], labels [n] and scores [n]; two of three objects remain."""
     boxes = np.zeros((1, ROWS, 4), np.float32)
-    boxes[0, :3] = [[4, 6, 20, 30], [1, 1, 9, 9], [4.2, 6, 20, 30]]
+    boxes[0, :3] = np.array([[4, 6, 20, 30], [1, 1, 9, 9], [4.2, 6, 20, 30]])
     scores = np.zeros((1, 2, ROWS), np.float32)
     scores[0, 1, 0], scores[0, 0, 1], scores[0, 1, 2] = 0.9, 0.6, 0.8
     constants = {
-        "nothing": np.float32(0), "boxes_": boxes, "scores_": scores, "first": np.int64([0]),
-        "most": np.int64([10]), "iou": np.float32([0.5]), "least": np.float32([0.3]), "one": np.int64(1),
-        "two": np.int64(2),
+        "nothing": np.array(0, np.float32), "boxes_": boxes, "scores_": scores,
+        "first": np.array([0], np.int64), "most": np.array([10], np.int64),
+        "iou": np.array([0.5], np.float32), "least": np.array([0.3], np.float32),
+        "one": np.array(1, np.int64), "two": np.array(2, np.int64),
     }  # fmt: skip
     make = helper.make_node
     nodes = [
@@ -46,7 +47,7 @@ def detector() -> onnx.ModelProto:
         value("labels", TensorProto.INT64, ["n"]),
         value("scores", TensorProto.FLOAT, ["n"]),
     ]
-    weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
+    weights = [numpy_helper.from_array(array, name) for name, array in constants.items()]
     image = value("x", TensorProto.FLOAT, [1, 3, SIDE, SIDE])
     graph = helper.make_graph(nodes, "detector", [image], outputs, weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])

@@ -80,6 +80,24 @@ def test_compile_and_run_need_no_arguments_and_flags_win(
     assert (document["name"], document["bundle"], document["signed"]) == ("other", "other.bundle", True)
 
 
+def test_a_classifier_with_its_softmax_gets_no_second_one_and_no_guess_of_its_pictures(
+    edgebundle: Edgebundle, tmp_path: Path
+) -> None:
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["x"], ["mean"]),
+        helper.make_node("Flatten", ["mean"], ["flat"]),
+        helper.make_node("Softmax", ["flat"], ["y"]),
+    ]
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])
+    scores = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 3])
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [image], [scores])), tmp_path / "m.onnx")
+    made = edgebundle("new", "three", "m.onnx", cwd=tmp_path)
+    assert "a classifier (3 values that add up to 1): --postprocess top3" in made.stdout
+    text = (tmp_path / "three" / "edgebundle.toml").read_text()
+    assert 'postprocess = "top3"' in text
+    assert '# preprocess = "imagenet"' in text
+
+
 async def test_deploy_and_infer_ask_the_fleet(
     mosquitto: BrokerProcess,
     tmp_path: Path,
@@ -99,8 +117,11 @@ async def test_deploy_and_infer_ask_the_fleet(
         assert capfd.readouterr().out.startswith("digits 1.0.0 is in service on kitchen (")
         assert await run("agents") == 0
         assert capfd.readouterr().out.startswith("kitchen  online")
-        assert await run("deploy", "--agent", "door", "--wait", "1") == 4
-        assert "door" in capfd.readouterr().err
+        # Only there, and not also to the project's own agent.
+        assert await run("deploy", "--agent", "door") == 4
+        told = capfd.readouterr()
+        assert "no agent called door is known" in told.err
+        assert told.out == ""
     (tmp_path / "digits" / "x.json").write_text("{}")
     assert await run("infer", "--input", "x.json", "--agent", "door", "--deadline", "3") == 4
     assert "door" in capfd.readouterr().err
