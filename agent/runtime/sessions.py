@@ -25,7 +25,7 @@ from agent.errors import SessionGoneError, SessionStepError
 # its session has begun again, so it is larger than the number of sessions that a device usually has.
 MAX_GONE: Final = 1024
 _SHOWN: Final = 80
-# Entries of the order for each client, most of them no longer true: then it is made anew.
+# Entries of the order for each client, most of them no longer true: beyond that, it is sorted again.
 _STALE: Final = 8
 
 Kept = TypeVar("Kept")

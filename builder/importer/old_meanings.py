@@ -33,7 +33,7 @@ from builder.importer.onnx_graph import (
     walk_nodes,
 )
 
-# The domain of nodes that the converter must leave alone.
+# The domain of nodes that the converter must not touch.
 HELD: Final = "held"
 _CAST: Final = 6
 _TILE: Final = 6

@@ -4,7 +4,7 @@ Every operator is given the interpreter's own inputs, so that a difference is th
 
 - real numbers: `REAL` of the largest magnitude, as rounding in another order makes;
 - 8-bit and 16-bit numbers: `QUANTA` steps, because the interpreter multiplies by rounded integers; for
-  16-bit functions that it interpolates in tables, and for resizing, `INTERPOLATED` steps of 65536;
+  16-bit functions that it interpolates in tables, `INTERPOLATED` steps of 65536;
 - integer weights with real data: the interpreter rounds the data to 8 bits at run time, we do not, so the
   mean square error may be `ROUNDED_DATA` of the mean square;
 - all else, such as indices and booleans: equal.
@@ -68,9 +68,7 @@ _WEIGHTED: Final = frozenset(
         "UNIDIRECTIONAL_SEQUENCE_RNN",
     }
 )
-_INTERPOLATED: Final = frozenset(
-    {"EXP", "GELU", "LOG", "LOGISTIC", "RESIZE_BILINEAR", "RSQRT", "SOFTMAX", "TANH"}
-)
+_INTERPOLATED: Final = frozenset({"EXP", "GELU", "LOG", "LOGISTIC", "RSQRT", "SOFTMAX", "TANH"})
 # Operators whose reference kernel is missing or differs from the optimised one and from TensorFlow:
 # LOCAL_RESPONSE_NORMALIZATION leaves out the last channel of each window, SUM of int8 ignores the scales.
 NOT_REFERENCE: Final = frozenset(

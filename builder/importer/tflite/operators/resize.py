@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
 import numpy as np
+from numpy.typing import NDArray
 
 from builder.errors import RefusalError
 from builder.importer.tflite.operation import Operation
 from builder.importer.tflite.scope import Layout
+
+_UNIT: Final = 1024
 
 
 def _sizes(op: Operation) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -21,7 +27,14 @@ def _sizes(op: Operation) -> tuple[tuple[int, int], tuple[int, int]]:
 def resize_bilinear(op: Operation) -> None:
     """RESIZE_BILINEAR of a picture [n, h, w, c]."""
     options = op.options("ResizeBilinearOptions")
-    _, wanted = _sizes(op)
+    extents, wanted = _sizes(op)
+    # For uint8, the interpreter computes places as real numbers.
+    if op.input(0).is_quantised and op.input(0).dtype != "uint8":
+        how = {"align_corners": bool(options.AlignCorners()), "half_pixel": bool(options.HalfPixelCenters())}
+        lines = [_Line(extent, size, **how) for extent, size in zip(extents, wanted, strict=True)]
+        if not all(line.is_exact for line in lines):
+            _multiply(op, lines)
+            return
     if options.AlignCorners():
         mode = "align_corners"
     else:
@@ -30,6 +43,68 @@ def resize_bilinear(op: Operation) -> None:
     sizes = op.graph.constant([*op.graph.shape_of(x)[:2], *wanted])
     result = op.graph.node("Resize", x, "", "", sizes, mode="linear", coordinate_transformation_mode=mode)
     op.put_real(result, Layout.FIRST)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """An axis of a quantised picture, whose places the interpreter rounds to 1/1024 of an element.
+
+    The step between two places is rounded, too, so the last ones of a long axis are off by a quarter of an
+    element. Source: reference_ops.h, ResizeBilinearInteger.
+
+    Attributes
+    ----------
+    extent, size
+        Its elements, before and after.
+    align_corners, half_pixel
+        Where the first and the last element lie.
+    """
+
+    extent: int
+    size: int
+    align_corners: bool
+    half_pixel: bool
+
+    @property
+    def _ends(self) -> int:
+        """1 if the distance between the first and the last element is kept, else 0."""
+        return int(self.align_corners and self.size > 1)
+
+    def places(self) -> NDArray[np.int64]:
+        """Where each element of the result lies, in 1024ths of an element."""
+        before, after = self.extent - self._ends, self.size - self._ends
+        step = (_UNIT * before + after // 2) // after
+        offset = step // 2 - _UNIT // 2 if self.half_pixel else 0
+        return np.arange(self.size, dtype=np.int64) * step + offset
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing is rounded."""
+        before, after = self.extent - self._ends, self.size - self._ends
+        step = _UNIT * before
+        return step % after == 0 and not (self.half_pixel and step // after % 2)
+
+    def matrix(self) -> NDArray[np.float32]:
+        """The weight of each element for each element of the result, [size, extent]."""
+        places = self.places()
+        first = np.minimum(np.maximum(places, 0) // _UNIT, self.extent - 1)
+        second = np.minimum(np.maximum(places + _UNIT - 1, 0) // _UNIT, self.extent - 1)
+        part = (places - first * _UNIT) / _UNIT
+        rows = np.arange(self.size)
+        weights = np.zeros((self.size, self.extent))
+        np.add.at(weights, (rows, first), 1 - part)
+        np.add.at(weights, (rows, second), part)
+        return weights.astype(np.float32)
+
+
+def _multiply(op: Operation, lines: list[_Line]) -> None:
+    """Multiply the rows and the columns of a picture by matrices."""
+    for line in lines:
+        op.graph.check_made(line.extent * line.size)
+    rows, columns = (op.graph.constant(line.matrix()) for line in lines)
+    x = op.graph.node("MatMul", rows, op.real(0, Layout.FIRST))
+    columns = op.graph.node("Transpose", columns, perm=[1, 0])
+    op.put_real(op.graph.node("MatMul", x, columns), Layout.FIRST)
 
 
 def nearest(extent: int, size: int, *, align_corners: bool, half_pixel: bool) -> list[int]:

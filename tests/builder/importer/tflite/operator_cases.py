@@ -829,6 +829,7 @@ def pictures() -> Iterator[Case]:
         ((2, 5, 4, 3), (3, 7)),
         ((1, 4, 4, 1), (1, 5)),
         ((1, 1, 1, 2), (3, 2)),
+        ((1, 33, 9, 1), (257, 140)),  # rounded to 1024ths, the places are off by an eighth of an element
     ):
         for align, half in _rows((False, False), (True, False), (False, True)):
             fields = {"AlignCorners": align, "HalfPixelCenters": half}

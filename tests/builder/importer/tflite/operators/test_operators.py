@@ -21,7 +21,7 @@ REAL: Final = 1e-5
 HYBRID: Final = 0.05
 # 16-bit functions that the interpreter interpolates: steps of 65536.
 INTERPOLATED: Final = {
-    "EXP": 2, "LOG": 32, "LOGISTIC": 2, "RESIZE_BILINEAR": 128, "RSQRT": 64, "SOFTMAX": 2, "TANH": 2,
+    "EXP": 2, "LOG": 32, "LOGISTIC": 2, "RSQRT": 64, "SOFTMAX": 2, "TANH": 2,
 }  # fmt: skip
 # By `test_detection` and `test_sparsity`.
 JUDGED_ELSEWHERE: Final = {"DENSIFY", "NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5"}
