@@ -12,6 +12,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
 
+from builder.errors import UnsuitedError
 from builder.kernels.decisions import Chooser
 from builder.kernels.rewriter import legalise_as_tvm, shape_of
 from builder.kernels.signature import SPACE_MARK
@@ -47,15 +48,15 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
 
     Raises
     ------
-    ScheduleError
-        If the function holds a block of another rank.
+    UnsuitedError
+        If the result has another rank: channels that come last are packed by copies of whole vectors.
     """
     del choose
     axis, rank = int(sch.get(block).annotations["edge.axis"]), len(sch.get_loops(block))
     fallback.inline(sch)
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     if any(len(sch.get_loops(each)) != rank for each in blocks):
-        raise st.ScheduleError("expected a transpose and element-wise blocks, got another block")
+        raise UnsuitedError("expected blocks of the transpose's rank, got others")
     for each in blocks:
         _order(sch, each, axis, target.simd.lanes)
 

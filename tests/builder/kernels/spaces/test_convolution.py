@@ -59,6 +59,7 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
         {"strides": (2, 1), "padding": (1, 0, 0, 2)},
     ),
     "three channels, padded below": ((1, 3, 8, 16), (8, 3, 3, 1), {"padding": (0, 0, 2, 0)}),
+    "one pixel, padded": ((1, 1, 1, 1), (16, 1, 1, 2), {"strides": (1, 2), "padding": (1, 3, 1, 0)}),
     "dilated": ((1, 16, 12, 12), (16, 16, 3, 3), {"dilation": (2, 2), "padding": (2, 2, 2, 2)}),
     "padded on one side": ((1, 16, 9, 9), (16, 16, 2, 2), {"padding": (0, 0, 1, 1)}),
     "odd channels": ((1, 5, 6, 6), (7, 5, 1, 1), {}),

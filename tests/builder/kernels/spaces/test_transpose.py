@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tvm import relax
+import tvm_ffi
+from tvm import relax, tirx
 
 from builder.kernels.spaces import transpose
 from builder.target.device_target import DeviceTarget
-from tests.builder.kernels.machines import Randn, close, in_turn, machine, run
+from tests.builder.kernels.machines import Randn, close, conv2d, in_turn, machine, run
 
 MOVES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
     ((2, 48, 3, 32), (0, 2, 3, 1)),
@@ -67,6 +68,25 @@ def test_a_formula_of_some_columns(target: DeviceTarget, randn: Randn) -> None:
     want[..., 2:4] = np.exp(want[..., 2:4])
     close(result.outputs[0], want)
     assert result.schedules == {transpose.KIND}
+
+
+def test_channels_that_come_last_are_packed_by_vectors(randn: Randn) -> None:
+    x, weight = randn(1, 6, 5, 32), randn(32, 32, 1, 1)
+
+    def build(v: relax.Expr) -> relax.Expr:
+        return relax.op.nn.conv2d(relax.op.permute_dims(v, (0, 3, 1, 2)), relax.const(weight))
+
+    result = run(build, {"x": x}, machine(16))
+    close(result.outputs[0], conv2d(x.transpose(0, 3, 1, 2), weight))
+    packing = next(f for g, f in result.lowered.kernels.functions.items() if "pack" in g.name_hint.split("_"))
+    vectors: list[int] = []
+
+    def loop(stmt: tirx.For) -> None:
+        if stmt.kind == tirx.ForKind.VECTORIZED:
+            vectors.append(int(stmt.extent))
+
+    tvm_ffi.structural_walk(packing.body, (tirx.For, loop))
+    assert vectors == [16]
 
 
 @pytest.mark.parametrize("axes", [(0, 2, 1, 3), (0, 1, 2, 3), (1, 0, 2, 3)])
