@@ -50,7 +50,7 @@ def blocks_of_a_round(blocks: int, options: Sequence[int], most: int) -> int:
 
 
 def rows_of_a_round(height: int, others: int, most: int, again: float) -> int:
-    """Choose how many rows are computed together in a round, so that there are enough rounds for all cores.
+    """Choose how many rows are computed together in a round, so that all cores get enough rounds.
 
     Parameters
     ----------
