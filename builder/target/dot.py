@@ -4,6 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The tiles of a core that multiplies these (AMX).
+
+    Attributes
+    ----------
+    rows
+        The most rows of the left factor and of the sums.
+    bytes
+        In a row of the left factor: what is added to a sum at once.
+    columns
+        int32 sums in a row.
+    """
+
+    rows: int
+    bytes: int
+    columns: int
+
+
+# Palette 1: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18.
+TILE: Final = Tile(rows=16, bytes=64, columns=16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +56,8 @@ class Dot:
     word_group
         As `group`, if factors are 16-bit integers; 0 if bytes are multiplied so much faster that it does not
         pay to use these.
+    tiles
+        Whether the core also multiplies tiles of bytes: 16 rows of 64 by 64 x 16 (`TILE`).
     """
 
     name: str
@@ -43,6 +69,7 @@ class Dot:
     held: bool = False
     halves: bool = False
     word_group: int = 0
+    tiles: bool = False
 
     @classmethod
     def of(cls, arch: str, features: AbstractSet[str]) -> Dot:
@@ -56,6 +83,8 @@ class Dot:
             The core's features, as LLVM names them.
         """
         if arch == "x86_64":
+            if {"amx-int8", "amx-tile", "avx512vnni", "avx512f"} <= features:
+                return cls("x86.avx512.vpdpbusd.512", 16, 4, "uint8", 64, 16, tiles=True)
             if "avx512vnni" in features and "avx512f" in features:
                 return cls("x86.avx512.vpdpbusd.512", 16, 4, "uint8", 16, 16)
             if "avxvnni" in features:

@@ -48,10 +48,11 @@ _PIXEL_BYTES: Final = 16
 def block_of(channels: int, target: DeviceTarget) -> int:
     """Return the block in which `channels` are packed: the one with the least padding, then the largest.
 
-    A block has whole groups and whole vectors of sums.
+    A block has whole groups and whole vectors of sums. It is a row of a tile, or a vector, if the core has tiles.
     """
     dot = target.dot
-    blocks = [b for b in (dot.block, dot.block // 2) if b % dot.group == 0 and b >= max(4, dot.lanes)]
+    smaller = dot.lanes if dot.tiles else dot.block // 2
+    blocks = [b for b in (dot.block, smaller) if b % dot.group == 0 and b >= max(4, dot.lanes)]
     return min(blocks, key=lambda b: (-(-channels // b) * b, -b))
 
 
