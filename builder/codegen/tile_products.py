@@ -155,9 +155,7 @@ def _configured(rows: int, body: tirx.Stmt) -> tirx.Stmt:
         shapes[16 + 2 * register] = TILE.bytes
         shapes[48 + register] = TILE.bytes // _GROUP if register in _RIGHT else rows
     words = [int.from_bytes(shapes[8 * k : 8 * k + 8], "little", signed=True) for k in range(8)]
-    stores = [
-        tirx.BufferStore(buffer, tirx.const(word, "int64"), [_int(k)]) for k, word in enumerate(words)
-    ]
+    stores = [tirx.BufferStore(buffer, tirx.const(word, "int64"), [_int(k)]) for k, word in enumerate(words)]
     load = _call("ldtilecfg", tirx.address_of(tirx.BufferLoad(buffer, [_int(0)])))
     return tirx.SeqStmt([tirx.AllocBuffer(buffer), *stores, load, body, _call("tilerelease")])
 
@@ -258,7 +256,9 @@ class _Product:
             return place
 
         pairs = [(_number(a, left), _number(b, right)) for a, b in zip(self.left, self.right, strict=True)]
-        order = sorted(range(len(pairs)), key=lambda k: pairs[k] if len(left) > len(right) else pairs[k][::-1])
+        order = sorted(
+            range(len(pairs)), key=lambda k: pairs[k] if len(left) > len(right) else pairs[k][::-1]
+        )
         for k in order:
             a, b = pairs[k]
             right_tile = register(_RIGHT, right, b, self.strides[1])

@@ -68,9 +68,7 @@ class Epilogue:
             for other in others:
                 sch.compute_inline(other)
 
-    def place(
-        self, loop: st.schedule.LoopRV, vector: int | None = None, *, unrolled: bool = True
-    ) -> None:
+    def place(self, loop: st.schedule.LoopRV, vector: int | None = None, *, unrolled: bool = True) -> None:
         """Compute the epilogue inside `loop`: its last axis is vectorised, the axes of the tile are unrolled.
 
         Parameters

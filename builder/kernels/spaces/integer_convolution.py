@@ -37,6 +37,7 @@ from builder.kernels.spaces.dot_loops import (
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.register_tile import TileChoices, hold_operand, tilings
 from builder.target.device_target import DeviceTarget
+from builder.target.dot import TILE
 
 KIND: Final = "integer_conv2d"
 # Of a padded row of pixels with few bytes, at a time.
@@ -51,7 +52,7 @@ def block_of(channels: int, target: DeviceTarget) -> int:
     A block has whole groups and whole vectors of sums. It is a row of a tile, or a vector, if the core has tiles.
     """
     dot = target.dot
-    smaller = dot.lanes if dot.tiles else dot.block // 2
+    smaller = dot.lanes if dot.block == TILE.bytes else dot.block // 2
     blocks = [b for b in (dot.block, smaller) if b % dot.group == 0 and b >= max(4, dot.lanes)]
     return min(blocks, key=lambda b: (-(-channels // b) * b, -b))
 

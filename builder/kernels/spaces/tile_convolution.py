@@ -226,7 +226,10 @@ def start_tiles(
 ) -> None:
     """Set the sums to zero before the loop `sums`, and mark the three parts of the product."""
     zeros = sch.decompose_reduction(block, sums)
-    shared = sum(sch.get(loop).same_as(sch.get(other)) for loop, other in zip(sch.get_loops(zeros), sch.get_loops(block), strict=False))
+    shared = sum(
+        sch.get(loop).same_as(sch.get(other))
+        for loop, other in zip(sch.get_loops(zeros), sch.get_loops(block), strict=False)
+    )
     loops = sch.get_loops(zeros)
     sch.vectorize(loops[-1])
     mark_tiles(sch, loops[shared], sums, tile)

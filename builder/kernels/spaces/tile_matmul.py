@@ -97,9 +97,7 @@ def product(a: te.Tensor, b: te.Tensor, columns: int) -> te.Tensor:
         factor = b[i[-1] // panel, ko * _STEPS + kq, i[-1] % panel, kg].astype("int32")
         return te.sum(value * factor, axis=[ko, kq, kg])
 
-    full = te.compute(
-        (*a.shape[:-1], panels * panel), element, name="matmul", attrs={SPACE_MARK: KIND}
-    )
+    full = te.compute((*a.shape[:-1], panels * panel), element, name="matmul", attrs={SPACE_MARK: KIND})
     if columns == panels * panel:
         return full
     return te.compute((*a.shape[:-1], columns), full, name="columns")
