@@ -72,7 +72,7 @@ def write_tile_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
 
     changed = {}
     for var, func in mod.functions.items():
-        if not isinstance(func, tirx.PrimFunc) or not _products(func.body):
+        if not isinstance(func, tirx.PrimFunc) or not _has_tile(func.body):
             continue
         found: list[tirx.For] = []
         tvm_ffi.structural_walk(func.body, (tirx.For, outermost), order="pre")
@@ -83,6 +83,8 @@ def write_tile_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
             except BuildError as error:
                 errors.append(error)
         changed[var] = func.with_body(_without_zeros(body))
+        if _has_tile(changed[var].body):
+            errors.append(BuildError(f"expected all tiles of {var.name_hint} in a marked reduction, got others"))
     if errors:
         raise errors[0]
     return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
@@ -99,8 +101,12 @@ def _loops(body: tirx.Stmt) -> list[tirx.For]:
 
 
 def _products(body: tirx.Stmt) -> list[tirx.For]:
-    """Return the marked reductions in `body`."""
-    return [loop for loop in _loops(body) if _has(loop, SUMS_MARK)]
+    """Return the marked reductions in `body`; not those of tiles beyond the last row, which only prefetch."""
+    return [loop for loop in _loops(body) if _has(loop, SUMS_MARK) and _has_tile(loop.body)]
+
+
+def _has_tile(body: tirx.Stmt) -> bool:
+    return any(_has(loop, TILE_MARK) for loop in _loops(body))
 
 
 def _parallel(body: tirx.Stmt) -> list[tirx.For]:
@@ -169,7 +175,8 @@ class _Product:
     loop
         Its reduction.
     reduction
-        The loops of the reduction outside the tiles, the outermost first.
+        The loops of the reduction outside the tiles, the outermost first, each with what a round of it does
+        before the loop inside: prefetches.
     rows
         The rows of a tile of sums.
     left, right, sums
@@ -180,7 +187,7 @@ class _Product:
     """
 
     loop: tirx.For
-    reduction: tuple[tirx.For, ...]
+    reduction: tuple[tuple[tirx.For, tuple[tirx.Stmt, ...]], ...]
     rows: int
     left: tuple[TensorLoad, ...]
     right: tuple[TensorLoad, ...]
@@ -196,12 +203,16 @@ class _Product:
         BuildError
             If it has another form than described above.
         """
-        reduction: list[tirx.For] = []
+        reduction: list[tuple[tirx.For, tuple[tirx.Stmt, ...]]] = []
         tiles: list[tirx.For] = []
         stmt: tirx.Stmt = loop
         while isinstance(stmt, tirx.For) and not _has(stmt, TILE_MARK):
-            (tiles if stmt.kind == tirx.ForKind.UNROLLED else reduction).append(stmt)
-            stmt = stmt.body
+            loop_body = list(stmt.body.seq) if isinstance(stmt.body, tirx.SeqStmt) else [stmt.body]
+            if stmt.kind == tirx.ForKind.UNROLLED:
+                tiles.append(stmt)
+            else:
+                reduction.append((stmt, tuple(loop_body[:-1])))
+            stmt = loop_body[-1]
         inner: list[tirx.For] = []
         while isinstance(stmt, tirx.For):
             inner.append(stmt)
@@ -265,7 +276,8 @@ class _Product:
             left_tile = register(_LEFT, left, a, self.strides[0])
             steps.append(_call("tdpbusd", _tile(k), _tile(left_tile), _tile(right_tile)))
         body: tirx.Stmt = tirx.SeqStmt(steps)
-        for each in reversed(self.reduction):
+        for each, before in reversed(self.reduction):
+            body = tirx.SeqStmt([*before, body]) if before else body
             body = tirx.For(each.loop_var, each.min, each.extent, each.kind, body)
         stores = [
             _call("tilestored64", _tile(k), tirx.address_of(place), tirx.const(4 * self.strides[2], "int64"))

@@ -22,6 +22,7 @@ from tvm import s_tir as st
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import shape_of
 from builder.kernels.signature import SPACE_MARK
+from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.convolution import Conv2d, Rows, filled, pad, schedule_pad
 from builder.kernels.spaces.dot_loops import mark_dot, mark_tiles
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
@@ -210,6 +211,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: TileShape) -> No
     zo, zt, m = sch.split(z, [None, tiles.zt, tiles.m])
     vo, vt, v = sch.split(v, [None, tiles.nt, TILE.columns])
     sch.reorder(n, yo, o, ym, zo, vo, ic, kh, kw, yt, zt, vt, m, iq, v, ig)
+    prefetch.mark(sch, kw, rows=tiles.oh)
     outer = sch.fuse(n, yo, o, ym)
     epilogue.place(zo, unrolled=False)
     sch.parallel(outer)

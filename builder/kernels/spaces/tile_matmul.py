@@ -7,6 +7,7 @@ cache, from which the epilogue reads them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +19,7 @@ from tvm.ir import Call
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import Values, constant_of, shape_of
 from builder.kernels.signature import SPACE_MARK
-from builder.kernels.spaces import tiled
+from builder.kernels.spaces import prefetch, tiled
 from builder.kernels.spaces.dot_loops import mark_dot
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.integer_matmul import filled_rows, pack
@@ -144,6 +145,8 @@ def apply(
     io, it, m = sch.split(i, [None, tiles.mt, tiles.m])
     jo, jt, v = sch.split(j, [None, tiles.nt, TILE.columns])
     sch.reorder(jo, *lead, io, ko, it, jt, m, kq, v, kg)
+    rounds = math.prod(int(sch.get(loop).extent) for loop in (*lead, io)) if few else 1
+    prefetch.mark(sch, ko, rows=rounds)
     outer = sch.fuse(jo, *lead, io) if few else jo
     epilogue.place(outer if few else io, vector=TILE.columns, unrolled=False)
     sch.parallel(outer)
