@@ -1,6 +1,6 @@
 """The properties of this machine: architecture, CPU features, glibc, tvm-ffi's ABI, and its device types.
 
-Promises to read only files and libc's configuration, and to ask the kernel only whether it saves the tiles of AMX:
+Promises to read only files and libc's configuration, and to ask the kernel only whether it saves AMX's tiles:
 it runs no program and imports no kernel library. Leaves the comparison with a bundle to `admission`.
 
 Everything describes *this process*: since a 32-bit Python on a 64-bit kernel loads 32-bit libraries, such a
@@ -51,7 +51,7 @@ _ELF: Final = MappingProxyType(
 )
 _X86: Final = ("x86_64", "i686")
 _AT_HWCAP: Final = 16
-# x86-64's number of arch_prctl; linux/arch/x86/include/uapi/asm/prctl.h; the component of XSAVE with the tiles.
+# x86-64's number of arch_prctl; linux/arch/x86/include/uapi/asm/prctl.h; XSAVE's component with the tiles.
 _ARCH_PRCTL: Final = 158
 _ARCH_GET_XCOMP_SUPP: Final = 0x1021
 _XTILEDATA: Final = 18

@@ -19,8 +19,8 @@ then stored once. On another core the loops stay as they are, with a dot product
 A core has eight tile registers, whose rows are configured once in each round of a parallel loop, and released
 at its end: a thread with tiles in use has 8 KiB more to save at a switch to another thread.
 
-What the instructions compute: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (LDTILECFG,
-TILELOADD, TDPBUSD, TILESTORED, TILERELEASE).
+What the instructions compute: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2
+(LDTILECFG, TILELOADD, TDPBUSD, TILESTORED, TILERELEASE).
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def write_tile_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
                 errors.append(error)
         changed[var] = func.with_body(_without_zeros(body))
         if _has_tile(changed[var].body):
-            errors.append(BuildError(f"expected all tiles of {var.name_hint} in a marked reduction, got others"))
+            errors.append(
+                BuildError(f"expected all tiles of {var.name_hint} in a marked reduction, got others")
+            )
     if errors:
         raise errors[0]
     return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
@@ -248,7 +250,9 @@ class _Product:
             return tirx.BufferLoad(source, [analyzer.simplify(index)])
 
         left, right, sums = (tuple(at(*place, corner) for corner in corners) for place in places)
-        return cls(loop, tuple(reduction), extents[0], left, right, sums, tuple(strides))
+        return cls(
+            loop, tuple(reduction), extents[0], left, right, sums, (strides[0], strides[1], strides[2])
+        )
 
     def write(self) -> tirx.Stmt:
         """Return the product on tiles: zeros, the steps of the reduction, and the stores."""

@@ -1,4 +1,4 @@
-"""The loops that `builder.codegen.dot_products` and `builder.codegen.tile_products` replace by instructions."""
+"""The loops that `dot_products` and `tile_products` of `builder.codegen` replace by instructions."""
 
 from __future__ import annotations
 

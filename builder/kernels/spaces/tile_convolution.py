@@ -2,8 +2,8 @@
 
 Layouts and zero points are those of `integer_convolution`. A row of a tile is a pixel's block of 64 channels,
 so its rows are columns of the output, `stride` pixels of the input apart. Weights are packed
-`[OC/16, IC/64, KH, KW, 16, 16, 4]`: the reduction reads a panel of 16 output channels in the order in which it
-lies in memory, a kilobyte at a time.
+`[OC/16, IC/64, KH, KW, 16, 16, 4]`: the reduction reads a panel of 16 output channels in the order in which
+it lies in memory, a kilobyte at a time.
 
 Four tiles of sums stay in registers while the reduction runs: of one or more rows and columns of the output,
 and of one or two panels. They are stored once, to the L1 cache, from which the epilogue reads them.

@@ -1,8 +1,8 @@
 """Products of bytes with constant weights on the tiles of a core (AMX), with int32 sums.
 
 The left operand is `[..., K]` of `uint8`; weights become `[N/16, K/4, 16, 4]`, K filled to whole tiles with
-zeros. Two tiles of rows by two panels of weights stay in registers while K runs; then they are stored to the L1
-cache, from which the epilogue reads them.
+zeros. The sums of two tiles of rows by two panels of weights stay in registers while K runs. Then they are
+stored to the L1 cache, from which the epilogue reads them.
 """
 
 from __future__ import annotations
@@ -121,9 +121,7 @@ class MatmulTiles:
     nt: Decision
 
 
-def apply(
-    sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, target: DeviceTarget, *, few: bool
-) -> None:
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, *, few: bool) -> None:
     """Order the loops of a product on tiles, of its operand and of its epilogue.
 
     Parameters
@@ -132,8 +130,6 @@ def apply(
         The schedule and the product.
     tiles
         The decisions.
-    target
-        The device.
     few
         Whether there are too few panels to divide only these among cores.
     """
@@ -168,4 +164,4 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     mts = divisors(rows_at_once(rows), 2)
     nts = divisors(panels, _SUMS // max(mts))
     tiles = MatmulTiles(m, choose("mt", mts, max(mts)), choose("nt", nts, max(nts)))
-    apply(sch, block, tiles, target, few=panels // max(nts) < _PAIRS * target.cores)
+    apply(sch, block, tiles, few=panels // max(nts) < _PAIRS * target.cores)
