@@ -49,7 +49,7 @@ _PIXEL_BYTES: Final = 16
 def block_of(channels: int, target: DeviceTarget) -> int:
     """Return the block in which `channels` are packed: the one with the least padding, then the largest.
 
-    A block has whole groups and whole vectors of sums. If the core has tiles, it is a row of one, or a vector.
+    A block has whole groups and whole vectors of sums. If the core has tiles, it is a row of one or a vector.
     """
     dot = target.dot
     smaller = dot.lanes if dot.block == TILE.bytes else dot.block // 2
