@@ -13,8 +13,8 @@
  *   Moving narrows its affinity to the processors that no other thread of the pool is on.
  * - A launch never waits for a thread that has not started: the caller runs the tasks that no worker has claimed.
  * - A launch inside a launch, or while another thread is launching, runs only on the calling thread.
- * - Where kernels use AMX (EDGE_TILES), loading the library asks for the permission, and __tvm_ffi_edge_set_threads
- *   fails if the kernel refused it.
+ * - Where kernels use AMX (EDGE_TILES), loading the library asks for the permission. If the system refuses it,
+ *   __tvm_ffi_edge_set_threads and __tvm_ffi_edge_threads fail, one of which every loader calls.
  * - Unloading the library leaves no thread and no memory behind; a forked child starts without workers.
  *
  * The signatures are those of TVM's c_backend_api.h.
@@ -343,6 +343,16 @@ static void ask_for_tiles(void) {
 #endif
 }
 
+/* Whether kernels cannot run, because tiles were refused; sets the error. */
+static int cannot_run(void) {
+  if (tiles_refused == 0) return 0;
+  char message[128];
+  snprintf(message, sizeof message, "kernels need AMX: expected the system's permission to use tiles, got error %d",
+           tiles_refused);
+  edge_raise("RuntimeError", message);
+  return 1;
+}
+
 /* ---- control, as packed functions (tvm/ffi/c_api.h, TVMFFISafeCallType) ---- */
 
 int __tvm_ffi_edge_set_threads(void *self, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
@@ -352,13 +362,7 @@ int __tvm_ffi_edge_set_threads(void *self, const TVMFFIAny *args, int32_t num_ar
     edge_raise("ValueError", "edge_set_threads: expected one integer, 1 to 256");
     return -1;
   }
-  if (tiles_refused != 0) {
-    char message[128];
-    snprintf(message, sizeof message, "kernels need the tiles of AMX: expected the kernel's permission, got error %d",
-             tiles_refused);
-    edge_raise("RuntimeError", message);
-    return -1;
-  }
+  if (cannot_run()) return -1;
   pthread_mutex_lock(&pool.launching);
   if (pool.wanted != (int)args[0].v_int64) stop_workers();
   pool.wanted = (int)args[0].v_int64;
@@ -370,6 +374,7 @@ int __tvm_ffi_edge_set_threads(void *self, const TVMFFIAny *args, int32_t num_ar
 
 int __tvm_ffi_edge_threads(void *self, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
   (void)self, (void)args, (void)num_args;
+  if (cannot_run()) return -1;
   pthread_mutex_lock(&pool.launching);
   if (pool.wanted == 0) pool.wanted = threads_by_default();
   result->type_index = kTVMFFIInt;

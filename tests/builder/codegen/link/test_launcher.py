@@ -392,13 +392,14 @@ def test_signals_interrupt_launches_and_never_reach_the_workers(library: Path) -
 
 TILES = """
 import sys
+from agent.errors import IncompatibleError
 from agent.runtime.module import KernelModule
-module = KernelModule.load(sys.argv[1])
 try:
-    print(module.set_threads(2))
-except RuntimeError as error:
-    print(error)
+    print(KernelModule.load(sys.argv[1]).threads())
+except IncompatibleError as error:
+    print(str(error).partition(": ")[2])
 """
+REFUSED = "kernels need AMX: expected the system's permission to use tiles, got error 1"
 
 
 @pytest.fixture(scope="module")
@@ -413,11 +414,9 @@ def on_tiles(tmp_path_factory: pytest.TempPathFactory, doubling: Callable[[], tv
 @pytest.mark.parametrize(
     ("refused", "told"),
     [
-        ({}, "True"),
-        (
-            {"TILES_REFUSED": "1"},
-            "kernels need the tiles of AMX: expected the kernel's permission, got error 1",
-        ),
+        ({}, "2"),
+        ({"TILES_REFUSED": "1"}, REFUSED),
+        ({"TILES_REFUSED": "1", "EDGE_NUM_THREADS": ""}, REFUSED),
     ],
 )
 def test_a_library_asks_for_tiles_and_says_if_they_are_refused(
@@ -432,7 +431,7 @@ def test_a_library_asks_for_tiles_and_says_if_they_are_refused(
         capture_output=True,
         text=True,
         timeout=120,
-        env={**environment(shared_file("tiles.so", processor)), **refused},
+        env={**environment(shared_file("tiles.so", processor)), "EDGE_NUM_THREADS": "2", **refused},
         check=True,
     )
     assert done.stdout.strip() == told
@@ -448,7 +447,7 @@ def test_only_a_library_with_tiles_asks_for_them(
         capture_output=True,
         text=True,
         timeout=120,
-        env=environment(shared_file("tiles.so", processor)),
+        env={**environment(shared_file("tiles.so", processor)), "EDGE_NUM_THREADS": "2"},
         check=True,
     )
-    assert done.stdout.split() == ["True", "0"]
+    assert done.stdout.split() == ["2", "0"]
