@@ -1,7 +1,7 @@
 """The properties of this machine: architecture, CPU features, glibc, tvm-ffi's ABI, and its device types.
 
-Promises to read only files and libc's configuration: it runs no program and imports no kernel library. Leaves
-the comparison with a bundle to `admission`.
+Promises to read only files and libc's configuration, and to ask the kernel only whether it saves AMX's tiles:
+it runs no program and imports no kernel library. Leaves the comparison with a bundle to `admission`.
 
 Everything describes *this process*: since a 32-bit Python on a 64-bit kernel loads 32-bit libraries, such a
 machine is `armv7l`.
@@ -9,6 +9,7 @@ machine is `armv7l`.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import struct
@@ -50,6 +51,10 @@ _ELF: Final = MappingProxyType(
 )
 _X86: Final = ("x86_64", "i686")
 _AT_HWCAP: Final = 16
+# x86-64's number of arch_prctl; linux/arch/x86/include/uapi/asm/prctl.h; XSAVE's component with the tiles.
+_ARCH_PRCTL: Final = 158
+_ARCH_GET_XCOMP_SUPP: Final = 0x1021
+_XTILEDATA: Final = 18
 # Linux, arch/arm64/include/uapi/asm/hwcap.h, bits of AT_HWCAP in order.
 _HWCAP_AARCH64: Final = (
     "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma lrcpc "
@@ -140,7 +145,7 @@ class Machine:
         return cls(
             arch=arch,
             cpu_model=_cpu_model(arch, cpus),
-            features=_features(arch, cpus, _hwcap(_read(proc / "self/auxv"))),
+            features=_usable(_features(arch, cpus, _hwcap(_read(proc / "self/auxv")))),
             glibc=_glibc(),
             abi=_abi(),
             compatible=frozenset(
@@ -197,6 +202,19 @@ def _features(arch: str, cpus: list[dict[str, str]], hwcap: int) -> frozenset[st
     names = {"aarch64": _HWCAP_AARCH64, "armv7l": _HWCAP_ARM}.get(arch, "").split()
     features |= {name for bit, name in enumerate(names) if hwcap >> bit & 1}
     return frozenset(features)
+
+
+def _usable(features: frozenset[str]) -> frozenset[str]:
+    """Leave out AMX if the kernel does not save its tiles: it may list the feature without supporting it."""
+    tiles = frozenset(feature for feature in features if feature.startswith("amx_"))
+    return features if not tiles or _saves_tiles() else features - tiles
+
+
+def _saves_tiles() -> bool:
+    """Whether processes may ask for the use of tiles (Linux 5.16 and later, arch_prctl(2))."""
+    supported = ctypes.c_uint64()
+    status = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_GET_XCOMP_SUPP, ctypes.byref(supported))
+    return status == 0 and bool(supported.value >> _XTILEDATA & 1)
 
 
 def _riscv_extensions(isa: str) -> set[str]:

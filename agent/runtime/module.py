@@ -52,7 +52,7 @@ class KernelModule:
         ------
         IncompatibleError
             If the file cannot be opened, or the dynamic linker refuses it: it is for another architecture or
-            a newer glibc, or needs a library that is missing.
+            a newer glibc, or needs a library that is missing; or if the kernel refuses what its kernels need.
         """
         try:
             descriptor = (
@@ -73,9 +73,14 @@ class KernelModule:
                 hint="compile the bundle for this machine's architecture and glibc",
             ) from error
         loaded = cls(module, descriptor)
-        if not os.environ.get("EDGE_NUM_THREADS"):
-            # The library itself knows only the affinity mask, not cores and quotas.
-            loaded.set_threads(Processors.detect().threads)
+        try:
+            if os.environ.get("EDGE_NUM_THREADS"):
+                loaded.threads()
+            else:
+                # The library itself knows only the affinity mask, not cores and quotas.
+                loaded.set_threads(Processors.detect().threads)
+        except RuntimeError as error:
+            raise IncompatibleError(f"cannot use the kernel library {name}: {error}") from error
         return loaded
 
     def __getitem__(self, name: str) -> Kernel:

@@ -98,6 +98,9 @@ _MADVISE: Final = (0, 1, 2, 3, 4, 8, 10, 14, 15, 22, 23, 102, 103)
 _MEMBARRIER: Final = (0, 8, 16, 32, 64, 128, 256)
 # PR_SET_NAME, and PR_SET_VMA, with which glibc names thread stacks and heaps.
 _PRCTL: Final = (15, 0x53564D41)
+# linux/arch/x86/include/uapi/asm/prctl.h, and the component of XSAVE that holds AMX's tiles.
+_REQ_XCOMP_PERM: Final = 0x1023
+_XTILEDATA: Final = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +205,8 @@ LOADING: Final[Mapping[str, Checked]] = MappingProxyType(
         # Only for reading: without Landlock, /proc/PID/mem of the agent would be writable.
         "open": Checked((2, None, 5), (Without(1, _O_WRITE),)),
         "openat": Checked((257, 56, 322), (Without(2, _O_WRITE),)),
+        # A library whose kernels use AMX asks for the state of its tiles; no other command of this call.
+        "arch_prctl": Checked((158, None, None), (OneOf(0, (_REQ_XCOMP_PERM,)), OneOf(1, (_XTILEDATA,)))),
         # For the second filter.
         "seccomp": Checked((317, 277, 383), ()),
     }

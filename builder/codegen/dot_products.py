@@ -121,7 +121,7 @@ class _DotLoop:
             body = body.body
         if not isinstance(body, tirx.BufferStore):
             raise BuildError(f"expected one sum in a loop of products, got {type(body).__name__}")
-        factors = _factors(body)
+        factors = factors_of(body)
         if factors is None:
             raise BuildError(f"expected a sum of products of integers, got {body.value}")
 
@@ -235,7 +235,7 @@ class _LaneLoop:
         """
         inner = loop.body
         store = inner.body if isinstance(inner, tirx.For) else inner
-        factors = _factors(store) if isinstance(store, tirx.BufferStore) else None
+        factors = factors_of(store) if isinstance(store, tirx.BufferStore) else None
         if factors is None or store is inner:
             raise BuildError(f"expected a sum of products of integers in two loops, got {loop.body}")
         group, variables = int(inner.extent), [loop.loop_var, inner.loop_var]
@@ -293,7 +293,7 @@ class _LaneLoop:
         return total
 
 
-def _factors(store: tirx.BufferStore) -> tuple[TensorLoad, TensorLoad] | None:
+def factors_of(store: tirx.BufferStore) -> tuple[TensorLoad, TensorLoad] | None:
     """Return the two loads of `sums[...] = sums[...] + int32(load) * int32(load)`, else None."""
     value = store.value
     if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):

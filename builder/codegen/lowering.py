@@ -15,6 +15,7 @@ from builder.codegen.dot_products import write_dot_products
 from builder.codegen.linear_indices import simplify_indices
 from builder.codegen.loop_tails import split_loop_tails
 from builder.codegen.named_values import expand_functions
+from builder.codegen.tile_products import write_tile_products
 from builder.target.device_target import arch_of, dot_of, features_of
 
 # TVM's `tvm.s_tir.pipeline` without the passes for GPUs, in three parts.
@@ -73,7 +74,8 @@ def lower_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
         The processor, for LLVM.
     """
     bound = t.BindTarget(target.with_host(target))(kernels)
-    loops = write_dot_products(to_loops(bound), dot_of(target))
+    dot = dot_of(target)
+    loops = write_dot_products(write_tile_products(to_loops(bound), dot), dot)
     vectors = tvm.transform.Sequential([make() for make in _TO_VECTORS])(loops)
     tables = write_byte_tables(vectors, features_of(target))
     rounded = write_byte_rounding(tables, arch_of(target))

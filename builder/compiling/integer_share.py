@@ -17,13 +17,22 @@ from builder.importer import ImportedModel
 from builder.importer.multiply_adds import multiply_adds_of
 from builder.importer.onnx_graph import OnnxGraph
 from builder.kernels.schedule import SCHEDULE
-from builder.kernels.spaces import integer_convolution, integer_depthwise, integer_matmul, integer_winograd
+from builder.kernels.spaces import (
+    integer_convolution,
+    integer_depthwise,
+    integer_matmul,
+    integer_winograd,
+    tile_convolution,
+    tile_matmul,
+)
 
 _KINDS: Final = (
     integer_convolution.KIND,
     integer_depthwise.KIND,
     integer_matmul.KIND,
     integer_winograd.KIND,
+    tile_convolution.KIND,
+    tile_matmul.KIND,
 )
 
 

@@ -32,6 +32,8 @@ SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "pool": 10,
     "rows": 10,
     "strassen_weights": 10,
+    "tile_conv2d": 1,
+    "tile_matmul": 1,
     "tiled_matmul": 11,
     "transpose": 10,
     "unpack": 1,

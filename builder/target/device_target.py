@@ -100,7 +100,7 @@ _CPUINFO_NAMES: Mapping[str, Mapping[str, str]] = {
         "avx512bf16": "avx512_bf16", "avx512ifma": "avx512ifma", "avx512vbmi": "avx512vbmi",
         "avx512vbmi2": "avx512_vbmi2", "avx512bitalg": "avx512_bitalg",
         "avx512vpopcntdq": "avx512_vpopcntdq", "avx512fp16": "avx512_fp16", "avxvnni": "avx_vnni",
-        "gfni": "gfni",
+        "gfni": "gfni", "amx-tile": "amx_tile", "amx-int8": "amx_int8",
     },
     "aarch64": {
         "neon": "asimd", "fp-armv8": "fp", "dotprod": "asimddp", "fullfp16": "asimdhp", "lse": "atomics",
@@ -181,6 +181,9 @@ def _build(name: str, config: dict[str, Any]) -> DeviceTarget:
     if here:
         config["mtriple"] = f"{Machine.detect().arch}-linux-gnu"
         here = config.setdefault("mcpu", _host_cpu()) == _host_cpu()
+        attributes = [str(each) for each in config.get("mattr", [])]
+        if here and not has_tiles(Machine.detect()) and not any("amx-" in each for each in attributes):
+            config["mattr"] = [*attributes, *without_tiles(_host_cpu())]
     config.setdefault("num-cores", len(os.sched_getaffinity(0)))
     triple = str(config["mtriple"])
     arch, abi = _split_triple(triple)
@@ -268,12 +271,25 @@ def best_cpu(machine: Machine, own: str) -> str:
             known = llvm.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": cpu}))
         except (ValueError, RuntimeError):
             continue
-        needed = {names[str(f)] for f in known if str(f) in names}
+        needed = {names[str(f)] for f in known if str(f) in names and str(f) not in _TILES}
         if needed <= machine.features:
             fitting[cpu] = len(needed)
     return max(fitting, key=lambda cpu: fitting[cpu]) if fitting else _GENERIC_CPU[machine.arch]
 
 
+def has_tiles(machine: Machine) -> bool:
+    """Whether a machine multiplies tiles. Virtual machines often hide that their processor does."""
+    names = _CPUINFO_NAMES["x86_64"]
+    return machine.arch == "x86_64" and {names[feature] for feature in _TILES} <= machine.features
+
+
+def without_tiles(cpu: str) -> list[str]:
+    """Return the attributes that make LLVM take `cpu` for one without tiles; none if it has none."""
+    known = llvm.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": cpu}))
+    return ["-amx-tile"] if any(str(feature) in _TILES for feature in known) else []
+
+
+_TILES: Final = ("amx-tile", "amx-int8")
 _AMD: Final = ("znver5", "znver4", "znver3", "znver2", "znver1")
 _INTEL: Final = (
     "sapphirerapids",

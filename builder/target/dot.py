@@ -3,7 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The tiles of a core that multiplies these (AMX).
+
+    Attributes
+    ----------
+    rows
+        The most rows of the left factor and of the sums.
+    bytes
+        In a row of the left factor: what is added to a sum at once.
+    columns
+        int32 sums in a row.
+    """
+
+    rows: int
+    bytes: int
+    columns: int
+
+
+# Palette 1: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18.
+TILE: Final = Tile(rows=16, bytes=64, columns=16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +56,8 @@ class Dot:
     word_group
         As `group`, if factors are 16-bit integers; 0 if bytes are multiplied so much faster that it does not
         pay to use these.
+    tiles
+        Whether the core also multiplies tiles of bytes: 16 rows of 64 by 64 x 16 (`TILE`).
     """
 
     name: str
@@ -43,6 +69,7 @@ class Dot:
     held: bool = False
     halves: bool = False
     word_group: int = 0
+    tiles: bool = False
 
     @classmethod
     def of(cls, arch: str, features: AbstractSet[str]) -> Dot:
@@ -56,20 +83,27 @@ class Dot:
             The core's features, as LLVM names them.
         """
         if arch == "x86_64":
-            if "avx512vnni" in features and "avx512f" in features:
-                return cls("x86.avx512.vpdpbusd.512", 16, 4, "uint8", 16, 16)
-            if "avxvnni" in features:
-                return cls("x86.avx512.vpdpbusd.256", 8, 4, "uint8", 8, 12)
-            if "avx512bw" in features:
-                return cls("x86.avx512.pmaddw.d.512", 16, 2, "int16", 16, 16, word_group=2)
-            if "avx2" in features:
-                return cls("x86.avx2.pmadd.wd", 8, 2, "int16", 8, 12, word_group=2)
-            return cls("x86.sse2.pmadd.wd", 4, 2, "int16", 8, 12, word_group=2)
+            dot = cls._of_x86(features)
+            if not {"amx-int8", "amx-tile"} <= features:
+                return dot
+            return replace(dot, block=TILE.bytes if dot.data == "uint8" else dot.block, tiles=True)
         if arch == "aarch64":
             if "dotprod" in features:
                 return cls("aarch64.neon.sdot.v4i32.v16i8", 4, 4, "int8", 16, 20, held=True)
             return cls("aarch64.neon.saddlp", 4, 4, "int8", 16, 16, held=True, halves=True, word_group=1)
         return cls("", 8, 1, "int16", 8, 4, held=arch == "armv7l", word_group=1)
+
+    @classmethod
+    def _of_x86(cls, features: AbstractSet[str]) -> Dot:
+        if "avx512vnni" in features and "avx512f" in features:
+            return cls("x86.avx512.vpdpbusd.512", 16, 4, "uint8", 16, 16)
+        if "avxvnni" in features:
+            return cls("x86.avx512.vpdpbusd.256", 8, 4, "uint8", 8, 12)
+        if "avx512bw" in features:
+            return cls("x86.avx512.pmaddw.d.512", 16, 2, "int16", 16, 16, word_group=2)
+        if "avx2" in features:
+            return cls("x86.avx2.pmadd.wd", 8, 2, "int16", 8, 12, word_group=2)
+        return cls("x86.sse2.pmadd.wd", 4, 2, "int16", 8, 12, word_group=2)
 
     @property
     def at_once(self) -> float:

@@ -13,6 +13,8 @@
  *   Moving narrows its affinity to the processors that no other thread of the pool is on.
  * - A launch never waits for a thread that has not started: the caller runs the tasks that no worker has claimed.
  * - A launch inside a launch, or while another thread is launching, runs only on the calling thread.
+ * - Where kernels use AMX (EDGE_TILES), loading the library asks for the permission. If the system refuses it,
+ *   __tvm_ffi_edge_set_threads and __tvm_ffi_edge_threads fail, one of which every loader calls.
  * - Unloading the library leaves no thread and no memory behind; a forked child starts without workers.
  *
  * The signatures are those of TVM's c_backend_api.h.
@@ -20,6 +22,7 @@
 #define _GNU_SOURCE
 #include "launcher.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -27,6 +30,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -325,6 +329,30 @@ static int parallel_barrier(int task_id, ParallelGroupEnv *env) {
   return -1;
 }
 
+/* ---- tiles ---- */
+
+/* With AMX, 0 if the kernel lets this process use tiles, else the number of its error. Linux asks a process to say
+ * that it wants to: its threads then have 8 KiB more to save (Documentation/arch/x86/xstate.rst). Threads that are
+ * made later inherit the permission, so it is asked for when the library is loaded. */
+static int tiles_refused;
+
+static void ask_for_tiles(void) {
+#ifdef EDGE_TILES
+  enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
+  tiles_refused = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 ? 0 : errno;
+#endif
+}
+
+/* Whether kernels cannot run, because tiles were refused; sets the error. */
+static int cannot_run(void) {
+  if (tiles_refused == 0) return 0;
+  char message[128];
+  snprintf(message, sizeof message, "kernels need AMX: expected the system's permission to use tiles, got error %d",
+           tiles_refused);
+  edge_raise("RuntimeError", message);
+  return 1;
+}
+
 /* ---- control, as packed functions (tvm/ffi/c_api.h, TVMFFISafeCallType) ---- */
 
 int __tvm_ffi_edge_set_threads(void *self, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
@@ -334,6 +362,7 @@ int __tvm_ffi_edge_set_threads(void *self, const TVMFFIAny *args, int32_t num_ar
     edge_raise("ValueError", "edge_set_threads: expected one integer, 1 to 256");
     return -1;
   }
+  if (cannot_run()) return -1;
   pthread_mutex_lock(&pool.launching);
   if (pool.wanted != (int)args[0].v_int64) stop_workers();
   pool.wanted = (int)args[0].v_int64;
@@ -345,6 +374,7 @@ int __tvm_ffi_edge_set_threads(void *self, const TVMFFIAny *args, int32_t num_ar
 
 int __tvm_ffi_edge_threads(void *self, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
   (void)self, (void)args, (void)num_args;
+  if (cannot_run()) return -1;
   pthread_mutex_lock(&pool.launching);
   if (pool.wanted == 0) pool.wanted = threads_by_default();
   result->type_index = kTVMFFIInt;
@@ -389,6 +419,7 @@ static void forget_workers(void) { /* a forked child has only the calling thread
 
 __attribute__((constructor)) static void on_load(void) {
   edge_open_workspaces();
+  ask_for_tiles();
   id_key_made = pthread_key_create(&id_key, NULL) == 0;
   __register_atfork(NULL, NULL, forget_workers, &__dso_handle);
   if (&__TVMBackendParallelLaunch) __TVMBackendParallelLaunch = (void *)parallel_launch;

@@ -86,6 +86,7 @@ def link(kernels: bytes, target: DeviceTarget, others: Sequence[bytes] = ()) -> 
     """
     # By default zig compiles for the host's CPU; the launcher must run wherever the kernels run.
     cpu = ["-mcpu=baseline"] if target.arch != "armv7l" else ["-mcpu=cortex_a7"]
+    tiles = ["-DEDGE_TILES"] if target.dot.tiles else []
     with (
         resources.as_file(resources.files("builder.codegen.link")) as here,
         tempfile.TemporaryDirectory() as work,
@@ -94,7 +95,7 @@ def link(kernels: bytes, target: DeviceTarget, others: Sequence[bytes] = ()) -> 
         for name, content in zip(names, (kernels, *others), strict=True):
             Path(work, name).write_bytes(content)
         command = [
-            _zig(), "cc", "-target", target.zig_target, *cpu, *_FLAGS,
+            _zig(), "cc", "-target", target.zig_target, *cpu, *_FLAGS, *tiles,
             *(f"-I{path}" for path in include_paths()),
             f"-Wl,--version-script={here / 'exports.map'}",
             *names, *(str(here / name) for name in _SOURCES), "-o", "mod.so", "-lpthread", "-lm",

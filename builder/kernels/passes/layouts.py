@@ -41,6 +41,7 @@ from builder.kernels.spaces import (
     quantisation,
     resize,
     rows,
+    tile_matmul,
 )
 from builder.target.device_target import DeviceTarget
 
@@ -83,7 +84,7 @@ class _Packing:
         if name == "relax.nn.conv2d":
             return self._convolutions.emit(table, var, call)
         if name == "relax.matmul":
-            panels = (matmul.emit, integer_matmul.emit, half_matmul.emit)
+            panels = (matmul.emit, tile_matmul.emit, integer_matmul.emit, half_matmul.emit)
             known = any(emit(table, var, call, self._target) for emit in panels)
             return known or self._attention(table, var, call) or self._heads(table, var, call)
         if name == "relax.permute_dims" and call.args[0] in self._attentions:

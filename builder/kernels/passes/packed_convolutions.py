@@ -21,6 +21,7 @@ from builder.kernels.spaces import (
     integer_convolution,
     integer_depthwise,
     integer_winograd,
+    tile_convolution,
     winograd,
 )
 from builder.kernels.spaces.integer_convolution import block_of, in_block_of
@@ -156,7 +157,9 @@ class Convolutions:
         x = table.as_packed(data, block)
         out_block = block_of(op.out_channels, self._target)
         m = integer_winograd.output_tile(op, weight, str(data.ty.dtype), self._target)
-        if m is None:
+        if tile_convolution.fits(op, block, str(data.ty.dtype), self._target):
+            new = tile_convolution.emit(table.bb, op, x.expr, point, weight, out_block)
+        elif m is None:
             new = integer_convolution.emit(table.bb, op, x.expr, point, weight, out_block, self._target)
         else:
             new = integer_winograd.emit(

@@ -68,7 +68,7 @@ class Epilogue:
             for other in others:
                 sch.compute_inline(other)
 
-    def place(self, loop: st.schedule.LoopRV, vector: int | None = None) -> None:
+    def place(self, loop: st.schedule.LoopRV, vector: int | None = None, *, unrolled: bool = True) -> None:
         """Compute the epilogue inside `loop`: its last axis is vectorised, the axes of the tile are unrolled.
 
         Parameters
@@ -77,6 +77,8 @@ class Epilogue:
             A loop of the anchor that encloses one tile.
         vector
             Elements of the last axis in a vector; None if the whole axis is one vector.
+        unrolled
+            Whether the axes of the tile are unrolled, because its sums are in registers.
         """
         sch = self.sch
         sch.reverse_compute_at(self.block, loop, preserve_unit_loops=True)
@@ -88,7 +90,7 @@ class Epilogue:
         sch.vectorize(last)
         # A long formula unrolled over a tile would be more code than the product itself. It stays a loop, and
         # reads the tile from the L1 cache.
-        if is_cheap(sch.get(self.block)):
+        if unrolled and is_cheap(sch.get(self.block)):
             vectors = 1
             for rest in inner:
                 vectors *= int(sch.get(rest).extent)

@@ -37,6 +37,7 @@ from builder.kernels.spaces.dot_loops import (
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.register_tile import TileChoices, hold_operand, tilings
 from builder.target.device_target import DeviceTarget
+from builder.target.dot import TILE
 
 KIND: Final = "integer_conv2d"
 # Of a padded row of pixels with few bytes, at a time.
@@ -48,10 +49,11 @@ _PIXEL_BYTES: Final = 16
 def block_of(channels: int, target: DeviceTarget) -> int:
     """Return the block in which `channels` are packed: the one with the least padding, then the largest.
 
-    A block has whole groups and whole vectors of sums.
+    A block has whole groups and whole vectors of sums. If the core has tiles, it is a row of one or a vector.
     """
     dot = target.dot
-    blocks = [b for b in (dot.block, dot.block // 2) if b % dot.group == 0 and b >= max(4, dot.lanes)]
+    smaller = dot.lanes if dot.block == TILE.bytes else dot.block // 2
+    blocks = [b for b in (dot.block, smaller) if b % dot.group == 0 and b >= max(4, dot.lanes)]
     return min(blocks, key=lambda b: (-(-channels // b) * b, -b))
 
 

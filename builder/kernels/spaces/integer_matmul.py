@@ -100,7 +100,7 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
         dtype, group = "int16", 1
         packed = pack(weight, panel, group)
     new = table.bb.call_te(
-        lambda a, b: product(_filled(a, group, dtype), b, columns),
+        lambda a, b: product(filled_rows(a, group, dtype), b, columns),
         table.plain(call.args[0]),
         relax.const(packed),
         primfunc_name_hint="integer_matmul",
@@ -110,7 +110,7 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
     return True
 
 
-def _filled(x: te.Tensor, group: int, dtype: str) -> te.Tensor:
+def filled_rows(x: te.Tensor, group: int, dtype: str) -> te.Tensor:
     """Return `x` as `dtype`, its rows filled to whole groups; `x` itself if it is that already."""
     *lead, depth = (int(d) for d in x.shape)
     full = -(-depth // group) * group

@@ -56,7 +56,8 @@ def prefetch_panels(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
         inner, between = found
         prefetches = _prefetches(loop, between, inner) if wanted else ()
         body = tirx.SeqStmt([*prefetches, inner.body]) if prefetches else inner.body
-        new = tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, body)
+        others = {key: value for key, value in inner.annotations.items() if key != _MARK}
+        new = tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, body, None, others)
 
         def replace(other: tirx.For) -> tirx.For:
             return new if other.loop_var.same_as(inner.loop_var) else other

@@ -152,6 +152,16 @@ def test_x86_bits_of_hwcap_are_not_taken_for_features(tmp_path: Path) -> None:
     assert machine_at(tmp_path, X86_64, X86, hwcap=0xFFFFFFFF).features == {"fpu", "sse4_2", "avx", "avx2"}
 
 
+@pytest.mark.parametrize("saved", [True, False])
+def test_tiles_count_only_if_the_kernel_saves_them(
+    saved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.bundle.machine._saves_tiles", lambda: saved)
+    listed = X86.replace("avx2", "avx2 amx_tile amx_int8 amx_bf16")
+    tiles = {"amx_tile", "amx_int8", "amx_bf16"} if saved else set()
+    assert machine_at(tmp_path, X86_64, listed).features == {"fpu", "sse4_2", "avx", "avx2"} | tiles
+
+
 def test_riscv_extensions_are_features(tmp_path: Path) -> None:
     machine = machine_at(tmp_path, RISCV64, RISCV)
     assert machine.arch == "riscv64"

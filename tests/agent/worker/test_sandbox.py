@@ -298,6 +298,9 @@ ARGUMENTS: list[tuple[str, tuple[int, ...], tuple[int, ...] | None]] = [
     ("prlimit64", (0, 7, 0, 1), (0, 0, 1 << 32, 0)),
     ("prctl", (15,), (22,)),
     ("prctl", (0x53564D41,), (0x59616D61,)),
+    # ARCH_REQ_XCOMP_PERM of XTILEDATA; ARCH_SET_FS, another component.
+    ("arch_prctl", (0x1023, 18), (0x1002, 18)),
+    ("arch_prctl", (0x1023, 18), (0x1023, 19)),
     ("mmap", (0, 4096, 3, 0x22), (0, 4096, 3, 0x40022)),
     ("mmap", (0, 4096, 3, 0x22), (0, 4096, 3, 0x2022)),
     ("mprotect", (0, 4096, 3), None),
@@ -350,7 +353,7 @@ def test_the_filter_allows_its_list_and_nothing_else(
     assert run_filter(program, 0x12345678, 0) == KILL
     # x32, which has x86-64's architecture.
     assert verdict(0x40000000) == EPERM
-    assert {name for name, *_ in ARGUMENTS} == {*checked, "open", "openat"} - {"seccomp"}
+    assert {name for name, *_ in ARGUMENTS} == {*checked, "open", "openat", "arch_prctl"} - {"seccomp"}
 
 
 def test_proc_shows_the_sandbox_in_force(spawn: Spawn) -> None:

@@ -24,6 +24,7 @@ DEVICES: Final[Mapping[str, str]] = {
     "rpi-armv7": "rpi-armv7",
     "riscv64": "riscv64",
     "cascadelake": f"{_X86}cascadelake",
+    "sapphirerapids": f"{_X86}sapphirerapids",  # with tiles, for what does not fit them
     "alderlake": f"{_X86}alderlake",
     "skylake-avx512": f"{_X86}skylake-avx512",
     "x86-64-v3": "x86-64-v3",

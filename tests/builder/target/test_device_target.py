@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from agent.bundle.machine import Machine
 from builder.errors import TargetError
-from builder.target.device_target import best_cpu, resolve
+from builder.target import device_target
+from builder.target.device_target import best_cpu, has_tiles, resolve, without_tiles
 from builder.target.presets import PRESETS
 
 
@@ -119,6 +122,31 @@ def test_a_virtual_machine_that_hides_a_feature_gets_a_cpu_without_it() -> None:
     cpu = best_cpu(machine, "sapphirerapids")
     assert "avx512f" not in resolve(f"llvm -mtriple=x86_64-linux-gnu -mcpu={cpu}").features
     assert resolve(f"llvm -mtriple=x86_64-linux-gnu -mcpu={cpu}").simd.lanes == 8
+
+
+def test_a_virtual_machine_that_hides_tiles_keeps_the_rest_of_its_processor() -> None:
+    machine = machine_with_features_of("sapphirerapids -mattr=-amx-tile")
+    assert best_cpu(machine, "sapphirerapids") == "sapphirerapids"
+    assert not has_tiles(machine)
+    assert has_tiles(machine_with_features_of("sapphirerapids"))
+    assert not has_tiles(machine_with_features_of("sapphirerapids", without="amx_int8"))
+    assert without_tiles("sapphirerapids") == ["-amx-tile"]
+    assert without_tiles("cascadelake") == []
+
+
+@pytest.mark.parametrize(("given", "attributes"), [("", ["-amx-tile"]), ("+gfni", ["+gfni", "-amx-tile"])])
+def test_this_machine_without_tiles_is_compiled_for_without_them(
+    given: str, attributes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = machine_with_features_of("sapphirerapids -mattr=-amx-tile")
+    monkeypatch.setattr(Machine, "detect", lambda: machine)
+    monkeypatch.setattr(device_target, "_host_cpu", lambda: "sapphirerapids")
+    target = resolve(f"llvm -mattr={given}" if given else "llvm")
+    assert json.loads(target.description())["mattr"] == attributes
+    assert not target.dot.tiles
+    # Who names the tiles, or their processor and a triple, gets them.
+    assert resolve("llvm -mattr=+amx-int8").dot.tiles
+    assert resolve("llvm -mtriple=x86_64-linux-gnu -mcpu=sapphirerapids").dot.tiles
 
 
 def test_a_machine_with_no_known_feature_gets_the_oldest_cpu() -> None:

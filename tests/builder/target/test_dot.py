@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builder.target.device_target import dot_of, resolve
-from builder.target.dot import Dot
+from builder.target.dot import TILE, Dot
 from builder.target.presets import PRESETS
 
 INSTRUCTIONS = {
@@ -57,6 +57,17 @@ def test_a_64_bit_arm_core_multiplies_bytes_if_it_has_dot_products(cpu: str, mat
 def test_other_cores_multiply_as_any_core_does(preset: str, held: bool) -> None:
     dot = resolve(preset).dot
     assert (dot.name, dot.group, dot.data, dot.held) == ("", 1, "int16", held)
+
+
+def test_only_a_processor_with_both_features_multiplies_tiles() -> None:
+    tiles = resolve("llvm -mtriple=x86_64-linux-gnu -mcpu=sapphirerapids")
+    assert (tiles.dot.tiles, tiles.dot.block) == (True, TILE.bytes)
+    assert {"amx_tile", "amx_int8"} <= set(tiles.features)
+    without = resolve("llvm -mtriple=x86_64-linux-gnu -mcpu=sapphirerapids -mattr=-amx-tile")
+    assert (without.dot.tiles, without.dot.block) == (False, 16)
+    assert not {"amx_tile", "amx_int8"} & set(without.features)
+    assert not resolve("llvm -mtriple=x86_64-linux-gnu -mcpu=cooperlake").dot.tiles
+    assert not Dot.of("x86_64", {"avx512vnni", "avx512f", "amx-tile"}).tiles
 
 
 def test_two_features_are_needed_for_the_wide_instruction() -> None:

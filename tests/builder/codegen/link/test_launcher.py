@@ -5,6 +5,7 @@ Each case runs in a new process, because it depends on which libraries are loade
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import tvm
 from builder.codegen.kernel_object import compile_object
 from builder.codegen.link.linker import link
 from builder.target.device_target import resolve
+from tests.builder.kernels.tile_machine import environment, processor, require_x86, with_tiles
 
 pytestmark = pytest.mark.slow
 
@@ -386,3 +388,66 @@ def test_signals_interrupt_launches_and_never_reach_the_workers(library: Path) -
     print(good, count > 20, blocked)
     """
     assert python(library, body, EDGE_NUM_THREADS="3").strip() == "True True [True, True]"
+
+
+TILES = """
+import sys
+from agent.errors import IncompatibleError
+from agent.runtime.module import KernelModule
+try:
+    print(KernelModule.load(sys.argv[1]).threads())
+except IncompatibleError as error:
+    print(str(error).partition(": ")[2])
+"""
+REFUSED = "kernels need AMX: expected the system's permission to use tiles, got error 1"
+
+
+@pytest.fixture(scope="module")
+def on_tiles(tmp_path_factory: pytest.TempPathFactory, doubling: Callable[[], tvm.IRModule]) -> Path:
+    """A library for a processor with tiles, which this one need not have: its kernel uses none."""
+    path = tmp_path_factory.mktemp("tiles") / "mod.so"
+    kernels = compile_object(doubling(), resolve("host"))
+    path.write_bytes(link(kernels, dataclasses.replace(with_tiles(), features=())))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("refused", "told"),
+    [
+        ({}, "2"),
+        ({"TILES_REFUSED": "1"}, REFUSED),
+        ({"TILES_REFUSED": "1", "EDGE_NUM_THREADS": ""}, REFUSED),
+    ],
+)
+def test_a_library_asks_for_tiles_and_says_if_they_are_refused(
+    refused: dict[str, str],
+    told: str,
+    on_tiles: Path,
+    shared_file: Callable[[str, Callable[[Path], None]], Path],
+) -> None:
+    require_x86()
+    done = subprocess.run(
+        [sys.executable, "-c", TILES, str(on_tiles)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**environment(shared_file("tiles.so", processor)), "EDGE_NUM_THREADS": "2", **refused},
+        check=True,
+    )
+    assert done.stdout.strip() == told
+
+
+def test_only_a_library_with_tiles_asks_for_them(
+    library: Path, shared_file: Callable[[str, Callable[[Path], None]], Path]
+) -> None:
+    require_x86()
+    asked = "import ctypes; print(ctypes.CDLL(None).asked_for_tiles())"
+    done = subprocess.run(
+        [sys.executable, "-c", TILES + asked, str(library)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**environment(shared_file("tiles.so", processor)), "EDGE_NUM_THREADS": "2"},
+        check=True,
+    )
+    assert done.stdout.split() == ["2", "0"]

@@ -1,0 +1,167 @@
+"""Products of bytes with constant weights on the tiles of a core (AMX), with int32 sums.
+
+The left operand is `[..., K]` of `uint8`; weights become `[N/16, K/4, 16, 4]`, K filled to whole tiles with
+zeros. The sums of two tiles of rows by two panels of weights stay in registers while K runs. Then they are
+stored to the L1 cache, from which the epilogue reads them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm import s_tir as st
+from tvm.ir import Call
+
+from builder.kernels.decisions import Chooser, Decision
+from builder.kernels.rewriter import Values, constant_of, shape_of
+from builder.kernels.signature import SPACE_MARK
+from builder.kernels.spaces import prefetch, tiled
+from builder.kernels.spaces.dot_loops import mark_dot
+from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.integer_matmul import filled_rows, pack
+from builder.kernels.spaces.register_tile import divisors, even_part
+from builder.kernels.spaces.tile_convolution import start_tiles
+from builder.target.device_target import DeviceTarget
+from builder.target.dot import TILE
+
+KIND: Final = "tile_matmul"
+_GROUP: Final = 4
+_STEPS: Final = TILE.bytes // _GROUP
+_SUMS: Final = 4  # tiles of sums
+# With fewer rows, dot products are as fast.
+_FEWEST_ROWS: Final = 8
+# With fewer pairs of panels for a core, rows are divided among cores too.
+_PAIRS: Final = 3
+
+
+def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> bool:
+    """Replace the product with a constant int8 matrix by one on tiles, if the core has them.
+
+    Returns
+    -------
+    bool
+        Whether `var` was defined.
+    """
+    weight, left = constant_of(call.args[1]), shape_of(call.args[0])
+    if weight is None or weight.ndim != 2 or weight.dtype != np.int8 or len(left) < 2 or not target.dot.tiles:
+        return False
+    if str(call.ty.dtype) != "int32" or str(call.args[0].ty.dtype) != target.dot.data:
+        return False
+    if tiled.whole_rows(left[:-1]) < _FEWEST_ROWS:
+        return False
+    depth, columns = weight.shape
+    together = min(_SUMS // rows_at_once(tiled.whole_rows(left[:-1])), -(-columns // TILE.columns))
+    full = np.zeros((-(-depth // TILE.bytes) * TILE.bytes, columns), np.int8)
+    full[:depth] = weight
+    whole = -(-columns // (TILE.columns * together)) * TILE.columns * together
+    packed = pack(np.pad(full, ((0, 0), (0, whole - columns))), TILE.columns, _GROUP)
+    new = table.bb.call_te(
+        lambda a, b: product(filled_rows(a, TILE.bytes, target.dot.data), b, columns),
+        table.plain(call.args[0]),
+        relax.const(packed),
+        primfunc_name_hint="integer_matmul_on_tiles",
+        primfunc_attrs=FUSES_ELEMENTWISE,
+    )
+    table.define(var, table.bb.emit(new))
+    return True
+
+
+def rows_at_once(rows: int) -> int:
+    """Return how many tiles of `rows` rows are multiplied at once: two, if all tiles are whole."""
+    m = even_part(rows, TILE.rows)
+    return 2 if rows % (2 * m) == 0 else 1
+
+
+def product(a: te.Tensor, b: te.Tensor, columns: int) -> te.Tensor:
+    """Return the tensor expression of a product with packed panels.
+
+    Parameters
+    ----------
+    a
+        The left operand, `[..., K]`, K a multiple of 64.
+    b
+        The panels, `[N / 16, K / 4, 16, 4]`.
+    columns
+        N. If the panels have more, the product has them too, and a copy without them follows.
+    """
+    panels, steps, panel, _ = (int(d) for d in b.shape)
+    ko = te.reduce_axis((0, steps // _STEPS), "ko")
+    kq = te.reduce_axis((0, _STEPS), "kq")
+    kg = te.reduce_axis((0, _GROUP), "kg")
+
+    def element(*i: tirx.Var) -> tirx.Expr:
+        value = a[(*i[:-1], ko * TILE.bytes + kq * _GROUP + kg)].astype("int32")
+        factor = b[i[-1] // panel, ko * _STEPS + kq, i[-1] % panel, kg].astype("int32")
+        return te.sum(value * factor, axis=[ko, kq, kg])
+
+    full = te.compute((*a.shape[:-1], panels * panel), element, name="matmul", attrs={SPACE_MARK: KIND})
+    if columns == panels * panel:
+        return full
+    return te.compute((*a.shape[:-1], columns), full, name="columns")
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulTiles:
+    """The decisions of the design space.
+
+    Attributes
+    ----------
+    m
+        Rows in a tile; not a choice.
+    mt, nt
+        Tiles of rows, and panels, whose sums are in registers.
+    """
+
+    m: int
+    mt: Decision
+    nt: Decision
+
+
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, *, few: bool) -> None:
+    """Order the loops of a product on tiles, of its operand and of its epilogue.
+
+    Parameters
+    ----------
+    sch, block
+        The schedule and the product.
+    tiles
+        The decisions.
+    few
+        Whether there are too few panels to divide only these among cores.
+    """
+    operands = sch.get_producers(block)
+    epilogue = Epilogue.after(sch, block)
+    *lead, j, ko, kq, kg = sch.get_loops(block)
+    extents = [int(sch.get(loop).extent) for loop in lead]
+    i = lead.pop(max((at for at, extent in enumerate(extents) if extent > 1), default=len(lead) - 1))
+    io, it, m = sch.split(i, [None, tiles.mt, tiles.m])
+    jo, jt, v = sch.split(j, [None, tiles.nt, TILE.columns])
+    sch.reorder(jo, *lead, io, ko, it, jt, m, kq, v, kg)
+    rounds = math.prod(int(sch.get(loop).extent) for loop in (*lead, io)) if few else 1
+    prefetch.mark(sch, ko, rows=rounds)
+    outer = sch.fuse(jo, *lead, io) if few else jo
+    epilogue.place(outer if few else io, vector=TILE.columns, unrolled=False)
+    sch.parallel(outer)
+    for loop in (it, jt):
+        sch.unroll(loop)
+    start_tiles(sch, block, sums=ko, tile=m)
+    mark_dot(sch, v)
+    for operand in operands:
+        *rows, row = sch.get_loops(operand)
+        sch.vectorize(sch.split(row, [None, TILE.bytes])[1])
+        sch.parallel(sch.fuse(*rows) if len(rows) > 1 else rows[0])
+
+
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+    """Order the loops of the function around `block` by the decisions of `choose`."""
+    *lead, columns, _, _, _ = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
+    rows, panels = tiled.whole_rows(lead), columns // TILE.columns
+    m = even_part(rows, TILE.rows)
+    mts = divisors(rows_at_once(rows), 2)
+    nts = divisors(panels, _SUMS // max(mts))
+    tiles = MatmulTiles(m, choose("mt", mts, max(mts)), choose("nt", nts, max(nts)))
+    apply(sch, block, tiles, few=panels // max(nts) < _PAIRS * target.cores)
