@@ -240,13 +240,16 @@ def _fix(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], values: Ma
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with the shapes that follow; as it is if it has functions, or no shapes follow."""
+    if model.functions:  # a small file may call them more often than any time allows
+        return model
     for tensor in model.graph.initializer:
         if math.prod(tensor.dims) > _MAX_SHAPE_VALUES:
             for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
                 tensor.ClearField(field)
     try:
         return onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError):
         return model
 
 

@@ -111,6 +111,19 @@ def test_hints_are_the_operators_behind_the_outputs(tmp_path: Path) -> None:
     assert found.hints.operators == {"Add", "Softmax", "Identity"}
 
 
+def test_functions_are_left_to_the_importer(tmp_path: Path) -> None:
+    given = model((1, "width"))
+    opset = [helper.make_opsetid("", 18), helper.make_opsetid("local", 1)]
+    for name, callee in (("one", "other"), ("other", "one")):
+        call = helper.make_node(callee, ["x"], ["y"], domain="local")
+        given.functions.append(helper.make_function("local", name, ["x"], ["y"], [call], opset))
+    given.opset_import.append(opset[1])
+    given.graph.node.append(helper.make_node("one", ["y"], ["z"], domain="local"))
+    given.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, None))
+    onnx.save(given, tmp_path / "m.onnx")
+    assert fixed_outline(tmp_path / "m.onnx", {"x": (1, 4)}, {}) is None
+
+
 def test_strings_are_left_to_the_importer(tmp_path: Path) -> None:
     x = helper.make_tensor_value_info("x", TensorProto.STRING, ["n", "m"])
     y = helper.make_tensor_value_info("y", TensorProto.STRING, ["n", "m"])
