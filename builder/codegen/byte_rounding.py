@@ -21,9 +21,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import sym, tirx
 from tvm.ir import Call
 from tvm.target.codegen import llvm_lookup_intrinsic_id
 
@@ -106,10 +107,11 @@ class _Rounding:
         low, high = above.b, above.a.b
         if not (isinstance(low, tirx.Broadcast) and isinstance(high, tirx.Broadcast)):
             return None
-        # A constant may be the limit of an activation that was joined with the limit of the bytes.
-        if not (isinstance(low.value, tirx.Cast) and isinstance(high.value, tirx.Cast)):
-            return None
         point = tirx.const(0, "int32") if point is None else point
+        # The simplifier may have joined the limits of the bytes with those of an activation.
+        info = np.iinfo(kind)
+        if not (_is_limit(low.value, int(info.min), point) and _is_limit(high.value, int(info.max), point)):
+            return None
         return cls(above.a.a, low.value, high.value, point, kind)
 
     def bytes(self) -> tirx.Expr:
@@ -144,9 +146,21 @@ def _is_rounder(value: tirx.Expr) -> bool:
     return isinstance(value, tirx.FloatImm) and float(value.value) == ROUNDER
 
 
+def _is_limit(limit: tirx.Expr, end: int, point: tirx.Expr) -> bool:
+    """Whether a float32 is the end of the bytes, less the zero point."""
+    if not isinstance(limit, tirx.Cast):
+        return False
+    whole = point.value if isinstance(point, tirx.Cast) and _is_float(point) else point
+    return bool(sym.Analyzer().can_prove_equal(limit.value + whole, tirx.const(end, "int32")))
+
+
+def _is_float(value: tirx.Expr) -> bool:
+    return str(value.ty.dtype).startswith("float32")
+
+
 def _written(cast: tirx.Cast) -> tirx.Expr:
     inner = cast.value
-    if str(cast.ty.dtype).startswith("float32") and isinstance(inner, tirx.Cast):
+    if _is_float(cast) and isinstance(inner, tirx.Cast):
         rounding = _Rounding.of(inner)
         return cast if rounding is None else rounding.floats()
     rounding = _Rounding.of(cast)

@@ -125,11 +125,13 @@ def test_bytes_are_those_of_the_formula(kind: str, zero: int, as_floats: bool) -
             assert np.array_equal(value_of(store.value, known), value_of(value, known)), part
 
 
-def test_limits_of_an_activation_stay() -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_limits_of_an_activation_stay(whole: bool) -> None:
     source, expr = formula(tirx.Var("point", "int8"), "int8", is_even=False)
+    most = tirx.Cast("float32", tirx.Var("most", "int32")) if whole else tirx.const(6.0, "float32")
 
     def narrower(limit: tirx.Min) -> tirx.Expr:
-        return tirx.Min(limit.a, tirx.Broadcast(tirx.const(6.0, "float32"), LANES))
+        return tirx.Min(limit.a, tirx.Broadcast(most, LANES))
 
     limited = tvm_ffi.structural_map(expr, (tirx.Min, narrower))
     target = tirx.decl_buffer((LANES,), "int8", "y")
