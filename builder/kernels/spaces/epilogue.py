@@ -35,10 +35,14 @@ class Epilogue:
         The function's schedule.
     block
         Its last block.
+    apart
+        Whether it has loops of its own: each of its rows repeats the only column of the anchor, so no tile of
+        the anchor has a tile of it.
     """
 
     sch: st.Schedule
     block: st.schedule.SBlockRV
+    apart: bool = False
 
     @classmethod
     def after(cls, sch: st.Schedule, anchor: st.schedule.SBlockRV) -> Epilogue:
@@ -49,11 +53,12 @@ class Epilogue:
         ScheduleError
             If several outputs of the function read the anchor.
         """
+        columns = [_columns(sch, consumer) for consumer in sch.get_consumers(anchor)]
         while consumers := sch.get_consumers(anchor):
             inner = [block for block in consumers if sch.get_consumers(block)]
             if not inner and len(consumers) == 1:
                 cls._inline_operands(sch, consumers[0], anchor)
-                return cls(sch, consumers[0])
+                return cls(sch, consumers[0], apart=columns == [1] and _columns(sch, consumers[0]) > 1)
             if not inner:
                 raise st.ScheduleError("expected one output after the anchor, got several")
             for block in inner:
@@ -81,6 +86,10 @@ class Epilogue:
             Whether the axes of the tile are unrolled, because its sums are in registers.
         """
         sch = self.sch
+        if self.apart:
+            last = sch.get_loops(self.block)[-1]
+            sch.vectorize(last if vector is None else sch.split(last, [None, vector])[1])
+            return
         sch.reverse_compute_at(self.block, loop, preserve_unit_loops=True)
         inner = sch.get_loops(self.block)[_depth(sch, loop) :]
         last = inner.pop()
@@ -97,6 +106,11 @@ class Epilogue:
                 if vectors > _MAX_UNROLLED:
                     break
                 sch.unroll(rest)
+
+
+def _columns(sch: st.Schedule, block: st.schedule.SBlockRV) -> int:
+    """Return the extent of the last axis of what a block computes."""
+    return int(sch.get(block).writes[0].source.shape[-1])
 
 
 def _depth(sch: st.Schedule, loop: st.schedule.LoopRV) -> int:

@@ -32,3 +32,18 @@ def test_a_gate_over_a_picture_is_a_loop(randn: Randn, lanes: int, extent: int) 
     kernels = lower_expression(build, inputs, machine(lanes)).kernels
     assembly = build_kernels(kernels, machine(lanes).tvm_target).inspect_source("asm")
     assert 0 < assembly.count("mulps") < _MAX_PRODUCTS
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("lanes", [4, 16])
+def test_one_column_is_added_to_many(randn: Randn, rows: int, lanes: int) -> None:
+    """A dueling network: the value of a state, one number, is added to the advantage of each action."""
+    x, weights, advantages = randn(rows, 33), randn(33, 1), randn(rows, 18)
+
+    def build(v: relax.Expr, w: relax.Expr) -> relax.Expr:
+        value = relax.op.add(relax.op.matmul(v, relax.const(weights)), relax.const(np.ones(1, "f4")))
+        return relax.op.nn.relu(relax.op.add(value, w))
+
+    result = run(build, {"x": x, "a": advantages}, machine(lanes))
+    close(result.outputs[0], np.maximum(x.astype("f8") @ weights + 1 + advantages, 0))
+    assert "matmul" in str(result.schedules)
