@@ -104,6 +104,7 @@ def _splits(booster: Any) -> list[dict[str, Any]]:
         (b"split_feature=", b"split_feature=9 ", "in each list|features from 0"),
         (b"threshold=", b"threshold=nan ", "NaN"),
         (b"leaf_value=", b"leaf_value=x ", "expected numbers"),
+        (b"leaf_value=", b"leaf_value=1e300 ", "float32 can hold, got 1e\\+300"),
         (b"decision_type=2", b"decision_type=4", "got a model in which they are missing"),
         (b"num_tree_per_iteration=3", b"num_tree_per_iteration=7", "multiple of 7"),
         (b"max_feature_idx=", b"max_feature_idx=99999999999", "expected 1 to \\d+ features, got 99999999999"),
