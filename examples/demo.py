@@ -36,7 +36,7 @@ NEXT: Final = """\
 your own model    edgebundle compile MODEL.onnx --target rpi4 --sign-key keys/signing.key
 its layers        edgebundle profile MODEL.bundle --html profile.html
 a Raspberry Pi    docs/install.md: from a package to the first answer
-your own client   docs/mqtt.md: topics, payloads and guarantees"""
+your own client   docs/clients.md: three lines of Python or JavaScript, and any MQTT client"""
 METRICS: Final = "requests_total|quantile|resident|ready"  # a regular expression of names to print
 
 MOSQUITTO: Final = """\

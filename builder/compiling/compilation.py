@@ -237,7 +237,6 @@ def compare_model(
     run = parity.run_as_defined if parity.is_approximated(model.onnx) else parity.reference_outputs
     reference = run(model.onnx, inputs)
     agreement = parity.compare(names, outputs, reference)
-    rtol = tolerances.self_test_rtol(agreement.error, half=half)
     if tolerance is not None:
         parity.check(agreement, tolerance)
     elif halves:
@@ -253,6 +252,7 @@ def compare_model(
             progress(blocks.summary())
     elif not agreement.error <= tolerances.PARITY:
         check_in_double_precision(model, names, inputs, outputs, reference, agreement, progress)
+    rtol = tolerances.self_test_rtol(agreement.error, half=half)
     # The bytes of a quantised model are the same on every device, but for a few that are rounded to the other
     # step; so devices compare with what was computed here, not with the reference.
     if not quantised:

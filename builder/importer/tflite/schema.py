@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 import tflite
+from flatbuffers.number_types import Int32Flags
 from numpy.typing import NDArray
 
 from agent.bundle.tensor_spec import MAX_DIMENSIONS, MAX_TENSOR_BYTES
@@ -54,6 +55,9 @@ MALFORMED: Final = (
 MAX_UNPACKED_BYTES: Final = 1 << 28
 _CONTROL: Final = re.compile(r"[^ -~]")
 _HINT: Final = "download or convert the model again: the file is truncated or damaged"
+
+# Offset in the vtable of an OperatorCode's `builtin_code`.
+_BUILTIN_CODE: Final = 10
 
 OPERATOR_NAMES: Final = MappingProxyType(
     {value: name for name, value in vars(tflite.BuiltinOperator).items() if not name.startswith("_")}
@@ -227,9 +231,12 @@ class _Reader:
         return tuple(int(index) for index in found)
 
     def _code(self, table: Any) -> tuple[int, str]:  # noqa: ANN401
-        # Files from before the schema had 127 operators use only the first field; both are the same or the
-        # first is a placeholder (schema.fbs, OperatorCode).
-        code = max(int(table.DeprecatedBuiltinCode()), int(table.BuiltinCode()))
+        # Files from before the schema had 127 operators use only the first field; both are the same, the first
+        # is a placeholder, or it is left out (schema.fbs, OperatorCode). The package's `BuiltinCode` takes what
+        # is left out for 0, which is ADD.
+        place = table._tab.Offset(_BUILTIN_CODE)
+        newer = int(table._tab.Get(Int32Flags, place + table._tab.Pos)) if place else 0
+        code = max(int(table.DeprecatedBuiltinCode()), newer)
         if code == tflite.BuiltinOperator.CUSTOM:
             return code, self._text(table, 6) or "unnamed"
         return code, OPERATOR_NAMES.get(code, f"operator code {code}")

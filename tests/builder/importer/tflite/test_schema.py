@@ -53,6 +53,15 @@ def test_what_is_read() -> None:
     assert operator.options.KeepNumDims()
 
 
+def test_operators_are_read_from_the_newer_field() -> None:
+    graph = FileSubgraph()
+    x, y = graph.tensor((2,), "int8", scales=[0.5], zeros=[0]), graph.tensor((2,), "float32")
+    graph.op("DEQUANTIZE", [x], [y])
+    graph.inputs, graph.outputs = [x], [y]
+    [operator] = read(write(graph, deprecated=False), "file").subgraphs[0].operators
+    assert operator.name == "DEQUANTIZE"
+
+
 def test_four_bits_are_unpacked_with_their_signs() -> None:
     packed = bytes([0x21, 0xF8, 0x07])
     model = read(one_tensor(shape=(5,), dtype="int4", data=packed, scales=[0.5]), "file")

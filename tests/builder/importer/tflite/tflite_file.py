@@ -97,8 +97,13 @@ class FileSubgraph:
         self.operators.append(FileOperator(code, inputs, outputs, options, fields, between, custom))
 
 
-def write(*subgraphs: FileSubgraph, metadata: Mapping[str, bytes] | None = None) -> bytes:
-    """Write a file; an operator code that the schema does not know is a custom operator."""
+def write(
+    *subgraphs: FileSubgraph, metadata: Mapping[str, bytes] | None = None, deprecated: bool = True
+) -> bytes:
+    """Write a file; an operator code that the schema does not know is a custom operator.
+
+    Without `deprecated`, codes are only in the newer field, as ai-edge-quantizer writes those that it adds.
+    """
     b = flatbuffers.Builder(1024)
     buffers: list[bytes] = [b""]
     codes: list[str] = []
@@ -117,7 +122,8 @@ def write(*subgraphs: FileSubgraph, metadata: Mapping[str, bytes] | None = None)
         custom = b.CreateString(code) if number is None else None
         number = tflite.BuiltinOperator.CUSTOM if number is None else number
         tflite.OperatorCodeStart(b)
-        tflite.OperatorCodeAddDeprecatedBuiltinCode(b, min(number, 127))
+        if deprecated:
+            tflite.OperatorCodeAddDeprecatedBuiltinCode(b, min(number, 127))
         tflite.OperatorCodeAddBuiltinCode(b, number)
         tflite.OperatorCodeAddVersion(b, VERSIONS.get(code, 1))
         if custom is not None:
