@@ -482,6 +482,7 @@ def test_a_payload_of_the_declared_kind_or_of_none_gets_no_guess(payload: bytes,
     with pytest.raises(InputError) as caught:
         image_bench().decode(payload, content_type)
     assert "the payload is" not in str(caught.value)
+    assert caught.value.__cause__ is not caught.value  # or to follow the causes would never end
 
 
 def test_a_data_url_in_json_is_told_what_to_leave_out() -> None:
