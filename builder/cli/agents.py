@@ -14,7 +14,7 @@ from builder.cli.json_output import print_json
 if TYPE_CHECKING:
     from builder.fleet.agents import AgentSummary
 
-NOBODY_HINT: Final = (
+_NONE_HINT: Final = (
     "check that edge-agent runs with this broker in its configuration; "
     "RabbitMQ does not list agents: give their names"
 )
@@ -43,7 +43,7 @@ def _agents(args: argparse.Namespace) -> int:
         return 0
     if not found:
         print("no agents at this broker", file=sys.stderr)
-        print(f"hint: {NOBODY_HINT}", file=sys.stderr)
+        print(f"hint: {_NONE_HINT}", file=sys.stderr)
     for agent in found:
         words = (agent.condition, f"edge-agent {agent.version}" if agent.version else "", agent.machine)
         print(f"{agent.name}  {'  '.join(word for word in words if word)}")
