@@ -104,11 +104,11 @@ def report(lowered: LoweredModule, target: DeviceTarget, threads: Sequence[int])
         if isinstance(binding.value, Call) and op_name(binding.value) == "relax.call_tir"
     )
     kernels = {g.name_hint: Balance.of(func, target) for g, func in lowered.kernels.functions.items()}
-    alone = sum(n * kernels[name].time_us for name, n in calls.items())
+    serial_us = sum(n * kernels[name].time_us for name, n in calls.items())
     lines = []
     for t in threads:
         shared = sum(n * kernels[name].time_us_with(t) for name, n in calls.items())
-        lines.append(f"{t} threads: at most {alone / shared:.2f} times as fast as one")
+        lines.append(f"{t} threads: at most {serial_us / shared:.2f} times as fast as one")
     last = threads[-1]
     lines.append(f"{'lost us':>9} {'calls':>5}  kernel: rounds of its parallel loops, 1 for the rest")
     worst = sorted(calls, key=lambda name: -calls[name] * lost_us(kernels[name], last))

@@ -175,7 +175,7 @@ class AsyncClient:
         self._exchanges.clear()
         connection, self._connection = self._connection, None
         if connection is not None:
-            # What nobody waits for need not arrive.
+            # An answer that no call waits for need not arrive.
             await connection.close(drain_s=_DRAIN_S if answered else 0.0)
 
     async def ask(
@@ -326,7 +326,7 @@ class AsyncClient:
             names = await self.directory.known(target)
         except ClientError:
             return
-        # An access list may hide the names; then only the broker's word that nobody takes requests counts.
+        # An access list may hide the names; then only the broker's word that no client takes requests counts.
         if target.name in names or (not names and not exchange.no_subscriber):
             return
         error = absent(target, names)

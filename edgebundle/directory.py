@@ -9,7 +9,7 @@ Leaves to others: the connection (`async_client`), and when to ask.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import BundleError, EdgeError
@@ -33,6 +33,7 @@ INFO_LIMIT_S: Final = 1.0
 # Names that are read for a hint, and shown in it.
 _MAX_NAMES: Final = 10_000
 _MAX_SHOWN: Final = 8
+NO_AGENT_HINT: Final = "check that edge-agent runs with this broker in its configuration"
 AGENTS_HINT: Final = "list the agents and their models with `edgebundle agents`"
 
 
@@ -201,13 +202,18 @@ class Directory:
 def absent(target: Target, names: tuple[str, ...]) -> UnknownAgentError:
     """Return the error for an agent or a group that the broker does not know, with the names that it does."""
     kind = "group" if target.is_group else "agent"
-    hint = f"use one of the {kind}s at this broker: {_listed(names)}"
-    if not names:
-        hint = f"the broker knows no {kind}: check that edge-agent runs with this broker in its configuration"
+    hint = names_hint(kind, names)
     return UnknownAgentError(f"no {kind} called {target.name} is known at the broker", hint=hint)
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def names_hint(kind: str, names: Sequence[str]) -> str:
+    """Return what to do if an agent or a group is not among the names that the broker knows."""
+    if not names:
+        return f"the broker knows no {kind}: {NO_AGENT_HINT}"
+    return f"use one of the {kind}s at this broker: {_listed(names)}"
+
+
+def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
     return f"{', '.join(names[:_MAX_SHOWN])}{more}"
 

@@ -133,7 +133,7 @@ class SessionStepError(RefusedError):
 
 
 class SessionGoneError(RefusedError):
-    """The session has ended: others took its place, nobody used it, or the model was restarted."""
+    """The session has ended: others took its place, it was unused, or the model was restarted."""
 
     default_status = 410
     default_hint = "begin again: session.reset()"

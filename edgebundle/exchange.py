@@ -93,7 +93,7 @@ class Exchange:
     attempts
         How often it was sent.
     no_subscriber
-        Whether the broker said, the last time, that nobody takes such requests.
+        Whether the broker said, the last time, that no client takes such requests.
     """
 
     def __init__(

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.bundle.tensor_spec import TensorSpec
 from agent.wire import document
-from agent.wire.content_types import JPEG, JSON, PNG, RAW, WAV
+from agent.wire.beginnings import PNG_SIGNATURE, content_type_of
+from agent.wire.content_types import IMAGES, JSON, PNG, RAW, WAV
 from agent.wire.session import SessionStep
 from agent.wire.tensors import JsonTensor, format_tensor, parse_tensor
 from edgebundle.errors import UsageError
@@ -26,11 +27,7 @@ from edgebundle.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-# How a PNG and a JPEG begin: RFC 2083, 3.1, and ISO 10918-1, B.1.1.3.
-_PNG_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
-_MAGIC: Final = {_PNG_SIGNATURE: PNG, b"\xff\xd8\xff": JPEG}
-# How a WAV begins, and its codes for samples.
-_WAV_MAGIC: Final = (b"RIFF", b"RF64")
+# WAV's codes for samples.
 _WAV_PCM, _WAV_FLOAT = 1, 3
 # By default an agent accepts packets of 64 MiB, of which the properties take at most a part of the rest. A
 # broker drops a larger one without a word.
@@ -82,13 +79,13 @@ class Request:
         UsageError
             If they are neither a JPEG nor a PNG.
         """
-        for magic, content_type in _MAGIC.items():
-            if raw.startswith(magic):
-                return cls(content_type, raw)
-        raise UsageError(
-            "expected a JPEG or PNG image, got something else",
-            hint="convert it, or give the pixels as an array (height, width, 3) of uint8",
-        )
+        content_type = content_type_of(raw)
+        if content_type not in IMAGES:
+            raise UsageError(
+                "expected a JPEG or PNG image, got something else",
+                hint="convert it, or give the pixels as an array (height, width, 3) of uint8",
+            )
+        return cls(content_type, raw)
 
     @classmethod
     def sound(cls, raw: bytes) -> Request:
@@ -99,7 +96,7 @@ class Request:
         UsageError
             If they are none.
         """
-        if raw[:4] not in _WAV_MAGIC or raw[8:12] != b"WAVE":
+        if content_type_of(raw) != WAV:
             raise UsageError("expected a WAV file, got something else", hint="ffmpeg -i FILE -ac 1 out.wav")
         return cls(WAV, raw)
 
@@ -176,7 +173,7 @@ class Request:
         rows[:, 1:] = array.reshape(height, -1)
         head = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[channels], 0, 0, 0)
         chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(rows.tobytes(), _COMPRESSION)), (b"IEND", b""))
-        return cls(PNG, _PNG_SIGNATURE + b"".join(_chunk(name, data) for name, data in chunks))
+        return cls(PNG, PNG_SIGNATURE + b"".join(_chunk(name, data) for name, data in chunks))
 
     @classmethod
     def arrays(

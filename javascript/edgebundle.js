@@ -114,7 +114,7 @@ export class UnknownModelError extends RefusedError {}
 export class DeadlineError extends RefusedError {}
 /** 409: the request is not the next step of its session. */
 export class SessionStepError extends RefusedError {}
-/** 410: the session has ended: others took its place, nobody used it, or the model was restarted. */
+/** 410: the session has ended: others took its place, it was unused, or the model was restarted. */
 export class SessionGoneError extends RefusedError {}
 /** 413: the payload is longer than an agent accepts. */
 export class PayloadError extends RefusedError {}

@@ -61,12 +61,25 @@ ACCEPTED_IN_CI = ("EDGEBUNDLE_MODELS",)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Let a skipped test fail where CI runs: it installs what the tests need."""
     report = yield
-    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("CI"):
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if not any(accepted in reason for accepted in ACCEPTED_IN_CI):
-            report.outcome = "failed"
-            report.longrepr = f"CI accepts no skipped tests: {reason}"
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _refuse_in_ci(report)
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a file that is skipped as a whole, as `importorskip` at its beginning does."""
+    report = yield
+    if report.skipped:
+        _refuse_in_ci(report)
+    return report
+
+
+def _refuse_in_ci(report: pytest.TestReport | pytest.CollectReport) -> None:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    if os.environ.get("CI") and not any(accepted in reason for accepted in ACCEPTED_IN_CI):
+        report.outcome = "failed"
+        report.longrepr = f"CI accepts no skipped tests: {reason}"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -30,6 +30,7 @@ PARTICIPLES = (
 )
 PLAIN_ENGLISH = {
     r"\bwhoever\b|\bwhomever\b": "name who it is",
+    r"\bnobody\b": "name who does not, or say what is not done",
     r"\banew\b": "again",
     r"\balone\b": "only",
     r"expected [^.]*\bcame\b|, came \S+$": "expected X, got Y",
@@ -41,7 +42,7 @@ PLAIN_ENGLISH = {
 }
 
 # Finds every text that one of the patterns finds, and the files with such docstrings and comments.
-NOT_PLAIN = re.compile("|".join(pattern.removesuffix("$") for pattern in PLAIN_ENGLISH))
+NOT_PLAIN = re.compile("|".join(pattern.removesuffix("$") for pattern in PLAIN_ENGLISH), re.IGNORECASE)
 
 
 class Line(NamedTuple):
@@ -184,7 +185,7 @@ def prose() -> Iterator[Line]:
             pieces |= messages(tree)
         for number, piece in sorted(piece for piece in pieces if NOT_PLAIN.search(piece[1])):
             for pattern, instead in PLAIN_ENGLISH.items():
-                found = re.search(pattern, piece)
+                found = re.search(pattern, piece, re.IGNORECASE)
                 if found:
                     line = number + piece.count("\n", 0, found.start())
                     yield Line(path, line, f"{found[0]!r}, expected: {instead}")

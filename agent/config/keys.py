@@ -275,7 +275,7 @@ KEYS: Final = (
         "worker.session_idle_s",
         _number(1, 7 * _DAY_S),
         _WORKER.session_idle_s,
-        "A session that nobody uses for this long ends.",
+        "A session that is unused for this long ends.",
     ),
     Key(
         "worker.session_bytes",

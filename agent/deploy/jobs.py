@@ -165,8 +165,9 @@ class Journal:
         self._saving = asyncio.Lock()
 
     def load(self) -> None:
-        """Read the file; jobs that are known already stay as they are."""
-        self._jobs = {job.request.job: job for job in _parse(self._file.load())} | self._jobs
+        """Read the file; jobs that are known already stay as they are, and have changed last."""
+        read = (job for job in _parse(self._file.load()) if job.request.job not in self._jobs)
+        self._jobs = {job.request.job: job for job in read} | self._jobs
 
     def __iter__(self) -> Iterator[Job]:
         """Iterate over the jobs in the order in which they last changed; clocks jump, and do not count."""

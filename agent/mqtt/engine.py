@@ -318,7 +318,7 @@ class Engine:
             # At once: what is lost before it is acknowledged would be delivered again.
             self._flush()
         else:
-            # Whoever waits for what was read goes on first: a system call takes longer than all the rest.
+            # The task that waits for what was read goes on first: the system call takes longer than the rest.
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:

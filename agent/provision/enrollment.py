@@ -64,11 +64,11 @@ class Enrollment:
     folder: Path = Path()
 
 
-# Flags whose fields have other names, which a file may use, too: earlier versions knew only those.
-_FLAGS: Final = MappingProxyType({"cafile": "ca", "cert": "certificate"})
+# Fields whose flags have other names. A file may use both: earlier versions knew only the fields.
+_FLAGS: Final = MappingProxyType({"ca": "cafile", "certificate": "cert"})
 _FIELDS: Final = tuple(entry.name for entry in fields(Enrollment) if entry.name != "folder")
-# The keys of a file.
-KEYS: Final = tuple({field: flag for flag, field in _FLAGS.items()}.get(name, name) for name in _FIELDS)
+# Key of a file -> field.
+_KEYS: Final = MappingProxyType({_FLAGS.get(name, name): name for name in _FIELDS})
 
 
 def read_enrollment(path: Path) -> Enrollment:
@@ -104,22 +104,24 @@ def parse_enrollment(document: Mapping[str, object], path: Path) -> Enrollment:
     """
     mistakes: list[str] = []
     values: dict[str, Any] = {}
-    for given, value in document.items():
-        name = _FLAGS.get(given, given)
+    keys: dict[str, str] = {}
+    for key, value in document.items():
+        name = _KEYS.get(key, key)
+        before = keys.setdefault(name, key)
         if name not in _FIELDS:
-            mistakes.append(f"{given}: unknown key, expected one of {', '.join(KEYS)}")
-        elif name in values:
-            mistakes.append(f"{given}: given twice, also as {name}")
+            mistakes.append(f"{key}: unknown key, expected one of {', '.join(_KEYS)}")
+        elif before != key:
+            mistakes.append(f"{key}: given twice, also as {before}")
         elif name in _LISTS:
             items = [value] if isinstance(value, str) else value
             if isinstance(items, list) and all(isinstance(item, str) and item for item in items):
                 values[name] = tuple(items)
             else:
-                mistakes.append(f"{name}: expected a list of non-empty strings")
+                mistakes.append(f"{key}: expected a list of non-empty strings")
         elif isinstance(value, str) and value:
             values[name] = value
         else:
-            mistakes.append(f"{name}: expected a non-empty string")
+            mistakes.append(f"{key}: expected a non-empty string")
     if mistakes:
         raise EnrollmentError(f"{path} has mistakes:\n  " + "\n  ".join(mistakes))
     return Enrollment(**values, folder=path.parent)

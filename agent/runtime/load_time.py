@@ -66,7 +66,7 @@ def find(graph: Graph, memory: GraphMemory, params: Iterable[int]) -> LoadTime:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One load-time node, with the weights that it needs and what nobody needs after it.
+    """One load-time node, with the weights that it needs and those that no later node needs.
 
     Attributes
     ----------

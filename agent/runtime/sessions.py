@@ -66,7 +66,7 @@ class Sessions(Generic[Kept]):
     most
         How many there may be.
     idle_s
-        Seconds after which a session that nobody uses ends.
+        Seconds after which an unused session ends.
     begin
         Returns the initial content of a new session.
     clock
@@ -75,7 +75,7 @@ class Sessions(Generic[Kept]):
     Attributes
     ----------
     evicted
-        How many sessions ended because there were too many, or nobody used them.
+        How many sessions ended because there were too many, or because they were unused.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Sessions(Generic[Kept]):
             key, session = next(iter(self._sessions.items()))
             if session.used_s > before_s:
                 return
-            self._evict(key, f"nobody used it for {self._idle_s:g} s")
+            self._evict(key, f"it was unused for {self._idle_s:g} s")
 
     def _evict(self, key: Key, why: str) -> None:
         self._drop(key)

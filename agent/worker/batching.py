@@ -90,13 +90,13 @@ class Batching:
         assert isinstance(first.header, Request)
         end_s = (first.header.received_s or self._clock()) + self._delay_s
         held = len(first.payload)
-        while len(frames) < self.limit and held <= MAX_HELD_BYTES and not _is_alone(frames[-1]):
+        while len(frames) < self.limit and held <= MAX_HELD_BYTES and not _is_by_itself(frames[-1]):
             if not channel.has_frame(max(0.0, end_s - self._clock())):
                 break
             frame = channel.receive()
             if frame is None:
                 break
-            if not isinstance(frame.header, Request) or _is_alone(frame):
+            if not isinstance(frame.header, Request) or _is_by_itself(frame):
                 channel.put_back(frame)
                 break
             frames.append(frame)
@@ -109,7 +109,7 @@ class Batching:
         An answer's payload may be the model's own memory, which the next one overwrites: send it first.
         """
         if len(frames) == 1:
-            yield self._alone(frames[0])
+            yield self._by_itself(frames[0])
             return
         rest = list(frames)
         while rest:
@@ -131,9 +131,9 @@ class Batching:
             while items:
                 part = self._first_part(items)
                 items = items[len(part) :]
-                yield from self._together(part) if len(part) > 1 else [self._alone(part[0].frame)]
+                yield from self._together(part) if len(part) > 1 else [self._by_itself(part[0].frame)]
 
-    def _alone(self, frame: Frame) -> tuple[Answer, Payload]:
+    def _by_itself(self, frame: Frame) -> tuple[Answer, Payload]:
         assert isinstance(frame.header, Request)
         return self._model.answer(frame.header, memoryview(frame.payload), self._clock)
 
@@ -179,8 +179,8 @@ class Batching:
             self._module.run()
             ended_s = self._clock()
             outputs = self._module.outputs()
-        except Exception:  # noqa: BLE001 - it may be the fault of any of them
-            yield from (self._alone(item.frame) for item in items)
+        except Exception:  # noqa: BLE001 - whose fault it is shows when each is computed by itself
+            yield from (self._by_itself(item.frame) for item in items)
             return
         start = 0
         for item in items:
@@ -193,7 +193,7 @@ class Batching:
                 yield self._model.encode(
                     item.request, item.decoded, item.media_type, values, times, self._clock
                 )
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - as in `Model.answer`: one request must not end the worker
                 yield self._model.failed(item.request, error, times, self._clock)
 
 
@@ -205,5 +205,5 @@ def batching_of(model: Model, manifest: Manifest, load: Load) -> Batching | None
     return Batching(model, module, manifest, load.batch_delay_s)
 
 
-def _is_alone(frame: Frame) -> bool:
+def _is_by_itself(frame: Frame) -> bool:
     return isinstance(frame.header, Request) and frame.header.by_itself

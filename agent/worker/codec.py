@@ -39,7 +39,7 @@ from agent.wire.content_types import (
 from agent.worker import oip, oip_json, raw_tensors
 from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.frames import Request
-from agent.worker.payload_kind import kind_of
+from agent.worker.payload_kind import PayloadKind, kind_of
 
 if TYPE_CHECKING:
     from agent.runtime.preprocess import Preprocessor
@@ -163,7 +163,10 @@ class Codec:
         try:
             decoded = self._decode(request, payload)
         except RequestError as error:
-            raise _explained(error, request, payload) from error
+            kind = None if error.hint is not None else _undeclared_kind(request, payload)
+            if kind is None:
+                raise
+            raise type(error)(f"{error}; the payload is {kind.text}", hint=kind.hint) from error
         if not (is_raw or decoded.is_raw):
             return decoded
         if decoded.recording is not None:
@@ -359,12 +362,12 @@ def _media_type(text: str) -> str:
     return SAME_AS.get(media_type, media_type)
 
 
-def _explained(error: RequestError, request: Request, payload: memoryview) -> RequestError:
-    """Return the error, which also says what the payload is, if that is not what its content type says."""
-    kind = None if error.hint is not None else kind_of(payload)
-    if kind is None or (kind.media_type and kind.media_type == _media_type(request.content_type)):
-        return error
-    return type(error)(f"{error}; the payload is {kind.text}", hint=kind.hint)
+def _undeclared_kind(request: Request, payload: memoryview) -> PayloadKind | None:
+    """Return what the payload is, if that is not what its content type says."""
+    kind = kind_of(payload)
+    if kind is not None and kind.media_type and kind.media_type == _media_type(request.content_type):
+        return None
+    return kind
 
 
 def _is_raw(accept: str) -> bool:

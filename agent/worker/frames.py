@@ -47,7 +47,7 @@ class Load:
     max_pixels
         Pixels of the largest image that is decoded; 0 for the decoder's default.
     sessions, session_idle_s, session_bytes
-        How many sessions of clients are kept, after how many seconds one that nobody uses ends, and bytes of
+        How many sessions of clients are kept, after how many seconds an unused one ends, and bytes of
         what all of them keep.
     compute_limit_s
         Seconds after which the agent ends a worker; a long recording is refused before that. 0 for no limit.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from agent.wire.beginnings import content_type_of
 from agent.wire.content_types import JPEG, PNG, WAV
 
 _READ: Final = 32  # bytes; the longest beginning is shorter
@@ -37,19 +38,18 @@ _BASE64_HINT: Final = (
     "send the bytes of the file themselves; in JSON, as a BYTES tensor in base64 (docs/mqtt.md, Requests)"
 )
 _CONVERT: Final = "convert it to JPEG or PNG"
+_READABLE: Final = {
+    content_type: PayloadKind(text, f"set the Content Type to {content_type}", content_type)
+    for content_type, text in ((JPEG, "a JPEG picture"), (PNG, "a PNG picture"), (WAV, "a WAV recording"))
+}
 _BEGINNINGS: Final = (
-    (b"\xff\xd8\xff", PayloadKind("a JPEG picture", f"set the Content Type to {JPEG}", JPEG)),
-    (b"\x89PNG\r\n", PayloadKind("a PNG picture", f"set the Content Type to {PNG}", PNG)),
     (b"GIF8", PayloadKind("a GIF picture", _CONVERT)),
     (b"data:", PayloadKind("a data URL", _BASE64_HINT)),
     (b"/9j/", PayloadKind("a JPEG picture in base64", _BASE64_HINT)),
     (b"iVBORw0KGgo", PayloadKind("a PNG picture in base64", _BASE64_HINT)),
     (b"UklGR", PayloadKind("a RIFF file in base64", _BASE64_HINT)),
 )
-_RIFF: Final = {
-    b"WAVE": PayloadKind("a WAV recording", f"set the Content Type to {WAV}", WAV),
-    b"WEBP": PayloadKind("a WebP picture", _CONVERT),
-}
+_WEBP: Final = PayloadKind("a WebP picture", _CONVERT)
 _FTYP: Final = PayloadKind("a HEIF, AVIF or MP4 file", _CONVERT)
 _EMPTY: Final = PayloadKind("empty", "send the request as the message's payload")
 
@@ -59,8 +59,10 @@ def kind_of(payload: bytes | memoryview) -> PayloadKind | None:
     start = bytes(payload[:_READ])
     if not start:
         return _EMPTY
-    if start[:4] == b"RIFF":
-        return _RIFF.get(start[8:12])
+    if (content_type := content_type_of(start)) is not None:
+        return _READABLE[content_type]
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return _WEBP
     if start[4:8] == b"ftyp":
         return _FTYP
     return next((kind for begin, kind in _BEGINNINGS if start.startswith(begin)), None)

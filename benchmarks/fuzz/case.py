@@ -21,7 +21,7 @@ class Case:
     links
         Path -> where a symbolic link there leads to.
     pipes
-        Paths of named pipes, which nobody writes to.
+        Paths of named pipes, which no process writes to.
     """
 
     main: str

@@ -283,10 +283,10 @@ def _answer(read: Read, folder: Path, main: Path) -> list[Any]:
     try:
         code = read(main)
     except BaseException as error:  # noqa: BLE001 - the outermost loop of this process
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # what was read may have closed or replaced stdout
             print(f"Traceback: {type(error).__name__}: {error}")
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # as above
         sys.stdout.flush()
         sys.stderr.flush()
     largest = [_peak()]

@@ -14,10 +14,8 @@ from builder.cli.json_output import print_json
 if TYPE_CHECKING:
     from builder.fleet.agents import AgentSummary
 
-NOBODY_HINT: Final = (
-    "check that edge-agent runs with this broker in its configuration; "
-    "RabbitMQ does not list agents: give their names"
-)
+# After the common hint.
+_RABBITMQ_HINT: Final = "RabbitMQ does not list agents: give their names"
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -36,6 +34,7 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 def _agents(args: argparse.Namespace) -> int:
     from builder.fleet.agents import agents
+    from edgebundle.directory import NO_AGENT_HINT
 
     found = agents(broker_of(args), wait_s=args.wait)
     if args.json:
@@ -43,7 +42,7 @@ def _agents(args: argparse.Namespace) -> int:
         return 0
     if not found:
         print("no agents at this broker", file=sys.stderr)
-        print(f"hint: {NOBODY_HINT}", file=sys.stderr)
+        print(f"hint: {NO_AGENT_HINT}; {_RABBITMQ_HINT}", file=sys.stderr)
     for agent in found:
         words = (agent.condition, f"edge-agent {agent.version}" if agent.version else "", agent.machine)
         print(f"{agent.name}  {'  '.join(word for word in words if word)}")

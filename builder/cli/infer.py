@@ -178,15 +178,17 @@ def _infer(args: argparse.Namespace) -> int:
 
 def _given(name: str) -> object:
     """Read the file of `--inputs`; `-` is a picture or a recording on standard input."""
-    from builder.fleet.listening import WAV_HEAD_BYTES, Piped, is_wav
+    from agent.wire.beginnings import HEAD_BYTES, content_type_of
+    from agent.wire.content_types import WAV
+    from builder.fleet.listening import Piped
     from edgebundle.errors import UsageError
     from edgebundle.request import MAX_REQUEST_BYTES, Request, read_arrays
 
     if name != "-":
         path = Path(name)
         return read_arrays(path) if path.suffix == ".npz" else Request.from_file(path)
-    head = sys.stdin.buffer.read(WAV_HEAD_BYTES)
-    if is_wav(head):
+    head = sys.stdin.buffer.read(HEAD_BYTES)
+    if content_type_of(head) == WAV:
         return Piped(head)
     try:
         return Request.image(head + sys.stdin.buffer.read(MAX_REQUEST_BYTES + 1 - len(head)))

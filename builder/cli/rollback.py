@@ -51,7 +51,7 @@ def _rollback(args: argparse.Namespace) -> int:
 
 
 def _confirmed(args: argparse.Namespace) -> bool:
-    """Ask on a terminal; without one, nobody confirms."""
+    """Ask on a terminal; without one, the answer is no."""
     if not sys.stdin.isatty():
         return False
     question = f"return {args.model} on {args.agent} to the version that ran before? [y/N] "

@@ -29,7 +29,7 @@ HALFWAY: Final = 0.01
 # 65536 steps are so fine that rounding of float32 moves a number by some of them: 1e-4 of the range.
 STEPS_OF_WORDS: Final = 6.5
 # The largest share of other differences, and how many a small tensor may have: a tensor that was rounded
-# inside a kernel, where nobody sees it, may have been rounded to the other step there.
+# inside a kernel, where it cannot be compared, may have been rounded to the other step there.
 LARGEST_SHARE: Final = 1e-4
 FEWEST: Final = 2
 # One tensor is taken for another if it is this close on average, in steps.

@@ -182,7 +182,7 @@ class Actions:
             upload.path.unlink(missing_ok=True)
 
     def forget_old(self) -> None:
-        """Delete uploads that nobody confirmed within an hour."""
+        """Delete uploads that were not confirmed within an hour."""
         now_s = time.monotonic()
         for upload in list(self._uploads.values()):
             if now_s - upload.at_s > _UPLOAD_LIFE_S:

@@ -37,7 +37,7 @@ class Variant:
     path
         The file.
     manifest
-        Its manifest, which nobody has verified.
+        Its manifest, which is not verified.
     """
 
     path: Path

@@ -28,20 +28,11 @@ _HINT: Final = "arecord -q -t wav -f S16_LE -r 16000 writes one"
 _CHUNK: Final = struct.Struct("<4sI")
 
 
-# What tells a WAV from other files.
-WAV_HEAD_BYTES: Final = 12
-
-
 @dataclass(frozen=True, slots=True)
 class Piped:
     """A WAV that is still arriving, with the first bytes already read."""
 
     head: bytes
-
-
-def is_wav(head: bytes) -> bool:
-    """Return whether a file that begins like this is a WAV."""
-    return head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE"
 
 
 async def listen(

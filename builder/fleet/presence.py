@@ -12,14 +12,13 @@ from agent.wire.presence import UNKNOWN, AgentState, Presence
 from builder.errors import FleetError
 from builder.fleet.client import Client
 from edgebundle.broker import Broker
+from edgebundle.directory import names_hint
 
 # Retained messages arrive at once: if none has come after this long, the broker knows no agent of that name.
 ABSENT_LIMIT_S: Final = 1.0
 # The names that the broker knows are complete when none has arrived for this long.
 _QUIET_S: Final = 0.2
 _LIST_LIMIT_S: Final = 1.0
-# Names in a hint; more are counted.
-_MAX_LISTED: Final = 8
 
 
 class PresenceWatch:
@@ -83,7 +82,7 @@ class PresenceWatch:
 async def unknown_agent(agent: str, broker: Broker) -> FleetError:
     """Return the error for an agent that the broker does not know, with the names that it does know."""
     names = await known_agents(broker)
-    return FleetError(f"no agent called {agent} is known at the broker", hint=_hint(names))
+    return FleetError(f"no agent called {agent} is known at the broker", hint=names_hint("agent", names))
 
 
 async def known_agents(broker: Broker) -> list[str]:
@@ -106,10 +105,3 @@ async def known_agents(broker: Broker) -> list[str]:
         except TimeoutError:
             pass
     return sorted(names)
-
-
-def _hint(names: list[str]) -> str:
-    if not names:
-        return "the broker knows no agent: check that edge-agent runs with this broker in its configuration"
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return f"use one of the agents at this broker: {', '.join(names[:_MAX_LISTED])}{more}"

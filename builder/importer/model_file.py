@@ -22,6 +22,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
+from agent.reading import open_at_once
 from builder.errors import ModelError
 from builder.importer.large_models import MAX_WEIGHT_BYTES
 from builder.model_path import EXPORT_HINT, models_in
@@ -185,8 +186,7 @@ def read_bytes(path: Path) -> bytes:
 @contextmanager
 def _opened(path: Path) -> Iterator[BufferedReader]:
     """Open a regular file of at most `MAX_MODEL_BYTES`."""
-    # O_NONBLOCK: opening a pipe would wait for a writer.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as stream:
+    with os.fdopen(open_at_once(path), "rb") as stream:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ModelError(f"expected a regular file, got a device or a pipe: {path}", hint=EXPORT_HINT)

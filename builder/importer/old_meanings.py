@@ -29,6 +29,7 @@ from builder.importer.onnx_graph import (
     attributes,
     constant_node_value,
     copy_node,
+    set_attributes,
     subgraphs,
     walk_nodes,
 )
@@ -99,11 +100,9 @@ def _held(node: onnx.NodeProto, graph: OnnxGraph, options: dict[str, Any]) -> li
             names = dict(onnx.TensorProto.DataType.items())
             if to not in names:
                 return None
-            new.attribute[0].CopyFrom(helper.make_attribute("to", names[to]))
+            set_attributes(new, [], {"to": names[to]})
     elif node.op_type in _RECURRENT:
-        kept = [one for one in node.attribute if one.name != "output_sequence"]
-        del new.attribute[:]
-        new.attribute.extend(kept)
+        set_attributes(new, ["output_sequence"], {})
     elif node.op_type == "Tile" and version < _TILE:
         shape, values = graph.shape_of(node.input[0]), [graph.constant(name) for name in node.input[1:]]
         if shape is None or len(values) != 2 or any(value is None or value.size != 1 for value in values):
@@ -118,16 +117,12 @@ def _held(node: onnx.NodeProto, graph: OnnxGraph, options: dict[str, Any]) -> li
             graph.add_constant(array, f"{node.name}/{part}")
             for part, array in (("pads", pads), ("value", value))
         )
-        kept = [one for one in node.attribute if one.name == "mode"]
-        del new.attribute[:]
-        new.attribute.extend(kept)
+        set_attributes(new, ["paddings", "value"], {})
     elif node.op_type == "Split" and version < _PAD:
         if "split" in options:
             sizes = np.array(options["split"], np.int64)
             new.input[1:] = [graph.add_constant(sizes, f"{node.name}/sizes")]
-        kept = [helper.make_attribute("axis", int(options.get("axis", 0)))]
-        del new.attribute[:]
-        new.attribute.extend(kept)
+        set_attributes(new, ["split"], {"axis": int(options.get("axis", 0))})
     else:
         return None
     new.domain = HELD
@@ -240,11 +235,7 @@ def _keep_resize(node: onnx.NodeProto, constants: dict[str, NDArray[np.generic]]
         scales = constants.get(node.input[2]) if len(node.input) > 2 else None
         shrinks = scales is not None and bool((np.asarray(scales) < 1).any())
         own["nearest_mode"] = "ceil" if shrinks else "floor"
-    kept = [attribute for attribute in node.attribute if attribute.name not in own]
-    kept += [helper.make_attribute(name, value) for name, value in own.items()]
-    copies = [onnx.AttributeProto.FromString(attribute.SerializeToString()) for attribute in kept]
-    del node.attribute[:]
-    node.attribute.extend(copies)
+    set_attributes(node, [], own)
 
 
 def _keep_hardmax(graph: onnx.GraphProto) -> None:

@@ -5,7 +5,7 @@ Works in place. Leaves subgraphs of control flow to `control_flow` and `rewrites
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -86,8 +86,8 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
             yield from attribute.graphs
 
 
-def walk_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """All nodes of a graph, including those in subgraphs."""
+def walk_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """All nodes of a graph or a function, including those in subgraphs."""
     for node in graph.node:
         yield node
         for subgraph in subgraphs(node):
@@ -241,6 +241,14 @@ def copy_node(node: onnx.NodeProto) -> onnx.NodeProto:
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     return copy
+
+
+def set_attributes(node: onnx.NodeProto, without: Sequence[str], changed: Mapping[str, object]) -> None:
+    """Replace attributes of a node, in place; `without` names those that are dropped."""
+    kept = [one for one in copy_node(node).attribute if one.name not in without and one.name not in changed]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in changed.items())
 
 
 def constant_node_value(node: onnx.NodeProto) -> NDArray[Any] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
@@ -149,20 +149,12 @@ def _write_defaults(model: onnx.ModelProto) -> None:
     }
     if not defaults:
         return
-    bodies = itertools.chain.from_iterable(_with_subgraphs(function.node) for function in model.functions)
-    for node in itertools.chain(walk_nodes(model.graph), bodies):
+    for node in itertools.chain.from_iterable(map(walk_nodes, (model.graph, *model.functions))):
         given = {attribute.name for attribute in node.attribute}
         missing = [
             a for a in defaults.get((node.domain, node.op_type, node.overload), ()) if a.name not in given
         ]
         node.attribute.extend(missing)
-
-
-def _with_subgraphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    for node in nodes:
-        yield node
-        for graph in subgraphs(node):
-            yield from walk_nodes(graph)
 
 
 def _check_functions(model: onnx.ModelProto) -> None:

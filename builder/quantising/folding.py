@@ -11,9 +11,16 @@ from typing import Any, Final
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
-from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, reads, remove_dead_nodes
+from builder.importer.onnx_graph import (
+    OnnxGraph,
+    attributes,
+    copy_node,
+    reads,
+    remove_dead_nodes,
+    set_attributes,
+)
 
 # Operator -> axis of the output's channels.
 _CHANNEL_AXES: Final = {"Conv": 1, "Gemm": -1, "MatMul": -1}
@@ -159,9 +166,5 @@ def _fold_gemm_factors(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
         tensor = numpy_helper.from_array(scaled, graph.fresh(f"{node.name}_scaled"))
         graph.set_initializer(tensor)
         node.input[index] = tensor.name
-    kept = [a for a in node.attribute if a.name not in ("alpha", "beta")]
-    kept += [helper.make_attribute("alpha", 1.0), helper.make_attribute("beta", 1.0)]
-    copies = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in kept]
-    del node.attribute[:]
-    node.attribute.extend(copies)
+    set_attributes(node, [], {"alpha": 1.0, "beta": 1.0})
     return True

@@ -335,8 +335,8 @@ def test_a_broker_without_agents_is_told_with_a_hint(
 ) -> None:
     done = edgebundle("agents", "--broker", mosquitto.url, "--wait", "0.3")
     assert (done.returncode, done.stdout) == (0, "")
-    nobody, hint = done.stderr.splitlines()
-    assert nobody == "no agents at this broker"
+    message, hint = done.stderr.splitlines()
+    assert message == "no agents at this broker"
     assert hint.startswith("hint: check that edge-agent runs with this broker")
 
 

@@ -142,7 +142,7 @@ def run_site(folder: Path, digits_bundle: Path) -> Iterator[Site]:
             assert time.monotonic() < give_up, (folder / "agent.log").read_text()
         yield Site({"mqtt": broker.port, **ports}, authority.path.read_text(), folder)
     finally:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # what failed may be the reason: all else must still end
             asyncio.run_coroutine_threadsafe(responder.__aexit__(), loop).result(5)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -2,7 +2,7 @@
 
 Promises: the transfer survives restarts of the broker, the connection and the offering side. Time without a
 connection does not count against the time limit. The event loop does not wait for the disk: a thread writes
-blocks, and meanwhile at most one window of them is kept.
+blocks, and meanwhile at most one window of others is kept, however often the connection is lost.
 Leaves to others: the protocol (`blocks`), and whether the bytes are the right ones.
 """
 
@@ -39,6 +39,7 @@ class _Pulling:
         self.arrived: dict[int, tuple[bytes, float]] = {}
         # What is to be written, in the order of the file.
         self.unwritten: list[bytes] = []
+        self.is_writing = False
         self.written_at = pull.heard_at
         self.failure: EdgeError | None = None
         self.news = asyncio.Event()
@@ -143,7 +144,8 @@ class BlockSource:
         """Ask again after a reconnect: blocks that were under way are lost."""
         self._connected_at = self._clock()
         for key, pulling in self._pulling.items():
-            self._take(key, pulling)
+            if not pulling.is_writing:  # else each reconnect would request, and keep, another window
+                self._take(key, pulling)
             if not pulling.done:
                 self._decide(key, pulling, pulling.pull.connected(self._connected_at))
 
@@ -176,6 +178,7 @@ class BlockSource:
         blocks, pulling.unwritten = pulling.unwritten, []
         if not blocks:
             return
+        pulling.is_writing = True
         writing = asyncio.ensure_future(in_disk_thread(_append, pulling.part, blocks))
         try:
             await asyncio.shield(writing)
@@ -183,6 +186,7 @@ class BlockSource:
             if not writing.done():  # cancelled: the file must not be closed while it is written
                 with contextlib.suppress(EdgeError):
                     await asyncio.shield(writing)
+            pulling.is_writing = False
         pulling.written_at = self._clock()
 
     def _check_silence(self, pulling: _Pulling) -> None:

@@ -21,7 +21,7 @@ class SessionCounts:
 
     @property
     def evicted(self) -> int:
-        """Sessions that ended because there were too many, nobody used them, or their process ended."""
+        """Sessions that ended because there were too many, they were unused, or their process ended."""
         return self._before + self._evicted
 
     def note(self, answer: Answer) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import onnx
@@ -24,7 +24,7 @@ from builder.importer.classic.ensemble import MEMBER_NUMBER as MEMBER
 LEQ: Final = 0
 LT: Final = 1
 # How scores become an answer.
-LINKS: Final = ("identity", "sigmoid", "exp", "softmax", "sigmoids", "positive", "softplus", "square")
+Link = Literal["identity", "sigmoid", "exp", "softmax", "sigmoids", "positive", "softplus", "square"]
 
 MAX_TREES: Final = 1 << 20
 MAX_CLASSES: Final = 1 << 12
@@ -77,7 +77,7 @@ class Boosted:
     base
         What each score begins with, `[targets]`.
     link
-        One of `LINKS`: how scores become an answer.
+        How scores become an answer.
     scale
         What a score is multiplied by before the link.
     average
@@ -94,7 +94,7 @@ class Boosted:
     features: int
     trees: Sequence[Tree]
     base: NDArray[np.float32]
-    link: str
+    link: Link
     scale: float = 1.0
     average: bool = False
     classifier: bool = False

@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from builder.errors import ModelError
-from builder.importer.classic.boosted import LEQ, Boosted, Tree, check_tree
+from builder.importer.classic.boosted import LEQ, Boosted, Link, Tree, check_tree
 from builder.importer.classic.ensemble import MAX_CATEGORY
 from builder.importer.classic.ensemble import MEMBER_NUMBER as MEMBER
 from builder.importer.classic.saved_file import read_bounded
 
 MAX_BYTES: Final = 512 << 20
 # Objective -> how scores become an answer, and whether that is a class.
-_OBJECTIVES: Final[Mapping[str, tuple[str, bool]]] = {
+_OBJECTIVES: Final[Mapping[str, tuple[Link, bool]]] = {
     "binary": ("sigmoid", True),
     "cross_entropy": ("sigmoid", False),
     "cross_entropy_lambda": ("softplus", False),

@@ -7,6 +7,7 @@ import os
 import stat
 from pathlib import Path
 
+from agent.reading import open_at_once
 from builder.errors import ModelError
 
 
@@ -19,8 +20,7 @@ def read_bounded(path: Path, limit: int) -> tuple[bytes, str]:
         If it is not a regular file, cannot be read, is empty, or is larger than `limit` bytes.
     """
     try:
-        # O_NONBLOCK: opening a pipe would wait for a writer.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as stream:
+        with os.fdopen(open_at_once(path), "rb") as stream:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ModelError(f"expected a regular file, got a device, a pipe or a folder: {path}")

@@ -16,7 +16,8 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from builder.importer.classic.ensemble import attribute
-from builder.importer.classic.strings import set_attributes, strings_of, table_of
+from builder.importer.classic.strings import strings_of, table_of
+from builder.importer.onnx_graph import set_attributes
 
 _DOMAIN: Final = "ai.onnx.ml"
 # These keep the order of the columns, as they are used on tables.

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builder.errors import ModelError
 from builder.importer.classic.ensemble import attribute
-from builder.importer.onnx_graph import copy_node
+from builder.importer.onnx_graph import set_attributes
 
 Table = tuple[str, ...]
 
@@ -156,14 +156,6 @@ def strings_of(node: onnx.NodeProto, side: str) -> Table | None:
     if tensor is not None and tensor.t.data_type == TensorProto.STRING:
         return table_of(tensor.t.string_data)
     return None
-
-
-def set_attributes(node: onnx.NodeProto, without: Sequence[str], changed: Mapping[str, object]) -> None:
-    """Replace attributes of a node, in place; `without` names those that are dropped."""
-    kept = [one for one in copy_node(node).attribute if one.name not in without and one.name not in changed]
-    del node.attribute[:]
-    node.attribute.extend(kept)
-    node.attribute.extend(helper.make_attribute(name, value) for name, value in changed.items())
 
 
 def _number(tensor: onnx.TensorProto) -> None:

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from builder.errors import ModelError
 from builder.importer.classic import ubjson
-from builder.importer.classic.boosted import LT, MAX_CLASSES, MAX_TREES, Boosted, Tree, check_tree
+from builder.importer.classic.boosted import LT, MAX_CLASSES, MAX_TREES, Boosted, Link, Tree, check_tree
 from builder.importer.classic.ensemble import MEMBER_NUMBER as MEMBER
 from builder.importer.classic.saved_file import read_bounded
 
 # Objective -> how scores become an answer, whether that is a class, and how the base score is stored.
-_OBJECTIVES: Final[Mapping[str, tuple[str, bool, str]]] = {
+_OBJECTIVES: Final[Mapping[str, tuple[Link, bool, str]]] = {
     "binary:hinge": ("positive", False, "identity"),
     "binary:logistic": ("sigmoid", True, "sigmoid"),
     "binary:logitraw": ("identity", False, "identity"),

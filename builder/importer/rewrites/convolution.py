@@ -2,38 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
-from onnx import helper
 
-from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node
+from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, set_attributes
 
 
 def conv(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """Conv or ConvInteger with `auto_pad`: compute the padding, which a kernel then does itself.
 
-    TVM's importer pads by an operator before the convolution, which copies the data. ONNX operator
-    specification, Conv-11: out = ceil(in / stride), so total padding = stride (out - 1)
-    + (kernel - 1) dilation + 1 - in. If the total is odd, the larger half is at the end for SAME_UPPER, else
-    at the beginning.
+    TVM's importer pads by an operator before the convolution, which copies the data.
     """
     options = attributes(node)
     mode = options.get("auto_pad", "NOTSET")
     shape, weight = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
     if mode not in ("SAME_UPPER", "SAME_LOWER") or shape is None or weight is None:
         return None
-    rank = len(shape) - 2
-    strides, dilations = (options.get(key, [1] * rank) for key in ("strides", "dilations"))
-    totals = []
-    for size, kernel, stride, dilation in zip(shape[2:], weight[2:], strides, dilations, strict=True):
-        needed = stride * (-(-size // stride) - 1) + (kernel - 1) * dilation + 1
-        totals.append(max(needed - size, 0))
+    begins, ends = same_padding(options, shape[2:], weight[2:])
+    new = copy_node(node)
+    set_attributes(new, ["auto_pad"], {"pads": begins + ends})
+    return [new]
+
+
+def same_padding(
+    options: Mapping[str, Any], sizes: Sequence[int], kernel: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Return the padding before and after each axis of a window with `auto_pad` SAME_UPPER or SAME_LOWER.
+
+    ONNX operator specification, Conv-11 and MaxPool-11: out = ceil(in / stride), so total padding
+    = stride (out - 1) + (kernel - 1) dilation + 1 - in. If the total is odd, the larger half is at the end
+    for SAME_UPPER, else at the beginning.
+
+    Parameters
+    ----------
+    options
+        The node's attributes.
+    sizes, kernel
+        The extents of the axes, and of the window in them.
+    """
+    strides, dilations = (options.get(key, [1] * len(kernel)) for key in ("strides", "dilations"))
+    totals = [
+        max(s * (-(-n // s) - 1) + (k - 1) * d + 1 - n, 0)
+        for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True)
+    ]
     smaller, larger = [total // 2 for total in totals], [total - total // 2 for total in totals]
-    pads = smaller + larger if mode == "SAME_UPPER" else larger + smaller
-    kept = {key: value for key, value in options.items() if key not in ("auto_pad", "pads")}
-    return [_with_attributes(node, {**kept, "pads": pads})]
+    return (smaller, larger) if options["auto_pad"] == "SAME_UPPER" else (larger, smaller)
 
 
 def conv_transpose(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
@@ -66,15 +81,6 @@ def conv_transpose(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Node
         small, large = total // 2, total - total // 2
         begins.append(small if mode == "SAME_UPPER" else large)
         ends.append(large if mode == "SAME_UPPER" else small)
-    kept = {
-        k: v for k, v in options.items() if k not in ("auto_pad", "output_shape", "pads", "output_padding")
-    }
-    return [_with_attributes(node, {**kept, "pads": begins + ends, "output_padding": extra})]
-
-
-def _with_attributes(node: onnx.NodeProto, given: dict[str, Any]) -> onnx.NodeProto:
-    """Return a copy of `node` with other attributes."""
-    copy = copy_node(node)
-    del copy.attribute[:]
-    copy.attribute.extend(helper.make_node(node.op_type, [], [], **given).attribute)
-    return copy
+    new = copy_node(node)
+    set_attributes(new, ["auto_pad", "output_shape"], {"pads": begins + ends, "output_padding": extra})
+    return [new]

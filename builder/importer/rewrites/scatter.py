@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
-from builder.importer.onnx_graph import OnnxGraph, attributes
+from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, set_attributes
+from builder.importer.rewrites.convolution import same_padding
 from builder.importer.rewrites.replacement import Replacement, input_name, output_name
 
 # Windows of a pooling with indices; each is a slice and a comparison.
@@ -132,9 +133,9 @@ def max_pool_with_indices(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[on
     kernel = [int(k) for k in options["kernel_shape"]]
     rank = len(kernel)
     strides, dilations = (list(options.get(key, [1] * rank)) for key in ("strides", "dilations"))
-    begins = _begins(options, shape[2:], result[2:], kernel)
-    if begins is None or int(np.prod(kernel)) > MAX_WINDOW:
+    if int(np.prod(kernel)) > MAX_WINDOW:
         return None
+    begins = _begins(options, shape[2:], kernel)
     spans = [
         s * (r - 1) + d * (k - 1) + 1
         for s, r, d, k in zip(strides, result[2:], dilations, kernel, strict=True)
@@ -167,39 +168,23 @@ def max_pool_with_indices(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[on
 
 def max_pool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """MaxPool with indices, or with a padding that TVM does not compute: SAME_LOWER."""
-    options = attributes(node)
-    shape, result = graph.shape_of(node.input[0]), graph.shape_of(node.output[0])
-    if output_name(node, 1) or options.get("auto_pad") != "SAME_LOWER" or shape is None or result is None:
+    options, shape = attributes(node), graph.shape_of(node.input[0])
+    if output_name(node, 1) or options.get("auto_pad") != "SAME_LOWER" or shape is None:
         return max_pool_with_indices(node, graph)
-    kernel = [int(k) for k in options["kernel_shape"]]
-    begins = _begins(options, shape[2:], result[2:], kernel)
-    if begins is None:
-        return None
-    strides, dilations = (list(options.get(key, [1] * len(kernel))) for key in ("strides", "dilations"))
-    ends = [
-        max(s * (r - 1) + d * (k - 1) + 1 - n - b, 0)
-        for s, r, d, k, n, b in zip(strides, result[2:], dilations, kernel, shape[2:], begins, strict=True)
-    ]
-    options = {name: value for name, value in options.items() if name != "auto_pad"} | {
-        "pads": [*begins, *ends]
-    }
-    return [helper.make_node("MaxPool", list(node.input), list(node.output), name=node.name, **options)]
+    begins, ends = same_padding(options, shape[2:], options["kernel_shape"])
+    new = copy_node(node)
+    set_attributes(new, ["auto_pad"], {"pads": begins + ends})
+    return [new]
 
 
-def _begins(
-    options: dict[str, Any], size: Sequence[int], result: Sequence[int], kernel: Sequence[int]
-) -> list[int] | None:
+def _begins(options: Mapping[str, Any], sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:
     """The padding before each axis."""
-    rank = len(kernel)
-    mode = options.get("auto_pad", "NOTSET")
-    if mode in ("NOTSET", "VALID"):
-        return list(options.get("pads", [0] * (2 * rank)))[:rank] if mode == "NOTSET" else [0] * rank
-    strides, dilations = (list(options.get(key, [1] * rank)) for key in ("strides", "dilations"))
-    totals = [
-        max(s * (r - 1) + d * (k - 1) + 1 - n, 0)
-        for s, r, d, k, n in zip(strides, result, dilations, kernel, size, strict=True)
-    ]
-    return [t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in totals]
+    match options.get("auto_pad", "NOTSET"):
+        case "NOTSET":
+            return list(options.get("pads", [0] * (2 * len(kernel))))[: len(kernel)]
+        case "VALID":
+            return [0] * len(kernel)
+    return same_padding(options, sizes, kernel)[0]
 
 
 def _flat(

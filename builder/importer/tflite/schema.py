@@ -313,7 +313,6 @@ class _Reader:
             shape,
             data,
             quantisation,
-            bool(table.IsVariable()),
             obstacle,
             tuple(np.flatnonzero(signature < 0).tolist()) if table.HasRank() or shape else None,
         )

@@ -9,7 +9,6 @@ from typing import Any, Final
 import numpy as np
 import tflite
 from numpy.typing import NDArray
-from onnx import TensorProto
 
 # TFLite's datatypes that ONNX and the bundle have, too. INT4, two numbers a byte, is read as int8.
 DTYPES: Final = MappingProxyType(
@@ -27,22 +26,6 @@ DTYPES: Final = MappingProxyType(
         tflite.TensorType.UINT32: "uint32",
         tflite.TensorType.UINT64: "uint64",
         tflite.TensorType.BOOL: "bool",
-    }
-)
-ELEMENT_TYPES: Final = MappingProxyType(
-    {
-        "float32": TensorProto.FLOAT,
-        "float16": TensorProto.FLOAT16,
-        "float64": TensorProto.DOUBLE,
-        "int8": TensorProto.INT8,
-        "int16": TensorProto.INT16,
-        "int32": TensorProto.INT32,
-        "int64": TensorProto.INT64,
-        "uint8": TensorProto.UINT8,
-        "uint16": TensorProto.UINT16,
-        "uint32": TensorProto.UINT32,
-        "uint64": TensorProto.UINT64,
-        "bool": TensorProto.BOOL,
     }
 )
 TYPE_NAMES: Final = MappingProxyType(
@@ -105,8 +88,6 @@ class Tensor:
         The constant's value, of `shape`, or None. 4-bit numbers are unpacked.
     quantisation
         None for tensors that are not quantised.
-    is_variable
-        Whether the interpreter keeps its value from one inference to the next.
     obstacle
         Why the tensor cannot be used, such as its datatype, or None.
     open_axes
@@ -119,7 +100,6 @@ class Tensor:
     shape: tuple[int, ...]
     data: NDArray[Any] | None
     quantisation: Quantisation | None
-    is_variable: bool
     obstacle: str | None
     open_axes: tuple[int, ...] | None
 

@@ -86,7 +86,7 @@ class ByteFunction:
         if not real.is_one_scale or str(real.integers.ty.dtype) != "uint8":
             return None
         numbers = (np.arange(BYTES, dtype=np.float64) - float(real.zero)) * float(real.scale)
-        return cls(real, numbers.astype(np.float64), operators=0)
+        return cls(real, numbers, operators=0)
 
     @classmethod
     def of(cls, call: Call, operands: list[ByteFunction | float]) -> ByteFunction | None:

@@ -1,9 +1,9 @@
 """How evenly threads share a parallel loop, by counting its rounds.
 
 Each thread gets as many successive rounds, rounded up, so the thread with the most decides: of two rounds,
-the third and the fourth core get none. A bundle is compiled on one machine and runs on others; nobody tells
-the compiler how many threads it will get there. So the loops are divided for the numbers of cores that boards
-and servers have, and not for those of the machine that compiles.
+the third and the fourth core get none. A bundle is compiled on one machine and runs on others, and the
+compiler does not know how many threads it will get there. So the loops are divided for the numbers of cores
+that boards and servers have, and not for those of the machine that compiles.
 """
 
 from __future__ import annotations

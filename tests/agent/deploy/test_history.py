@@ -101,6 +101,15 @@ async def test_after_a_restart_the_job_that_changed_last_is_asked_for_whatever_t
     assert control.filters == {topics.format_topic(topics.Job(DEVICE, "job-5"))}
 
 
+def test_a_job_that_changed_before_the_file_was_read_is_the_last(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.json"
+    Journal(path)._file.save([asdict(job) for job in JOBS])
+    journal = Journal(path)
+    journal.put(JOBS[2])
+    journal.load()
+    assert list(journal) == [job for job in JOBS if job != JOBS[2]] + [JOBS[2]]
+
+
 @in_virtual_time
 async def test_each_connect_asks_anew_and_waits_once(tmp_path: Path) -> None:
     control = FakeControl()

@@ -22,7 +22,7 @@ class Clock:
 
 @pytest.fixture
 def left(tmp_path: Path) -> list[Path]:
-    """A result that nobody fetched, and a copy that was not finished."""
+    """A result that was not fetched, and a copy that was not finished."""
     paths = [tmp_path / f"{'a' * 64}.result", tmp_path / f".{'b' * 64}.bundle.0123abcd.tmp"]
     for path in paths:
         path.write_bytes(b"left")

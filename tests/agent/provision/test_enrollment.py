@@ -52,6 +52,8 @@ def test_a_file_may_use_the_names_of_the_flags_or_of_earlier_versions(tmp_path: 
     path.write_text('ca = "a.pem"\ncafile = "b.pem"\n')
     with pytest.raises(EnrollmentError, match="cafile: given twice, also as ca"):
         read_enrollment(path)
+    path.write_text('cafile = 5\nca = "b.pem"\n')
+    assert _mistakes(path).endswith("cafile: expected a non-empty string\n  ca: given twice, also as cafile")
 
 
 def test_every_key_that_the_message_names_is_one(tmp_path: Path) -> None:

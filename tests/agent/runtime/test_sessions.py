@@ -104,7 +104,7 @@ def test_an_unused_session_ends() -> None:
     clock.now_s += 9
     assert step(sessions, "a", "s", 1) == [0, 1]
     clock.now_s += 10
-    with pytest.raises(SessionGoneError, match="nobody used it for 10 s"):
+    with pytest.raises(SessionGoneError, match="it was unused for 10 s"):
         sessions.enter("a", "s", 2)
     assert len(sessions) == 0
 

@@ -464,6 +464,7 @@ JPEG_START = b"\xff\xd8\xff\xe0\x00\x10JFIF"
         (b"data:image/png;base64,iVBORw0KGgo=", "", "the payload is a data URL", "the bytes of the file"),
         (b"RIFF\x00\x00\x00\x00WEBPVP8 ", "image/webp", "a WebP picture", "convert it to JPEG or PNG"),
         (b"RIFF\x00\x00\x00\x00WAVEfmt ", "", "a WAV recording", "audio/wav"),
+        (b"RF64\xff\xff\xff\xffWAVEds64", "", "a WAV recording", "audio/wav"),
         (b"\x00\x00\x00\x18ftypheic", "", "a HEIF, AVIF or MP4 file", "convert it"),
     ],
 )
@@ -482,6 +483,7 @@ def test_a_payload_of_the_declared_kind_or_of_none_gets_no_guess(payload: bytes,
     with pytest.raises(InputError) as caught:
         image_bench().decode(payload, content_type)
     assert "the payload is" not in str(caught.value)
+    assert caught.value.__cause__ is not caught.value  # or to follow the causes would never end
 
 
 def test_a_data_url_in_json_is_told_what_to_leave_out() -> None:

@@ -189,7 +189,7 @@ def step_model() -> onnx.ModelProto:
         (2.5, 2, 1000, False),  # by two steps
         (2.4, 1, 1000, False),
         (2.4, 1, 3, False),
-        (2.4, 1, 2, True),  # two may come from a tensor that nobody sees
+        (2.4, 1, 2, True),  # two may come from a tensor that is not visible
     ],
 )
 def test_differences_must_be_halfway_and_by_one_step(

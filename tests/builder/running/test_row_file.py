@@ -1,4 +1,4 @@
-"""Files of rows, as spreadsheets, data frames and scripts write them, and as nobody should."""
+"""Files of rows, as spreadsheets, data frames and scripts write them, and damaged ones."""
 
 from __future__ import annotations
 

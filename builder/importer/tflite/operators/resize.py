@@ -66,13 +66,14 @@ class _Line:
     half_pixel: bool
 
     @property
-    def _ends(self) -> int:
-        """1 if the distance between the first and the last element is kept, else 0."""
-        return int(self.align_corners and self.size > 1)
+    def _spans(self) -> tuple[int, int]:
+        """The distances that become each other, before and after; they may be between the end elements."""
+        ends = int(self.align_corners and self.size > 1)
+        return self.extent - ends, self.size - ends
 
     def places(self) -> NDArray[np.int64]:
         """Where each element of the result lies, in 1024ths of an element."""
-        before, after = self.extent - self._ends, self.size - self._ends
+        before, after = self._spans
         step = (_UNIT * before + after // 2) // after
         offset = step // 2 - _UNIT // 2 if self.half_pixel else 0
         return np.arange(self.size, dtype=np.int64) * step + offset
@@ -80,9 +81,9 @@ class _Line:
     @property
     def is_exact(self) -> bool:
         """Whether nothing is rounded."""
-        before, after = self.extent - self._ends, self.size - self._ends
-        step = _UNIT * before
-        return step % after == 0 and not (self.half_pixel and step // after % 2)
+        before, after = self._spans
+        step, rest = divmod(_UNIT * before, after)
+        return rest == 0 and not (self.half_pixel and step % 2)
 
     def matrix(self) -> NDArray[np.float32]:
         """The weight of each element for each element of the result, [size, extent]."""

@@ -62,6 +62,20 @@ class Download:
         ]
 
 
+class HangingDisk:
+    """Appending to a part does not return until `back` is set."""
+
+    def __init__(self, part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hangs, self.back = threading.Event(), threading.Event()
+        self._append = part.append
+        monkeypatch.setattr(part, "append", self._hang)
+
+    def _hang(self, data: bytes) -> None:
+        self.hangs.set()
+        assert self.back.wait(30)
+        self._append(data)
+
+
 @pytest.fixture
 def part(tmp_path: Path) -> Iterator[Part]:
     with Part(tmp_path / "part", 1000) as opened:
@@ -126,32 +140,52 @@ async def test_disk_that_hangs_holds_up_neither_the_event_loop_nor_the_memory(
     part: Part, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_source, "BlockPull", functools.partial(BlockPull, block_bytes=10))
-    hangs, back, append = threading.Event(), threading.Event(), part.append
-
-    def hanging(data: bytes) -> None:
-        hangs.set()
-        assert back.wait(30)
-        append(data)
-
-    monkeypatch.setattr(part, "append", hanging)
+    disk = HangingDisk(part, monkeypatch)
     download = Download(part)
     await asyncio.sleep(0)
-    rescue = threading.Timer(20, back.set)  # or this thread would hang, too, and with it the test
+    rescue = threading.Timer(20, disk.back.set)  # or this thread would hang, too, and with it the test
     rescue.start()
     for offset in range(0, 1000, 10):
         download.source.on_block(HEX, offset, bytes(10))
-        while not hangs.is_set():
+        while not disk.hangs.is_set():
             await asyncio.sleep(0.001)
-    assert not back.is_set(), "taking a block waits for the disk"
+    assert not disk.back.is_set(), "taking a block waits for the disk"
     (pulling,) = download.source._pulling.values()
     assert len(pulling.arrived) <= WINDOW_BLOCKS
     assert pulling.unwritten == []
     assert not download.task.done()
     rescue.cancel()
-    back.set()
+    disk.back.set()
     async with asyncio.timeout(20):
         while not download.task.done():
             for offset in range(0, 1000, 10):  # what was dropped is asked for, and sent, again
+                download.source.on_block(HEX, offset, bytes(10))
+            await asyncio.sleep(0.001)
+    await download.task
+    assert part.written == 1000
+
+
+async def test_connection_that_is_lost_often_does_not_fill_the_memory_while_the_disk_hangs(
+    part: Part, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pull = functools.partial(BlockPull, block_bytes=10, window_blocks=4)
+    monkeypatch.setattr(block_source, "BlockPull", pull)
+    disk = HangingDisk(part, monkeypatch)
+    download = Download(part)
+    await asyncio.sleep(0)
+    download.source.on_block(HEX, 0, bytes(10))
+    while not disk.hangs.is_set():
+        await asyncio.sleep(0.001)
+    (pulling,) = download.source._pulling.values()
+    for _ in range(5):
+        for offset in range(0, 1000, 10):
+            download.source.on_block(HEX, offset, bytes(10))
+        download.source.on_connected()
+        assert len(pulling.arrived) + len(pulling.unwritten) <= 4
+    disk.back.set()
+    async with asyncio.timeout(20):
+        while not download.task.done():
+            for offset in range(0, 1000, 10):
                 download.source.on_block(HEX, offset, bytes(10))
             await asyncio.sleep(0.001)
     await download.task
@@ -166,7 +200,7 @@ async def test_blocks_that_are_too_long_are_not_kept(part: Part, offset: int) ->
         download.source.on_block(HEX, offset, bytes(BLOCK_BYTES + 1))
     (pulling,) = download.source._pulling.values()
     assert pulling.arrived == {}
-    if offset:  # nobody asked for it
+    if offset:  # which was not requested
         assert not pulling.done
         download.source.on_block(HEX, 0, bytes(1000))
         await download.task
@@ -178,23 +212,16 @@ async def test_blocks_that_are_too_long_are_not_kept(part: Part, offset: int) ->
 async def test_download_that_is_cancelled_while_it_writes_ends_after_the_write(
     part: Part, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hangs, back, append = threading.Event(), threading.Event(), part.append
-
-    def hanging(data: bytes) -> None:
-        hangs.set()
-        assert back.wait(30)
-        append(data)
-
-    monkeypatch.setattr(part, "append", hanging)
+    disk = HangingDisk(part, monkeypatch)
     download = Download(part)
     await asyncio.sleep(0)
     download.source.on_block(HEX, 0, bytes(1000))
-    while not hangs.is_set():
+    while not disk.hangs.is_set():
         await asyncio.sleep(0.001)
     download.task.cancel()
     await settle()
     assert not download.task.done(), "its file would be closed, and another one could get its descriptor"
-    back.set()
+    disk.back.set()
     with pytest.raises(asyncio.CancelledError):
         await download.task
     assert part.written == 1000
