@@ -33,9 +33,10 @@ from typing import Final
 import tvm
 import tvm_ffi
 from tvm import sym, tirx
-from tvm.ir import Call, TensorLoad
-from tvm.target.codegen import llvm_lookup_intrinsic_id
+from tvm.ir import TensorLoad
 
+from builder.codegen.bodies import with_bodies
+from builder.codegen.instructions import instruction
 from builder.errors import BuildError
 from builder.kernels.spaces.dot_loops import DOT_MARK, LANES_MARK
 from builder.target.dot import Dot
@@ -71,14 +72,10 @@ def write_dot_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
             errors.append(error)
             return stmt
 
-    changed = {
-        var: func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, loop)))
-        for var, func in mod.functions.items()
-        if isinstance(func, tirx.PrimFunc)
-    }
+    written = with_bodies(mod, lambda body: tvm_ffi.structural_map(body, (tirx.For, loop)))
     if errors:
         raise errors[0]
-    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+    return written
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +262,7 @@ class _LaneLoop:
             buffer, at = self.weights
             weights = tirx.BufferLoad(buffer, [_ramp(at + first * self.group, dot.lanes * self.group)])
             operands = value(self, first, dot.lanes), weights
-            sums = _intrinsic(dot.name, f"int32x{dot.lanes}", self._old(first, dot.lanes), *operands)
+            sums = instruction(dot.name, f"int32x{dot.lanes}", self._old(first, dot.lanes), *operands)
             stores.append(self._store(first, dot.lanes, sums))
         return stores[0] if len(stores) == 1 else tirx.SeqStmt(stores)
 
@@ -316,30 +313,22 @@ def _ramp(first: tirx.Expr, lanes: int) -> tirx.Expr:
     return first if lanes == 1 else tirx.Ramp(first, _int(1), lanes)
 
 
-def _intrinsic(name: str, dtype: str, *operands: tirx.Expr) -> Call:
-    number = llvm_lookup_intrinsic_id(f"llvm.{name}")
-    if not number:
-        raise BuildError(f"expected the instruction {name} in TVM's LLVM, got none")
-    result: Call = tirx.call_llvm_pure_intrin(dtype, tirx.const(number, "uint32"), *operands)
-    return result
-
-
 def _added(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
     """Return sums by an instruction of old sums, data and weights, all as bytes (VPDPBUSD)."""
     operands = (loop.repeated_data(dot.lanes), loop.some_weights(first, dot.lanes))
-    return _intrinsic(dot.name, f"int32x{dot.lanes}", loop.old_sums(first, dot.lanes), *operands)
+    return instruction(dot.name, f"int32x{dot.lanes}", loop.old_sums(first, dot.lanes), *operands)
 
 
 def _turned(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
     """Return sums by an instruction of old sums, weights and data (SDOT by element)."""
     operands = (loop.some_weights(first, dot.lanes), loop.repeated_data(dot.lanes))
-    return _intrinsic(dot.name, f"int32x{dot.lanes}", loop.old_sums(first, dot.lanes), *operands)
+    return instruction(dot.name, f"int32x{dot.lanes}", loop.old_sums(first, dot.lanes), *operands)
 
 
 def _pairs(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
     """Return old sums and the sums of pairs of products of 16-bit integers (PMADDWD)."""
     weights = loop.some_weights(first, dot.lanes).astype(f"int16x{dot.lanes * dot.group}")
-    pairs = _intrinsic(dot.name, f"int32x{dot.lanes}", loop.repeated_data(dot.lanes), weights)
+    pairs = instruction(dot.name, f"int32x{dot.lanes}", loop.repeated_data(dot.lanes), weights)
     return loop.old_sums(first, dot.lanes) + pairs
 
 
@@ -354,7 +343,7 @@ def _halves(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
         return part.astype("int16x8")
 
     products = half(weights, 0) * half(repeated, 0) + half(weights, 1) * half(repeated, 1)
-    return loop.old_sums(first, dot.lanes) + _intrinsic(dot.name, f"int32x{dot.lanes}", products)
+    return loop.old_sums(first, dot.lanes) + instruction(dot.name, f"int32x{dot.lanes}", products)
 
 
 _INSTRUCTIONS: Final[Mapping[str, Callable[[_DotLoop, int, Dot], tirx.Expr]]] = {

@@ -32,11 +32,12 @@ from typing import Final
 import tvm
 import tvm_ffi
 from tvm import sym, tirx
-from tvm.ir import Call, TensorLoad
-from tvm.target.codegen import llvm_lookup_intrinsic_id
+from tvm.ir import TensorLoad
 from tvm_ffi import WalkResult
 
+from builder.codegen.bodies import with_bodies
 from builder.codegen.dot_products import factors_of
+from builder.codegen.instructions import number_of
 from builder.errors import BuildError
 from builder.kernels.spaces.dot_loops import SUMS_MARK, TILE_MARK, ZEROS_MARK
 from builder.target.dot import TILE, Dot
@@ -60,36 +61,34 @@ def write_tile_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
     """
     if not dot.tiles:
         return mod
-    errors: list[BuildError] = []
+    return with_bodies(mod, _on_tiles)
 
-    def outermost(loop: tirx.For) -> WalkResult:
-        """Collect the loops that hold products: parallel ones, else the outermost."""
+
+def _on_tiles(body: tirx.Stmt) -> tirx.Stmt:
+    """Return the body of a function with its products on tiles."""
+    if not _has_tile(body):
+        return body
+    for loop in _holders(body):
+        body = _replaced(body, loop, _written(loop))
+    body = _without_zeros(body)
+    if _has_tile(body):
+        raise BuildError("expected all tiles of a function in a marked reduction, got others")
+    return body
+
+
+def _holders(body: tirx.Stmt) -> list[tirx.For]:
+    """Return the loops in `body` that hold products: parallel ones, else the outermost."""
+    found: list[tirx.For] = []
+
+    def visit(loop: tirx.For) -> WalkResult:
         if loop.kind != tirx.ForKind.PARALLEL and _parallel(loop.body):
             return WalkResult.ADVANCE
         if _products(loop):
             found.append(loop)
         return WalkResult.SKIP
 
-    changed = {}
-    for var, func in mod.functions.items():
-        if not isinstance(func, tirx.PrimFunc) or not _has_tile(func.body):
-            continue
-        found: list[tirx.For] = []
-        tvm_ffi.structural_walk(func.body, (tirx.For, outermost), order="pre")
-        body = func.body
-        for loop in found:
-            try:
-                body = _replaced(body, loop, _written(loop))
-            except BuildError as error:
-                errors.append(error)
-        changed[var] = func.with_body(_without_zeros(body))
-        if _has_tile(changed[var].body):
-            errors.append(
-                BuildError(f"expected all tiles of {var.name_hint} in a marked reduction, got others")
-            )
-    if errors:
-        raise errors[0]
-    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+    tvm_ffi.structural_walk(body, (tirx.For, visit), order="pre")
+    return found
 
 
 def _has(loop: tirx.For, mark: str) -> bool:
@@ -135,17 +134,20 @@ def _without_zeros(body: tirx.Stmt) -> tirx.Stmt:
 
 
 def _written(loop: tirx.For) -> tirx.Stmt:
-    """Return a loop with its products on tiles, configured in each round if it is parallel."""
+    """Return a loop with its products on tiles, which are configured in each round if it is parallel.
+
+    Products with different rows are each configured by themselves.
+    """
     products = [_Product.of(each) for each in _products(loop)]
     rows = {product.rows for product in products}
     body: tirx.Stmt = loop
     for product in products:
         steps = product.write()
         body = _replaced(body, product.loop, steps if len(rows) == 1 else _configured(product.rows, steps))
-    if loop.kind != tirx.ForKind.PARALLEL:
-        return body if len(rows) > 1 else _configured(rows.pop(), body)
     if len(rows) > 1:
         return body
+    if loop.kind != tirx.ForKind.PARALLEL:
+        return _configured(rows.pop(), body)
     inner = _configured(rows.pop(), body.body)
     return tirx.For(body.loop_var, body.min, body.extent, body.kind, inner, None, body.annotations)
 
@@ -314,8 +316,4 @@ def _tile(number: int) -> tirx.Expr:
 
 def _call(name: str, *operands: tirx.Expr) -> tirx.Stmt:
     """Return a call of an instruction for tiles."""
-    number = llvm_lookup_intrinsic_id(f"llvm.x86.{name}")
-    if not number:
-        raise BuildError(f"expected the instruction {name} in TVM's LLVM, got none")
-    call: Call = tirx.call_llvm_intrin("void", tirx.const(number, "uint32"), *operands)
-    return tirx.Evaluate(call)
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", number_of(f"x86.{name}"), *operands))
