@@ -1,6 +1,6 @@
 """Products of matrices of bytes on tiles, as AMX has them.
 
-A design space marks three parts of a product (`dot_loops.mark_tiles`):
+A design space marks three parts of a product (`tile_loops.start_tiles`):
 
     for ...: sums[...] = 0                              # zeros
     for ...:                                            # reduction
@@ -39,14 +39,12 @@ from builder.codegen.bodies import with_bodies
 from builder.codegen.dot_products import factors_of
 from builder.codegen.instructions import number_of
 from builder.errors import BuildError
-from builder.kernels.spaces.dot_loops import SUMS_MARK, TILE_MARK, ZEROS_MARK
+from builder.kernels.spaces.tile_loops import GROUP, MOST_SUMS, STEPS, SUMS_MARK, TILE_MARK, ZEROS_MARK
 from builder.target.dot import TILE, Dot
 
-_GROUP: Final = 4
-# Tile registers by what they hold. Sums stay; the others take turns.
-SUMS: Final = 4
-_LEFT: Final = (4, 5)
-_RIGHT: Final = (6, 7)
+# Tile registers by what they hold. The first are sums, and stay; the others take turns.
+_LEFT: Final = (MOST_SUMS, MOST_SUMS + 1)
+_RIGHT: Final = (MOST_SUMS + 2, MOST_SUMS + 3)
 
 
 def write_tile_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
@@ -163,7 +161,7 @@ def _configured(rows: int, body: tirx.Stmt) -> tirx.Stmt:
     shapes[0] = 1
     for register in range(8):
         shapes[16 + 2 * register] = TILE.bytes
-        shapes[48 + register] = TILE.bytes // _GROUP if register in _RIGHT else rows
+        shapes[48 + register] = STEPS if register in _RIGHT else rows
     words = [int.from_bytes(shapes[8 * k : 8 * k + 8], "little", signed=True) for k in range(8)]
     stores = [tirx.BufferStore(buffer, tirx.const(word, "int64"), [_int(k)]) for k, word in enumerate(words)]
     load = _call("ldtilecfg", tirx.address_of(tirx.BufferLoad(buffer, [_int(0)])))
@@ -223,7 +221,7 @@ class _Product:
             stmt = stmt.body
         found = factors_of(stmt) if isinstance(stmt, tirx.BufferStore) else None
         extents = [int(each.extent) for each in inner]
-        if found is None or extents[1:] != [TILE.bytes // _GROUP, TILE.columns, _GROUP]:
+        if found is None or extents[1:] != [STEPS, TILE.columns, GROUP]:
             raise BuildError(f"expected a product on tiles, got loops of {extents} around {stmt}")
         if not 1 <= extents[0] <= TILE.rows:
             raise BuildError(f"expected a tile of at most {TILE.rows} rows, got {extents[0]}")
@@ -231,7 +229,7 @@ class _Product:
         if [str(load.source.dtype) for load in loads] != ["uint8", "int8", "int32"]:
             raise BuildError(f"expected a product of uint8 and int8 on tiles, got {stmt}")
         variables = [each.loop_var for each in inner]
-        wanted = ((None, _GROUP, 0, 1), (0, None, _GROUP, 1), (None, 0, 1, 0))
+        wanted = ((None, GROUP, 0, 1), (0, None, GROUP, 1), (None, 0, 1, 0))
         places, strides = [], []
         for load, steps in zip(loads, wanted, strict=True):
             (index,) = load.indices
@@ -242,8 +240,8 @@ class _Product:
             places.append((load.source, parts[-1]))
             strides.append(known[steps.index(None)])
         corners = list(itertools.product(*(range(int(tile.extent)) for tile in tiles)))
-        if len(corners) > SUMS:
-            raise BuildError(f"expected at most {SUMS} tiles of sums, got {len(corners)}")
+        if len(corners) > MOST_SUMS:
+            raise BuildError(f"expected at most {MOST_SUMS} tiles of sums, got {len(corners)}")
         analyzer = sym.Analyzer()
 
         def at(source: tirx.Buffer, place: tirx.Expr, corner: tuple[int, ...]) -> TensorLoad:

@@ -18,5 +18,5 @@ def test_a_call_names_its_instruction() -> None:
 
 
 def test_a_name_that_llvm_does_not_know_is_refused() -> None:
-    with pytest.raises(BuildError, match="the instruction x86.multiply.everything in TVM's LLVM"):
+    with pytest.raises(BuildError, match=r"the instruction x86\.multiply\.everything in TVM's LLVM"):
         instruction("x86.multiply.everything", "int32")
