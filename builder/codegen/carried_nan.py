@@ -17,8 +17,7 @@ from tvm import tirx
 
 from builder.codegen.bodies import with_bodies
 from builder.codegen.instructions import number_of
-
-_DTYPES: Final = {"aarch64": frozenset({"float32", "float64"}), "armv7l": frozenset({"float32"})}
+from builder.kernels.spaces.limits import CARRYING
 
 
 def carry_nan(mod: tvm.IRModule, arch: str) -> tvm.IRModule:
@@ -36,7 +35,7 @@ def carry_nan(mod: tvm.IRModule, arch: str) -> tvm.IRModule:
     BuildError
         If TVM's LLVM lacks the instruction.
     """
-    dtypes = _DTYPES.get(arch)
+    dtypes = CARRYING.get(arch)
     if dtypes is None:
         return mod
     numbers = {kind: number_of(name) for kind, name in _NAMES.items()}
