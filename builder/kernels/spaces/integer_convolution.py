@@ -25,7 +25,7 @@ from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import constant_of, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch
-from builder.kernels.spaces.convolution import Conv2d, Rows, filled, pad, schedule_pad
+from builder.kernels.spaces.convolution import filled
 from builder.kernels.spaces.dot_loops import (
     fits_halves,
     group_axes,
@@ -35,6 +35,8 @@ from builder.kernels.spaces.dot_loops import (
     member,
 )
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.geometry import Conv2d, Rows
+from builder.kernels.spaces.padded_copy import pad, schedule_pad
 from builder.kernels.spaces.register_tile import TileChoices, hold_operand, tilings
 from builder.target.device_target import DeviceTarget
 from builder.target.dot import TILE

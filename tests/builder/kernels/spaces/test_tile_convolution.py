@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from builder.kernels.spaces import tile_convolution
-from builder.kernels.spaces.convolution import Conv2d, Rows
+from builder.kernels.spaces.geometry import Conv2d, Rows
 from builder.target.dot import TILE
 from tests.builder.kernels.integer_machines import device
 from tests.builder.kernels.tile_machine import Case, processor, require_x86, run_on_tiles
