@@ -280,9 +280,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
     marks = sch.get(block).annotations
     columns = Columns(extents[7], int(marks["edge.stride"]), int(marks["edge.dilation"]))
-    data = sch.get(block).reads[0].source.shape
-    in_bytes = 4 * math.prod(int(d) for d in data[1:])
-    rows = Rows(extents[2], in_bytes // extents[2])
+    rows = Rows.of(extents[2], sch.get(block).reads[0].source)
     s = space(extents[1], extents[3], extents[8], target, columns, rows, int(marks.get("edge.groups", 1)))
     d = s.default
     tile = shares.blocks_of_a_round(extents[1], s.oc, d.oc) if _is_gate(sch, block) else d.oc

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from tvm import tirx
 from tvm.ir import Call
 
 from builder.kernels.rewriter import shape_of
@@ -95,6 +96,12 @@ class Rows:
 
     count: int = 1
     bytes_each: int = 0
+
+    @classmethod
+    def of(cls, count: int, data: tirx.Buffer) -> Rows:
+        """Return how `count` rows of the output read `data`, which are packed: `[N, C/b, H, W, b]`."""
+        in_bytes = np.dtype(str(data.dtype)).itemsize * math.prod(int(d) for d in data.shape[1:])
+        return cls(count, in_bytes // count)
 
     def at_once(self, cache_bytes: int) -> int:
         """Return how many rows are computed together: as many as have an input that fits half a cache."""

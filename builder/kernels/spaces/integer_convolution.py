@@ -363,9 +363,8 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     """Order the loops of the function around `block` by the decisions of `choose`."""
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
     _, blocks, height, width, out_block, _, _, _, groups, *_ = extents
-    region = sch.get(block).reads[0].source
-    in_bytes = np.dtype(str(region.dtype)).itemsize * math.prod(int(d) for d in region.shape[1:])
-    s = space(blocks, width, out_block, target, Rows(height, in_bytes // height), groups)
+    rows = Rows.of(height, sch.get(block).reads[0].source)
+    s = space(blocks, width, out_block, target, rows, groups)
     d = s.default
     tiles = IntegerTiles(
         choose("oc", s.oc, d.oc), choose("ow", s.ow, d.ow), choose("oh", s.oh, d.oh), choose("iq", s.iq, d.iq)

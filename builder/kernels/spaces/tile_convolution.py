@@ -11,7 +11,6 @@ and of one or two panels. They are stored once, to the L1 cache, from which the 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -224,9 +223,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: TileShape) -> No
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
     _, _, height, width, out_block, *_ = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
-    region = sch.get(block).reads[0].source
-    in_bytes = math.prod(int(d) for d in region.shape[1:])
-    s = space(height, width, out_block, target, Rows(height, in_bytes // height))
+    s = space(height, width, out_block, target, Rows.of(height, sch.get(block).reads[0].source))
     d = s.default
     shape = TileShape(
         d.m,
