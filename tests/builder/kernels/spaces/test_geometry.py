@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tvm import relax
+from tvm import relax, tirx
 
-from builder.kernels.spaces.geometry import Conv2d, without_idle_taps
+from builder.kernels.spaces.geometry import Conv2d, Rows, without_idle_taps
 from tests.builder.kernels.machines import close, conv2d, machine, run
 
 
@@ -39,3 +39,10 @@ def test_a_dilation_of_a_whole_image_is_one_tap(dilation: int, kernel: tuple[int
     new, weight = without_idle_taps(op, np.zeros((8, 8, 3, 3), "f4"))
     assert new.kernel == weight.shape[2:] == kernel
     assert (new.out_height, new.out_width) == (33, 33)
+
+
+@pytest.mark.parametrize(("dtype", "each"), [("float32", 512), ("uint8", 128)])
+def test_rows_share_the_bytes_of_an_image(dtype: str, each: int) -> None:
+    rows = Rows.of(4, tirx.decl_buffer((3, 2, 8, 8, 4), dtype))
+    assert (rows.count, rows.bytes_each) == (4, each)
+    assert [rows.at_once(cache) for cache in (0, 4 * each, 100 * each)] == [1, 2, 4]
