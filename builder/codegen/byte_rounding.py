@@ -26,12 +26,13 @@ import tvm
 import tvm_ffi
 from tvm import sym, tirx
 from tvm.ir import Call
-from tvm.target.codegen import llvm_lookup_intrinsic_id
 
+from builder.codegen.bodies import with_bodies
+from builder.codegen.instructions import instruction
 from builder.kernels.rewriter import op_name
 from builder.kernels.spaces.quantisation import ROUNDER
 
-ARCH: Final = "aarch64"
+_ARCH: Final = "aarch64"
 _LANES: Final = 4  # float32 in a vector
 _PAIR: Final = 8  # 16-bit integers in a vector
 _NARROW: Final = {"int8": "sqxtn", "uint8": "sqxtun"}
@@ -47,14 +48,9 @@ def write_byte_rounding(mod: tvm.IRModule, arch: str) -> tvm.IRModule:
     arch
         The architecture of the processor that will run them. Nothing changes unless it is `aarch64`.
     """
-    if arch != ARCH:
+    if arch != _ARCH:
         return mod
-    changed = {
-        var: func.with_body(tvm_ffi.structural_map(func.body, (tirx.Cast, _written), order="pre"))
-        for var, func in mod.functions.items()
-        if isinstance(func, tirx.PrimFunc)
-    }
-    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+    return with_bodies(mod, lambda body: tvm_ffi.structural_map(body, (tirx.Cast, _written), order="pre"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +117,14 @@ class _Rounding:
         point = tirx.Broadcast(self.point.astype("int16"), _PAIR)
 
         def quarter(first: int) -> tirx.Expr:
-            part = numbers if lanes == _LANES else _lanes(numbers, first, _LANES)
-            whole = _instruction("aarch64.neon.fcvtns.v4i32.v4f32", "int32x4", part)
-            return _instruction("aarch64.neon.sqxtn.v4i16", "int16x4", whole)
+            part = _lanes(numbers, first, _LANES)
+            whole = instruction("aarch64.neon.fcvtns.v4i32.v4f32", "int32x4", part)
+            return instruction("aarch64.neon.sqxtn.v4i16", "int16x4", whole)
 
         def half(first: int) -> tirx.Expr:
             both = _joined([quarter(first), quarter(first + _LANES)])
-            moved = _instruction("sadd.sat.v8i16", f"int16x{_PAIR}", both, point)
-            return _instruction(f"aarch64.neon.{_NARROW[self.kind]}.v8i8", f"{self.kind}x{_PAIR}", moved)
+            moved = instruction("sadd.sat.v8i16", f"int16x{_PAIR}", both, point)
+            return instruction(f"aarch64.neon.{_NARROW[self.kind]}.v8i8", f"{self.kind}x{_PAIR}", moved)
 
         return tirx.Let(numbers, self.number, _joined([half(first) for first in range(0, lanes, _PAIR)]))
 
@@ -136,9 +132,9 @@ class _Rounding:
         """Return the bytes as float32."""
         lanes = int(self.number.ty.dtype.lanes)
         dtype = f"float32x{lanes}"
-        below = _instruction(f"minnum.v{lanes}f32", dtype, self.number, tirx.Broadcast(self.high, lanes))
-        limited = _instruction(f"maxnum.v{lanes}f32", dtype, below, tirx.Broadcast(self.low, lanes))
-        whole = _instruction(f"roundeven.v{lanes}f32", dtype, limited)
+        below = instruction(f"minnum.v{lanes}f32", dtype, self.number, tirx.Broadcast(self.high, lanes))
+        limited = instruction(f"maxnum.v{lanes}f32", dtype, below, tirx.Broadcast(self.low, lanes))
+        whole = instruction(f"roundeven.v{lanes}f32", dtype, limited)
         return whole + tirx.Broadcast(self.point.astype("float32"), lanes)
 
 
@@ -177,9 +173,3 @@ def _joined(vectors: list[tirx.Expr]) -> tirx.Expr:
         return vectors[0]
     lanes = sum(int(vector.ty.dtype.lanes) for vector in vectors)
     return tirx.Shuffle(vectors, [tirx.const(k, "int32") for k in range(lanes)])
-
-
-def _instruction(name: str, dtype: str, *operands: tirx.Expr) -> Call:
-    number = llvm_lookup_intrinsic_id(f"llvm.{name}")
-    result: Call = tirx.call_llvm_pure_intrin(dtype, tirx.const(number, "uint32"), *operands)
-    return result

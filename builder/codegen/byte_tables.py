@@ -22,12 +22,13 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
-from tvm.target.codegen import llvm_lookup_intrinsic_id
 
+from builder.codegen.bodies import with_bodies
+from builder.codegen.instructions import instruction
 from builder.kernels.spaces.quantisation import TABLE, is_look_up
 
 _FEATURE: Final = "avx512vbmi"
-_INSTRUCTION: Final = "llvm.x86.avx512.vpermi2var.qi.512"
+_INSTRUCTION: Final = "x86.avx512.vpermi2var.qi.512"
 _WHOLE: Final = 64  # lanes of the instruction
 _LANES: Final = (16, 32, 64)
 _NUMBERS: Final = 16  # of 32 bits, in as many bytes
@@ -45,12 +46,7 @@ def write_byte_tables(mod: tvm.IRModule, features: AbstractSet[str]) -> tvm.IRMo
     """
     if _FEATURE not in features:
         return mod
-    changed = {
-        var: func.with_body(tvm_ffi.structural_map(func.body, (TensorLoad, _written)))
-        for var, func in mod.functions.items()
-        if isinstance(func, tirx.PrimFunc)
-    }
-    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+    return with_bodies(mod, lambda body: tvm_ffi.structural_map(body, (TensorLoad, _written)))
 
 
 def _written(load: TensorLoad) -> tirx.Expr:
@@ -63,11 +59,9 @@ def _written(load: TensorLoad) -> tirx.Expr:
         tirx.BufferLoad(table, [tirx.Ramp(tirx.const(first, "int32"), tirx.const(1, "int32"), _WHOLE)])
         for first in range(0, TABLE, _WHOLE)
     ]
-    number = tirx.const(llvm_lookup_intrinsic_id(_INSTRUCTION), "uint32")
 
     def half(low: tirx.Expr, high: tirx.Expr) -> tirx.Expr:
-        result: tirx.Expr = tirx.call_llvm_pure_intrin(f"uint8x{_WHOLE}", number, low, whole, high)
-        return result
+        return instruction(_INSTRUCTION, f"uint8x{_WHOLE}", low, whole, high)
 
     middle = tirx.Broadcast(tirx.const(TABLE // 2, "uint8"), _WHOLE)
     chosen = tirx.Select(whole < middle, half(*parts[:2]), half(*parts[2:]))

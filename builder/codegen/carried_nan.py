@@ -14,11 +14,10 @@ from typing import Final
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.target.codegen import llvm_lookup_intrinsic_id
 
-from builder.errors import BuildError
-
-_DTYPES: Final = {"aarch64": frozenset({"float32", "float64"}), "armv7l": frozenset({"float32"})}
+from builder.codegen.bodies import with_bodies
+from builder.codegen.instructions import number_of
+from builder.kernels.spaces.limits import CARRYING
 
 
 def carry_nan(mod: tvm.IRModule, arch: str) -> tvm.IRModule:
@@ -36,25 +35,17 @@ def carry_nan(mod: tvm.IRModule, arch: str) -> tvm.IRModule:
     BuildError
         If TVM's LLVM lacks the instruction.
     """
-    dtypes = _DTYPES.get(arch)
+    dtypes = CARRYING.get(arch)
     if dtypes is None:
         return mod
-    number = {kind: llvm_lookup_intrinsic_id(f"llvm.{name}") for kind, name in _NAMES.items()}
-    if not all(number.values()):
-        raise BuildError("expected llvm.maximum and llvm.minimum in TVM's LLVM, got none")
+    numbers = {kind: number_of(name) for kind, name in _NAMES.items()}
 
     def write(expr: tirx.Max | tirx.Min) -> tirx.Expr:
         if not _is_written(expr, dtypes):
             return expr
-        identifier = tirx.const(number[type(expr)], "uint32")
-        return tirx.call_llvm_pure_intrin(str(expr.ty.dtype), identifier, expr.a, expr.b)
+        return tirx.call_llvm_pure_intrin(str(expr.ty.dtype), numbers[type(expr)], expr.a, expr.b)
 
-    changed = {
-        var: func.with_body(tvm_ffi.structural_map(func.body, [(tirx.Max, write), (tirx.Min, write)]))
-        for var, func in mod.functions.items()
-        if isinstance(func, tirx.PrimFunc)
-    }
-    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+    return with_bodies(mod, lambda body: tvm_ffi.structural_map(body, [(tirx.Max, write), (tirx.Min, write)]))
 
 
 _NAMES: Final = {tirx.Max: "maximum", tirx.Min: "minimum"}

@@ -33,9 +33,10 @@ from typing import Final
 import tvm
 import tvm_ffi
 from tvm import sym, tirx
-from tvm.ir import Call, TensorLoad
-from tvm.target.codegen import llvm_lookup_intrinsic_id
+from tvm.ir import TensorLoad
 
+from builder.codegen.bodies import with_bodies
+from builder.codegen.instructions import instruction
 from builder.errors import BuildError
 from builder.kernels.spaces.dot_loops import DOT_MARK, LANES_MARK
 from builder.target.dot import Dot
@@ -71,14 +72,31 @@ def write_dot_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
             errors.append(error)
             return stmt
 
-    changed = {
-        var: func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, loop)))
-        for var, func in mod.functions.items()
-        if isinstance(func, tirx.PrimFunc)
-    }
+    written = with_bodies(mod, lambda body: tvm_ffi.structural_map(body, (tirx.For, loop)))
     if errors:
         raise errors[0]
-    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+    return written
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A buffer, with the index of the first element that a loop reads or writes."""
+
+    buffer: tirx.Buffer
+    at: tirx.Expr
+
+    @property
+    def dtype(self) -> str:
+        """The type of an element."""
+        return str(self.buffer.dtype)
+
+    def load(self, first: int, count: int) -> tirx.Expr:
+        """Return `count` adjacent elements as a vector, from the number `first` on."""
+        return tirx.BufferLoad(self.buffer, [_ramp(self.at + first, count)])
+
+    def store(self, first: int, value: tirx.Expr) -> tirx.Stmt:
+        """Return the store of a vector, from the number `first` on."""
+        return tirx.BufferStore(self.buffer, value, [_ramp(self.at + first, int(value.ty.dtype.lanes))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +112,15 @@ class _DotLoop:
     stride
         Weights from one lane to the next.
     sums, data, weights
-        Buffers, each with the index of its first element.
+        Where they begin.
     """
 
     lanes: int
     members: tuple[int, ...]
     stride: int
-    sums: tuple[tirx.Buffer, tirx.Expr]
-    data: tuple[tirx.Buffer, tirx.Expr]
-    weights: tuple[tirx.Buffer, tirx.Expr]
+    sums: _Place
+    data: _Place
+    weights: _Place
 
     @classmethod
     def of(cls, loop: tirx.For) -> _DotLoop:
@@ -146,9 +164,9 @@ class _DotLoop:
             lanes,
             tuple(members),
             group if is_straight else 2,
-            (body.buffer, place(body, body.buffer, [1, *[0] * len(extents)])),
-            (data.source, datum),
-            (weights.source, first),
+            _Place(body.buffer, place(body, body.buffer, [1, *[0] * len(extents)])),
+            _Place(data.source, datum),
+            _Place(weights.source, first),
         )
 
     @property
@@ -158,49 +176,38 @@ class _DotLoop:
 
     def write(self, dot: Dot) -> tirx.Stmt:
         """Return the loop with an instruction of `dot` for each vector, or without one if it does not fit."""
-        group = dot.word_group if str(self.data[0].dtype) == "int16" else dot.group
+        group = dot.word_group if self.data.dtype == "int16" else dot.group
         halves = self.stride != self.group
         fits = self.group == group and self.lanes % dot.lanes == 0 and halves == dot.halves
-        dtypes = (str(self.data[0].dtype), str(self.weights[0].dtype))
+        dtypes = (self.data.dtype, self.weights.dtype)
         if dot.name in _INSTRUCTIONS and fits and dtypes in ((dot.data, "int8"), ("int16", dot.data)):
             return self._vectors(dot.lanes, lambda first: _INSTRUCTIONS[dot.name](self, first, dot))
         return self._vectors(self.lanes, self._plain)
 
     def _vectors(self, lanes: int, value: Callable[[int], tirx.Expr]) -> tirx.Stmt:
         """Return a store of `value` for each vector of sums; it takes the number of the first lane."""
-        buffer, at = self.sums
-        stores = [
-            tirx.BufferStore(buffer, value(first), [_ramp(at + first, lanes)])
-            for first in range(0, self.lanes, lanes)
-        ]
+        stores = [self.sums.store(first, value(first)) for first in range(0, self.lanes, lanes)]
         return stores[0] if len(stores) == 1 else tirx.SeqStmt(stores)
 
     def _plain(self, first: int) -> tirx.Expr:
         """Return the sums of all lanes, in arithmetic that any processor has."""
-        (weights, w), (data, a) = self.weights, self.data
-        total = self.old_sums(first, self.lanes)
+        total = self.sums.load(first, self.lanes)
         for number, member in enumerate(self.members):
-            factor = tirx.Broadcast(tirx.BufferLoad(data, [a + number]).astype("int32"), self.lanes)
-            index = w + member if self.lanes == 1 else tirx.Ramp(w + member, _int(self.stride), self.lanes)
-            total = total + factor * tirx.BufferLoad(weights, [index]).astype(f"int32x{self.lanes}")
+            factor = tirx.Broadcast(self.data.load(number, 1).astype("int32"), self.lanes)
+            w = self.weights.at + member
+            index = w if self.lanes == 1 else tirx.Ramp(w, _int(self.stride), self.lanes)
+            weights = tirx.BufferLoad(self.weights.buffer, [index])
+            total = total + factor * weights.astype(f"int32x{self.lanes}")
         return total
-
-    def old_sums(self, first: int, lanes: int) -> tirx.Expr:
-        """Return the sums before this step, from the lane `first` on."""
-        buffer, at = self.sums
-        return tirx.BufferLoad(buffer, [_ramp(at + first, lanes)])
 
     def repeated_data(self, lanes: int) -> tirx.Expr:
         """Return the group of the left factor, repeated for each lane."""
-        buffer, at = self.data
-        group = tirx.BufferLoad(buffer, [_ramp(at, self.group)])
-        words = tirx.Broadcast(tirx.reinterpret("int32", group), lanes)
-        return tirx.reinterpret(f"{buffer.dtype}x{lanes * self.group}", words)
+        words = tirx.Broadcast(tirx.reinterpret("int32", self.data.load(0, self.group)), lanes)
+        return tirx.reinterpret(f"{self.data.dtype}x{lanes * self.group}", words)
 
     def some_weights(self, first: int, lanes: int) -> tirx.Expr:
         """Return the weights of the lanes from `first` on."""
-        buffer, at = self.weights
-        return tirx.BufferLoad(buffer, [_ramp(at + first * self.group, lanes * self.group)])
+        return self.weights.load(first * self.group, lanes * self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,15 +221,15 @@ class _LaneLoop:
     row
         Elements from one row of data to the next.
     sums, data, weights
-        Buffers, each with the index of its first element.
+        Where they begin.
     """
 
     lanes: int
     group: int
     row: int
-    sums: tuple[tirx.Buffer, tirx.Expr]
-    data: tuple[tirx.Buffer, tirx.Expr]
-    weights: tuple[tirx.Buffer, tirx.Expr]
+    sums: _Place
+    data: _Place
+    weights: _Place
 
     @classmethod
     def of(cls, loop: tirx.For) -> _LaneLoop:
@@ -250,45 +257,39 @@ class _LaneLoop:
         if sums != [1, 0] or numbers != [group, 1] or values[:1] != [1] or values[1] is None:
             raise BuildError(f"expected lanes with data of their own, got {store}")
         return cls(
-            int(loop.extent), group, values[1], (store.buffer, s), (data.source, a), (weights.source, b)
+            int(loop.extent),
+            group,
+            values[1],
+            _Place(store.buffer, s),
+            _Place(data.source, a),
+            _Place(weights.source, b),
         )
 
     def write(self, dot: Dot) -> tirx.Stmt:
         """Return the loop with an instruction of `dot` for each vector, or without one if it does not fit."""
         value = _INTERLEAVED.get(dot.name)
-        dtypes = (str(self.data[0].dtype), str(self.weights[0].dtype))
+        dtypes = (self.data.dtype, self.weights.dtype)
         whole = self.group == dot.group and self.lanes % max(dot.lanes, 8) == 0
         if value is None or not whole or dtypes != (dot.data, "int8"):
-            return self._store(0, self.lanes, self._plain())
+            return self.sums.store(0, self._plain())
         stores = []
         for first in range(0, self.lanes, dot.lanes):
-            buffer, at = self.weights
-            weights = tirx.BufferLoad(buffer, [_ramp(at + first * self.group, dot.lanes * self.group)])
-            operands = value(self, first, dot.lanes), weights
-            sums = _intrinsic(dot.name, f"int32x{dot.lanes}", self._old(first, dot.lanes), *operands)
-            stores.append(self._store(first, dot.lanes, sums))
+            old = self.sums.load(first, dot.lanes)
+            weights = self.weights.load(first * self.group, dot.lanes * self.group)
+            operands = old, value(self, first, dot.lanes), weights
+            stores.append(self.sums.store(first, instruction(dot.name, f"int32x{dot.lanes}", *operands)))
         return stores[0] if len(stores) == 1 else tirx.SeqStmt(stores)
 
     def rows(self, first: int, lanes: int) -> list[tirx.Expr]:
         """Return the data of some lanes: a vector for each row."""
-        buffer, at = self.data
-        return [
-            tirx.BufferLoad(buffer, [_ramp(at + (g * self.row + first), lanes)]) for g in range(self.group)
-        ]
-
-    def _old(self, first: int, lanes: int) -> tirx.Expr:
-        buffer, at = self.sums
-        return tirx.BufferLoad(buffer, [_ramp(at + first, lanes)])
-
-    def _store(self, first: int, lanes: int, value: tirx.Expr) -> tirx.Stmt:
-        buffer, at = self.sums
-        return tirx.BufferStore(buffer, value, [_ramp(at + first, lanes)])
+        return [self.data.load(g * self.row + first, lanes) for g in range(self.group)]
 
     def _plain(self) -> tirx.Expr:
         """Return the sums of all lanes, in arithmetic that any processor has."""
-        (buffer, at), total = self.weights, self._old(0, self.lanes)
+        total = self.sums.load(0, self.lanes)
         for g, row in enumerate(self.rows(0, self.lanes)):
-            factors = tirx.BufferLoad(buffer, [tirx.Ramp(at + g, _int(self.group), self.lanes)])
+            index = tirx.Ramp(self.weights.at + g, _int(self.group), self.lanes)
+            factors = tirx.BufferLoad(self.weights.buffer, [index])
             total = total + row.astype(f"int32x{self.lanes}") * factors.astype(f"int32x{self.lanes}")
         return total
 
@@ -316,31 +317,23 @@ def _ramp(first: tirx.Expr, lanes: int) -> tirx.Expr:
     return first if lanes == 1 else tirx.Ramp(first, _int(1), lanes)
 
 
-def _intrinsic(name: str, dtype: str, *operands: tirx.Expr) -> Call:
-    number = llvm_lookup_intrinsic_id(f"llvm.{name}")
-    if not number:
-        raise BuildError(f"expected the instruction {name} in TVM's LLVM, got none")
-    result: Call = tirx.call_llvm_pure_intrin(dtype, tirx.const(number, "uint32"), *operands)
-    return result
-
-
 def _added(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
     """Return sums by an instruction of old sums, data and weights, all as bytes (VPDPBUSD)."""
     operands = (loop.repeated_data(dot.lanes), loop.some_weights(first, dot.lanes))
-    return _intrinsic(dot.name, f"int32x{dot.lanes}", loop.old_sums(first, dot.lanes), *operands)
+    return instruction(dot.name, f"int32x{dot.lanes}", loop.sums.load(first, dot.lanes), *operands)
 
 
 def _turned(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
     """Return sums by an instruction of old sums, weights and data (SDOT by element)."""
     operands = (loop.some_weights(first, dot.lanes), loop.repeated_data(dot.lanes))
-    return _intrinsic(dot.name, f"int32x{dot.lanes}", loop.old_sums(first, dot.lanes), *operands)
+    return instruction(dot.name, f"int32x{dot.lanes}", loop.sums.load(first, dot.lanes), *operands)
 
 
 def _pairs(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
     """Return old sums and the sums of pairs of products of 16-bit integers (PMADDWD)."""
     weights = loop.some_weights(first, dot.lanes).astype(f"int16x{dot.lanes * dot.group}")
-    pairs = _intrinsic(dot.name, f"int32x{dot.lanes}", loop.repeated_data(dot.lanes), weights)
-    return loop.old_sums(first, dot.lanes) + pairs
+    pairs = instruction(dot.name, f"int32x{dot.lanes}", loop.repeated_data(dot.lanes), weights)
+    return loop.sums.load(first, dot.lanes) + pairs
 
 
 def _halves(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
@@ -354,7 +347,7 @@ def _halves(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
         return part.astype("int16x8")
 
     products = half(weights, 0) * half(repeated, 0) + half(weights, 1) * half(repeated, 1)
-    return loop.old_sums(first, dot.lanes) + _intrinsic(dot.name, f"int32x{dot.lanes}", products)
+    return loop.sums.load(first, dot.lanes) + instruction(dot.name, f"int32x{dot.lanes}", products)
 
 
 _INSTRUCTIONS: Final[Mapping[str, Callable[[_DotLoop, int, Dot], tirx.Expr]]] = {
@@ -371,7 +364,7 @@ _INSTRUCTIONS: Final[Mapping[str, Callable[[_DotLoop, int, Dot], tirx.Expr]]] = 
 def _transposed(loop: _LaneLoop, first: int, lanes: int) -> tirx.Expr:
     """Return the data of some lanes, with the bytes of each adjacent (VPERMD and VPSHUFB, or VPERMB)."""
     rows, size = loop.rows(first, lanes), 4 * lanes
-    dtype = str(loop.data[0].dtype)
+    dtype = loop.data.dtype
     whole = tirx.Shuffle(rows, [_int(k) for k in range(size)])
     words = tirx.reinterpret(f"int32x{lanes}", whole)
     order = [lanes // 4 * row + word for word in range(lanes // 4) for row in range(4)]

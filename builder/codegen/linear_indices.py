@@ -21,6 +21,8 @@ from tvm import tirx
 from tvm.ir import TensorLoad
 from tvm_ffi import structural_equal
 
+from builder.codegen.bodies import with_bodies
+
 # Larger ones would take a second each. An index has few variables, so most operators are below.
 MOST_VALUES: Final = 1 << 22
 
@@ -38,12 +40,7 @@ Extents = Mapping[tirx.Var, int]
 
 def simplify_indices(mod: tvm.IRModule) -> tvm.IRModule:
     """Simplify the indices in vector loops of all functions of `mod`, whose buffers are already flat."""
-    changed = {
-        var: func.with_body(_Function().simplified(func.body, {}, vector=False))
-        for var, func in mod.functions.items()
-        if isinstance(func, tirx.PrimFunc)
-    }
-    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+    return with_bodies(mod, lambda body: _Function().simplified(body, {}, vector=False))
 
 
 class _Function:

@@ -19,20 +19,16 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
+from builder.codegen.bodies import with_bodies
 from builder.kernels.rewriter import op_name
 from builder.kernels.spaces.vector_math import formula_of
 
 
 def expand_functions(mod: tvm.IRModule) -> tvm.IRModule:
     """Write the formulas of calls, in all functions of `mod`; nothing may simplify them afterwards."""
-    changed = {
-        var: func.with_body(
-            tvm_ffi.structural_map(func.body, [(tirx.BufferStore, _stored), (tirx.Bind, _bound)])
-        )
-        for var, func in mod.functions.items()
-        if isinstance(func, tirx.PrimFunc)
-    }
-    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+    return with_bodies(
+        mod, lambda body: tvm_ffi.structural_map(body, [(tirx.BufferStore, _stored), (tirx.Bind, _bound)])
+    )
 
 
 def _stored(store: tirx.BufferStore) -> tirx.Stmt:

@@ -1,6 +1,6 @@
 """Products of matrices of bytes on tiles, as AMX has them.
 
-A design space marks three parts of a product (`dot_loops.mark_tiles`):
+A design space marks three parts of a product (`tile_loops.start_tiles`):
 
     for ...: sums[...] = 0                              # zeros
     for ...:                                            # reduction
@@ -32,20 +32,19 @@ from typing import Final
 import tvm
 import tvm_ffi
 from tvm import sym, tirx
-from tvm.ir import Call, TensorLoad
-from tvm.target.codegen import llvm_lookup_intrinsic_id
+from tvm.ir import TensorLoad
 from tvm_ffi import WalkResult
 
+from builder.codegen.bodies import with_bodies
 from builder.codegen.dot_products import factors_of
+from builder.codegen.instructions import number_of
 from builder.errors import BuildError
-from builder.kernels.spaces.dot_loops import SUMS_MARK, TILE_MARK, ZEROS_MARK
+from builder.kernels.spaces.tile_loops import GROUP, MOST_SUMS, STEPS, SUMS_MARK, TILE_MARK, ZEROS_MARK
 from builder.target.dot import TILE, Dot
 
-_GROUP: Final = 4
-# Tile registers by what they hold. Sums stay; the others take turns.
-SUMS: Final = 4
-_LEFT: Final = (4, 5)
-_RIGHT: Final = (6, 7)
+# Tile registers by what they hold. The first are sums, and stay; the others take turns.
+_LEFT: Final = (MOST_SUMS, MOST_SUMS + 1)
+_RIGHT: Final = (MOST_SUMS + 2, MOST_SUMS + 3)
 
 
 def write_tile_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
@@ -60,36 +59,34 @@ def write_tile_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
     """
     if not dot.tiles:
         return mod
-    errors: list[BuildError] = []
+    return with_bodies(mod, _on_tiles)
 
-    def outermost(loop: tirx.For) -> WalkResult:
-        """Collect the loops that hold products: parallel ones, else the outermost."""
+
+def _on_tiles(body: tirx.Stmt) -> tirx.Stmt:
+    """Return the body of a function with its products on tiles."""
+    if not _has_tile(body):
+        return body
+    for loop in _holders(body):
+        body = _replaced(body, loop, _written(loop))
+    body = _without_zeros(body)
+    if _has_tile(body):
+        raise BuildError("expected all tiles of a function in a marked reduction, got others")
+    return body
+
+
+def _holders(body: tirx.Stmt) -> list[tirx.For]:
+    """Return the loops in `body` that hold products: parallel ones, else the outermost."""
+    found: list[tirx.For] = []
+
+    def visit(loop: tirx.For) -> WalkResult:
         if loop.kind != tirx.ForKind.PARALLEL and _parallel(loop.body):
             return WalkResult.ADVANCE
         if _products(loop):
             found.append(loop)
         return WalkResult.SKIP
 
-    changed = {}
-    for var, func in mod.functions.items():
-        if not isinstance(func, tirx.PrimFunc) or not _has_tile(func.body):
-            continue
-        found: list[tirx.For] = []
-        tvm_ffi.structural_walk(func.body, (tirx.For, outermost), order="pre")
-        body = func.body
-        for loop in found:
-            try:
-                body = _replaced(body, loop, _written(loop))
-            except BuildError as error:
-                errors.append(error)
-        changed[var] = func.with_body(_without_zeros(body))
-        if _has_tile(changed[var].body):
-            errors.append(
-                BuildError(f"expected all tiles of {var.name_hint} in a marked reduction, got others")
-            )
-    if errors:
-        raise errors[0]
-    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+    tvm_ffi.structural_walk(body, (tirx.For, visit), order="pre")
+    return found
 
 
 def _has(loop: tirx.For, mark: str) -> bool:
@@ -135,17 +132,20 @@ def _without_zeros(body: tirx.Stmt) -> tirx.Stmt:
 
 
 def _written(loop: tirx.For) -> tirx.Stmt:
-    """Return a loop with its products on tiles, configured in each round if it is parallel."""
+    """Return a loop with its products on tiles, which are configured in each round if it is parallel.
+
+    Products with different rows are each configured by themselves.
+    """
     products = [_Product.of(each) for each in _products(loop)]
     rows = {product.rows for product in products}
     body: tirx.Stmt = loop
     for product in products:
         steps = product.write()
         body = _replaced(body, product.loop, steps if len(rows) == 1 else _configured(product.rows, steps))
-    if loop.kind != tirx.ForKind.PARALLEL:
-        return body if len(rows) > 1 else _configured(rows.pop(), body)
     if len(rows) > 1:
         return body
+    if loop.kind != tirx.ForKind.PARALLEL:
+        return _configured(rows.pop(), body)
     inner = _configured(rows.pop(), body.body)
     return tirx.For(body.loop_var, body.min, body.extent, body.kind, inner, None, body.annotations)
 
@@ -161,7 +161,7 @@ def _configured(rows: int, body: tirx.Stmt) -> tirx.Stmt:
     shapes[0] = 1
     for register in range(8):
         shapes[16 + 2 * register] = TILE.bytes
-        shapes[48 + register] = TILE.bytes // _GROUP if register in _RIGHT else rows
+        shapes[48 + register] = STEPS if register in _RIGHT else rows
     words = [int.from_bytes(shapes[8 * k : 8 * k + 8], "little", signed=True) for k in range(8)]
     stores = [tirx.BufferStore(buffer, tirx.const(word, "int64"), [_int(k)]) for k, word in enumerate(words)]
     load = _call("ldtilecfg", tirx.address_of(tirx.BufferLoad(buffer, [_int(0)])))
@@ -221,7 +221,7 @@ class _Product:
             stmt = stmt.body
         found = factors_of(stmt) if isinstance(stmt, tirx.BufferStore) else None
         extents = [int(each.extent) for each in inner]
-        if found is None or extents[1:] != [TILE.bytes // _GROUP, TILE.columns, _GROUP]:
+        if found is None or extents[1:] != [STEPS, TILE.columns, GROUP]:
             raise BuildError(f"expected a product on tiles, got loops of {extents} around {stmt}")
         if not 1 <= extents[0] <= TILE.rows:
             raise BuildError(f"expected a tile of at most {TILE.rows} rows, got {extents[0]}")
@@ -229,7 +229,7 @@ class _Product:
         if [str(load.source.dtype) for load in loads] != ["uint8", "int8", "int32"]:
             raise BuildError(f"expected a product of uint8 and int8 on tiles, got {stmt}")
         variables = [each.loop_var for each in inner]
-        wanted = ((None, _GROUP, 0, 1), (0, None, _GROUP, 1), (None, 0, 1, 0))
+        wanted = ((None, GROUP, 0, 1), (0, None, GROUP, 1), (None, 0, 1, 0))
         places, strides = [], []
         for load, steps in zip(loads, wanted, strict=True):
             (index,) = load.indices
@@ -240,8 +240,8 @@ class _Product:
             places.append((load.source, parts[-1]))
             strides.append(known[steps.index(None)])
         corners = list(itertools.product(*(range(int(tile.extent)) for tile in tiles)))
-        if len(corners) > SUMS:
-            raise BuildError(f"expected at most {SUMS} tiles of sums, got {len(corners)}")
+        if len(corners) > MOST_SUMS:
+            raise BuildError(f"expected at most {MOST_SUMS} tiles of sums, got {len(corners)}")
         analyzer = sym.Analyzer()
 
         def at(source: tirx.Buffer, place: tirx.Expr, corner: tuple[int, ...]) -> TensorLoad:
@@ -314,8 +314,4 @@ def _tile(number: int) -> tirx.Expr:
 
 def _call(name: str, *operands: tirx.Expr) -> tirx.Stmt:
     """Return a call of an instruction for tiles."""
-    number = llvm_lookup_intrinsic_id(f"llvm.x86.{name}")
-    if not number:
-        raise BuildError(f"expected the instruction {name} in TVM's LLVM, got none")
-    call: Call = tirx.call_llvm_intrin("void", tirx.const(number, "uint32"), *operands)
-    return tirx.Evaluate(call)
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", number_of(f"x86.{name}"), *operands))

@@ -20,7 +20,7 @@ from tvm import tirx
 from tvm.ir import Range, TensorLoad, TensorRegion
 from tvm_ffi import structural_equal
 
-from builder.kernels.spaces.dot_loops import ZEROS_MARK
+from builder.kernels.spaces.tile_loops import ZEROS_MARK
 
 
 @dataclass(frozen=True, slots=True)

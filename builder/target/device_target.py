@@ -220,7 +220,8 @@ def _build(name: str, config: dict[str, Any]) -> DeviceTarget:
 
 def arch_of(target: Target) -> str:
     """Return the architecture of a TVM target, as `uname -m` prints it."""
-    return str(target.attrs.get("mtriple", Machine.detect().arch)).partition("-")[0]
+    name = str(target.attrs.get("mtriple", Machine.detect().arch)).partition("-")[0]
+    return _ARCH_ALIASES.get(name, name)
 
 
 def dot_of(target: Target) -> Dot:

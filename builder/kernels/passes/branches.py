@@ -23,13 +23,13 @@ class Branch:
 
     Attributes
     ----------
-    call
-        The convolution, with constant weights.
+    weight
+        The weights, `[O, I, H, W]`.
     begins
         Rows above and columns to the left of the image at which the first window begins.
     """
 
-    call: Call
+    weight: np.ndarray
     begins: tuple[int, int]
 
     @classmethod
@@ -39,13 +39,7 @@ class Branch:
         if weight is None or any(d > 1 for d, k in zip(dilations, weight.shape[2:], strict=True) if k > 1):
             return None
         top, left, _, _ = (int(p) for p in call.attrs.padding)
-        return cls(call, (top, left))
-
-    @property
-    def weight(self) -> np.ndarray:
-        """The weights, `[O, I, H, W]`."""
-        weight: np.ndarray = self.call.args[1].value.numpy()
-        return weight
+        return cls(weight, (top, left))
 
 
 def together(one: Call, other: Call, result: tuple[int, ...]) -> Call | None:

@@ -293,16 +293,16 @@ class _FoldScale:
             return False
         if not all(shape_of(x) == shape_of(call) for x in call.args):
             return False
-        convs = [(x, *self._convs[x]) for x in call.args if x in self._convs]
-        biases = [bias for _, _, bias in convs]
+        found = [self._convs[x] for x in call.args if x in self._convs]
+        convs, biases = [conv for conv, _ in found], [bias for _, bias in found]
         if len(convs) == 2:
-            merged = branches.together(convs[0][1], convs[1][1], shape_of(call))
+            merged = branches.together(convs[0], convs[1], shape_of(call))
         elif len(convs) == 1:
             rest = next(x for x in call.args if x not in self._convs)
             source, factor, shift = self._scaled.get(rest, (None, None, None))
-            if source is None or factor is None or not source.same_as(convs[0][1].args[0]):
+            if source is None or factor is None or not source.same_as(convs[0].args[0]):
                 return False
-            merged = branches.with_scaled(convs[0][1], factor, shape_of(call))
+            merged = branches.with_scaled(convs[0], factor, shape_of(call))
             biases.append(shift)
         else:
             return False

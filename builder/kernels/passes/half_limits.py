@@ -24,7 +24,7 @@ from tvm.ir import Call
 from tvm.tirx import FloatImm
 
 from builder.kernels.rewriter import RESHAPES, constant_of, op_name
-from builder.kernels.spaces.convolution import Conv2d
+from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.half_sums import LONGEST
 from builder.kernels.spaces.half_winograd import largest_factors, picture_growth
 

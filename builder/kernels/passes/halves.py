@@ -33,7 +33,7 @@ from builder.kernels.rewriter import (
     shape_of,
     users_of,
 )
-from builder.kernels.spaces.convolution import Conv2d
+from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.half_sums import LONGEST
 
 MARK: Final = "edge.floats"

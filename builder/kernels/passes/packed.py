@@ -16,7 +16,7 @@ from tvm.ir import Call
 
 from builder.kernels.passes.routes import Route
 from builder.kernels.rewriter import Values, shape_of
-from builder.kernels.spaces import channels, convolution
+from builder.kernels.spaces import channels, geometry
 from builder.kernels.spaces.unpacking import unpack
 
 
@@ -210,7 +210,7 @@ def pack_array(array: np.ndarray, block: int, fill: float, group: int) -> np.nda
     """
     array = array.reshape((1,) * (4 - array.ndim) + array.shape)
     if array.shape[1] > group:
-        array = convolution.with_gaps(array, 1, group, block, fill)
+        array = geometry.with_gaps(array, 1, group, block, fill)
     n, c, h, w = array.shape
     if c == 1:
         return array.reshape(n, 1, h, w, 1)

@@ -16,6 +16,7 @@ from builder.kernels.rewriter import constant_of, op_name, shape_of
 from builder.kernels.spaces import (
     convolution,
     depthwise,
+    geometry,
     half_convolution,
     half_winograd,
     integer_convolution,
@@ -50,7 +51,7 @@ class Convolutions:
     def emit(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
         """Replace a convolution: depthwise, by Winograd, or direct."""
         weight = constant_of(call.args[1])
-        op = convolution.Conv2d.of(call)
+        op = geometry.Conv2d.of(call)
         if op is None:
             return False
         if weight is None:
@@ -59,7 +60,7 @@ class Convolutions:
             return self._bytes(table, var, call, op, weight)
         if weight.dtype not in (np.float32, np.float16):
             return False
-        op, weight = convolution.without_idle_taps(op, weight)
+        op, weight = geometry.without_idle_taps(op, weight)
         halves = weight.dtype == np.float16
         lanes = 2 * self._lanes if halves else self._lanes
         group = channels = op.out_channels
@@ -73,11 +74,11 @@ class Convolutions:
         else:
             out_block = channel_block(op.out_channels, lanes)
             if op.groups > 1:
-                op, weight, out_block = convolution.merge_groups(op, weight, lanes)
+                op, weight, out_block = geometry.merge_groups(op, weight, lanes)
                 group = channels // op.groups
             have = table.packed(call.args[0])
             if have is not None and self._may_read_gaps(op, have):
-                weight = convolution.with_gaps(weight, 1, have.group, have.block)
+                weight = geometry.with_gaps(weight, 1, have.group, have.block)
                 op, x = replace(op, in_channels=op.groups * weight.shape[1]), have
             else:
                 x = table.as_packed(call.args[0], self._in_block(table, call.args[0], op, lanes))
@@ -95,9 +96,7 @@ class Convolutions:
         table.define_packed(var, Packed(new, channels, group))
         return True
 
-    def _computed_weights(
-        self, table: LayoutValues, var: relax.Var, call: Call, op: convolution.Conv2d
-    ) -> bool:
+    def _computed_weights(self, table: LayoutValues, var: relax.Var, call: Call, op: geometry.Conv2d) -> bool:
         """Replace a convolution of float32 whose weights are computed: depthwise or without groups."""
         x, weight = call.args
         if any(str(each.ty.dtype) != "float32" for each in (x, weight, call)):
@@ -130,7 +129,7 @@ class Convolutions:
         return (data, zero) if str(data.ty.dtype) in ("uint8", "int8") else None
 
     def _bytes(
-        self, table: LayoutValues, var: relax.Var, call: Call, op: convolution.Conv2d, weight: np.ndarray
+        self, table: LayoutValues, var: relax.Var, call: Call, op: geometry.Conv2d, weight: np.ndarray
     ) -> bool:
         """Replace a convolution of bytes; a padding before it becomes its own."""
         data, point = call.args[0], relax.const(np.int32(0))
@@ -169,14 +168,14 @@ class Convolutions:
         return True
 
     @staticmethod
-    def _may_read_gaps(op: convolution.Conv2d, value: Packed) -> bool:
+    def _may_read_gaps(op: geometry.Conv2d, value: Packed) -> bool:
         """Whether a convolution reads a value with its gaps, which it multiplies by zeros."""
         if value.is_dense or op.in_channels // op.groups % value.group:
             return False
         return value.padded_group <= _WIDEST_GAPS * value.group
 
     @staticmethod
-    def _in_block(table: LayoutValues, x: relax.Expr, op: convolution.Conv2d, lanes: int) -> int:
+    def _in_block(table: LayoutValues, x: relax.Expr, op: geometry.Conv2d, lanes: int) -> int:
         """Return the block of channels in which a convolution reads `x`: the present one if possible."""
         have = table.packed(x)
         per_group = op.in_channels // op.groups

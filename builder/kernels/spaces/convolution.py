@@ -8,25 +8,25 @@ runs; each step broadcasts one input value for each column and multiplies it by 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
-from tvm.ir import Call
 
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch, shares
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.geometry import Columns, Conv2d, Rows
+from builder.kernels.spaces.padded_copy import pad, schedule_pad
 from builder.kernels.spaces.register_tile import (
     TileChoices,
     best_row_tile,
     best_tile,
     divisors,
-    even_part,
     hold_operand,
     multiplies_by_element,
     shorter_inside,
@@ -36,206 +36,6 @@ from builder.kernels.spaces.register_tile import (
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "conv2d"
-
-# What it costs to move an output that has padding before it, in vectors of products.
-_OPERATIONS_TO_MOVE: Final = 2.0
-# Columns of an image that are copied together: one vector, or several of the narrower ones.
-_COPIED: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Conv2d:
-    """A convolution's geometry.
-
-    Attributes
-    ----------
-    batch
-        Images.
-    in_channels, in_height, in_width
-        Of the input.
-    out_channels
-        Of the output.
-    kernel
-        The window's rows and columns.
-    strides, dilation
-        Along rows and columns.
-    padding
-        Top, left, bottom, right.
-    groups
-        Groups of channels, each convolved separately.
-    """
-
-    batch: int
-    in_channels: int
-    in_height: int
-    in_width: int
-    out_channels: int
-    kernel: tuple[int, int]
-    strides: tuple[int, int]
-    padding: tuple[int, int, int, int]
-    dilation: tuple[int, int]
-    groups: int
-
-    @classmethod
-    def of(cls, call: Call) -> Conv2d | None:
-        """Return the geometry of a Relax call, None if its layout is not NCHW."""
-        attrs = call.attrs
-        if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCHW", "OIHW", "NCHW"):
-            return None
-        n, c, h, w = shape_of(call.args[0])
-        o, _, kh, kw = shape_of(call.args[1])
-        padding = [int(p) for p in attrs.padding]
-        top, left, bottom, right = padding * 2 if len(padding) == 2 else padding
-        sh, sw = (int(v) for v in attrs.strides)
-        dh, dw = (int(v) for v in attrs.dilation)
-        return cls(n, c, h, w, o, (kh, kw), (sh, sw), (top, left, bottom, right), (dh, dw), int(attrs.groups))
-
-    @property
-    def is_depthwise(self) -> bool:
-        """Whether each channel has its own filter."""
-        return self.groups == self.in_channels == self.out_channels and self.groups > 1
-
-    @property
-    def out_height(self) -> int:
-        """Rows of the output."""
-        span = (self.kernel[0] - 1) * self.dilation[0] + 1
-        return (self.in_height + self.padding[0] + self.padding[2] - span) // self.strides[0] + 1
-
-    @property
-    def out_width(self) -> int:
-        """Columns of the output."""
-        span = (self.kernel[1] - 1) * self.dilation[1] + 1
-        return (self.in_width + self.padding[1] + self.padding[3] - span) // self.strides[1] + 1
-
-
-def without_idle_taps(op: Conv2d, weight: np.ndarray) -> tuple[Conv2d, np.ndarray]:
-    """Drop the taps at the edges of a window that read only padding, as with a dilation beyond the image.
-
-    Parameters
-    ----------
-    op
-        The geometry.
-    weight
-        `[OC, IC/groups, KH, KW]`.
-
-    Returns
-    -------
-    op, weight
-        A convolution with the same results.
-    """
-    rows = _used(op.kernel[0], op.strides[0], op.dilation[0], (op.padding[0], op.in_height, op.out_height))
-    columns = _used(op.kernel[1], op.strides[1], op.dilation[1], (op.padding[1], op.in_width, op.out_width))
-    if (len(rows), len(columns)) == op.kernel:
-        return op, weight
-    top, left = op.padding[0] - rows[0] * op.dilation[0], op.padding[1] - columns[0] * op.dilation[1]
-    bottom = (op.out_height - 1) * op.strides[0] + (len(rows) - 1) * op.dilation[0] + 1 - op.in_height - top
-    right = (op.out_width - 1) * op.strides[1] + (len(columns) - 1) * op.dilation[1] + 1 - op.in_width - left
-    kernel = np.ascontiguousarray(weight[:, :, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
-    return replace(op, kernel=(len(rows), len(columns)), padding=(top, left, bottom, right)), kernel
-
-
-def _used(taps: int, stride: int, dilation: int, extents: tuple[int, int, int]) -> range:
-    """Return the taps along an axis that must stay: those that read the input.
-
-    More stay where the padding would be negative without them. `extents` has the padding before the input,
-    and the extents of input and output.
-    """
-    before, inputs, outputs = extents
-    reach = (outputs - 1) * stride
-    used = [tap for tap in range(taps) if -reach <= tap * dilation - before < inputs]
-    first = min(used[0], before // dilation) if used else 0
-    last = used[-1] if used else taps - 1
-    while last < taps - 1 and reach + last * dilation + 1 < inputs + before:
-        last += 1
-    return range(first, last + 1)
-
-
-def merge_groups(op: Conv2d, weight: np.ndarray, lanes: int) -> tuple[Conv2d, np.ndarray, int]:
-    """Merge groups, or pad their outputs, so that these fill whole blocks.
-
-    Merging puts zeros between the weights of groups; padding adds outputs whose weights are zeros. Both are
-    multiplied, but in whole vectors. Of all ways, the one with the fewest operations is taken.
-
-    Parameters
-    ----------
-    op
-        The geometry, with groups of several channels.
-    weight
-        `[OC, IC/groups, KH, KW]`.
-    lanes
-        float32 values in a vector.
-
-    Returns
-    -------
-    op, weight, block
-        The convolution with as many or fewer groups, and the channels in a block of the output; blocks divide
-        a group's outputs, unless there is only one group.
-    """
-    outputs, inputs = op.out_channels // op.groups, op.in_channels // op.groups
-
-    def operations(together: int, block: int) -> float:
-        """Return how many vectors are computed or moved for each group."""
-        whole = together == op.groups or together * outputs % block == 0
-        moved = 0 if whole else _OPERATIONS_TO_MOVE * together * outputs
-        vectors = -(-together * outputs // block)
-        return (vectors * together * inputs * math.prod(op.kernel) + moved) / together
-
-    choices = [
-        (operations(together, block), -block, together)
-        for together in divisors(op.groups, op.groups)
-        for block in (lanes, lanes // 2, lanes // 4)
-        if block >= 4
-    ]
-    _, block, together = min(choices)
-    merged = np.zeros((op.out_channels, together * inputs, *op.kernel), weight.dtype)
-    for channel in range(op.out_channels):
-        at = channel // outputs % together * inputs
-        merged[channel, at : at + inputs] = weight[channel]
-    groups = op.groups // together
-    if groups > 1:
-        merged = with_gaps(merged, 0, together * outputs, -block)
-    return replace(op, groups=groups, out_channels=len(merged)), merged, -block
-
-
-def with_gaps(array: np.ndarray, axis: int, group: int, block: int, fill: float = 0.0) -> np.ndarray:
-    """Return `array` with `fill` after each `group` elements of `axis`, up to a whole `block`."""
-    padded = -(-group // block) * block
-    before, after = array.shape[:axis], array.shape[axis + 1 :]
-    split = array.reshape(*before, -1, group, *after)
-    widths = [(0, 0)] * split.ndim
-    widths[axis + 1] = (0, padded - group)
-    return np.pad(split, widths, constant_values=fill).reshape(*before, -1, *after)
-
-
-def pad(x: te.Tensor, op: Conv2d, value: tirx.Expr | None = None, dtype: str | None = None) -> te.Tensor:
-    """Return packed `x` with the convolution's padding; `x` itself if there is nothing to do.
-
-    Parameters
-    ----------
-    x
-        `[N, C/b, H, W, b]`.
-    op
-        The geometry.
-    value
-        What is put around `x`, of the result's dtype; None for zeros.
-    dtype
-        The result's; None for that of `x`.
-    """
-    top, left, bottom, right = op.padding
-    kind = dtype or str(x.dtype)
-    if not any(op.padding) and kind == str(x.dtype):
-        return x
-    n, c, h, w, b = (int(d) for d in x.shape)
-    around = tirx.const(0, kind) if value is None else value
-
-    def element(i: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
-        number = x[i, o, y - top, z - left, v].astype(kind)
-        if not any(op.padding):
-            return number
-        inside = tirx.all(y >= top, y < h + top, z >= left, z < w + left)
-        return tirx.if_then_else(inside, number, around)
-
-    return te.compute((n, c, h + top + bottom, w + left + right, b), element, name="pad")
 
 
 def filled(weight: np.ndarray, inputs: int, outputs: int) -> np.ndarray:
@@ -383,25 +183,6 @@ class ConvolutionTiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """How the columns of the output read those of the input.
-
-    Attributes
-    ----------
-    window, stride, dilation
-        The convolution's, along a row.
-    """
-
-    window: int = 1
-    stride: int = 1
-    dilation: int = 1
-
-    def reach(self, columns: int) -> int:
-        """Return how many columns of the input `columns` adjacent columns of the output read."""
-        return (columns - 1) * self.stride + (self.window - 1) * self.dilation + 1
-
-
-@dataclass(frozen=True, slots=True)
 class ConvolutionSpace:
     """The values that each decision may take, and the heuristic's choice among them."""
 
@@ -410,26 +191,6 @@ class ConvolutionSpace:
     oh: tuple[int, ...]
     ii: tuple[int, ...]
     default: ConvolutionTiles
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """How the rows of the output read the input.
-
-    Attributes
-    ----------
-    count
-        Rows of the output.
-    bytes_each
-        Bytes of the input that a row reads and the row before it does not.
-    """
-
-    count: int = 1
-    bytes_each: int = 0
-
-    def at_once(self, cache_bytes: int) -> int:
-        """Return how many rows are computed together: as many as have an input that fits half a cache."""
-        return even_part(self.count, max(1, cache_bytes // 2 // max(1, self.bytes_each)))
 
 
 def space(
@@ -514,36 +275,12 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles
         schedule_pad(sch, producer)
 
 
-def schedule_pad(sch: st.Schedule, block: st.schedule.SBlockRV) -> None:
-    """Order the loops of the padded copy: rows are divided among cores, a block of channels is a vector.
-
-    If a block is a single channel, a row is filled with zeros, and then copied into as vectors of columns.
-    """
-    loops = sch.get_loops(block)
-    if len(loops) != 5:
-        return
-    *rows, columns, channels = loops
-    if int(sch.get(channels).extent) > 1:
-        sch.vectorize(channels)
-        sch.parallel(sch.fuse(*rows))
-        return
-    sch.parallel(sch.fuse(*rows))
-    if int(sch.get(block).reads[0].source.shape[3]) == 1:
-        return  # a copy of one column is no loop, which TVM's primitive expects
-    zeros = sch.decompose_padding(block, columns)
-    for part in (zeros, block):
-        *_, columns, _ = sch.get_loops(part)
-        sch.vectorize(sch.split(columns, [None, _COPIED])[1])
-
-
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
     marks = sch.get(block).annotations
     columns = Columns(extents[7], int(marks["edge.stride"]), int(marks["edge.dilation"]))
-    data = sch.get(block).reads[0].source.shape
-    in_bytes = 4 * math.prod(int(d) for d in data[1:])
-    rows = Rows(extents[2], in_bytes // extents[2])
+    rows = Rows.of(extents[2], sch.get(block).reads[0].source)
     s = space(extents[1], extents[3], extents[8], target, columns, rows, int(marks.get("edge.groups", 1)))
     d = s.default
     tile = shares.blocks_of_a_round(extents[1], s.oc, d.oc) if _is_gate(sch, block) else d.oc

@@ -14,8 +14,9 @@ from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import shares
-from builder.kernels.spaces.convolution import Conv2d, pad
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.geometry import Conv2d
+from builder.kernels.spaces.padded_copy import pad
 from builder.kernels.spaces.register_tile import tilings
 from builder.target.device_target import DeviceTarget
 

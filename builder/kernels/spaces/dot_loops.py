@@ -1,4 +1,4 @@
-"""The loops that `dot_products` and `tile_products` of `builder.codegen` replace by instructions."""
+"""The loops that `builder.codegen.dot_products` replaces by instructions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from tvm import te, tirx
 
 DOT_MARK: Final = "edge.dot"
 LANES_MARK: Final = "edge.dot_lanes"
-SUMS_MARK: Final = "edge.tile_sums"
-TILE_MARK: Final = "edge.tile"
-ZEROS_MARK: Final = "edge.tile_zeros"
 
 
 def mark_dot(sch: st.Schedule, loop: st.schedule.LoopRV) -> None:
@@ -27,29 +24,6 @@ def mark_lanes(sch: st.Schedule, loop: st.schedule.LoopRV) -> None:
     Only the loop over the rows, which are the elements of a group, may be inside it.
     """
     sch.annotate(loop, LANES_MARK, 1)
-
-
-def mark_tiles(
-    sch: st.Schedule, zeros: st.schedule.LoopRV, sums: st.schedule.LoopRV, tile: st.schedule.LoopRV
-) -> None:
-    """Mark a product of matrices that a core can do on tiles, in all of its three parts.
-
-    Parameters
-    ----------
-    sch
-        The schedule.
-    zeros
-        The outermost loop that sets the sums to zero.
-    sums
-        The loop after it: the outermost of the reduction. Inside are other loops of the reduction, then
-        unrolled ones over the tiles of the sums.
-    tile
-        The loop over the rows of a tile. Inside are loops over groups, over a vector of sums, which is marked
-        for a dot product (`mark_dot`), and over the elements of a group.
-    """
-    sch.annotate(zeros, ZEROS_MARK, 1)
-    sch.annotate(sums, SUMS_MARK, 1)
-    sch.annotate(tile, TILE_MARK, 1)
 
 
 def in_halves(weights: np.ndarray) -> np.ndarray:

@@ -17,9 +17,11 @@ from tvm import s_tir as st
 from builder.kernels.decisions import Chooser
 from builder.kernels.rewriter import shape_of
 from builder.kernels.signature import SPACE_MARK
-from builder.kernels.spaces.convolution import Conv2d, filled, pad, schedule_pad
+from builder.kernels.spaces.convolution import filled
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.half_sums import chunk_of
+from builder.kernels.spaces.padded_copy import pad, schedule_pad
 from builder.kernels.spaces.register_tile import (
     TileChoices,
     best_tile,

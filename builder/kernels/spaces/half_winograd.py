@@ -21,8 +21,9 @@ from tvm import s_tir as st
 from builder.kernels.decisions import Chooser
 from builder.kernels.rewriter import shape_of
 from builder.kernels.signature import SPACE_MARK
-from builder.kernels.spaces.convolution import Conv2d, pack_weights
+from builder.kernels.spaces.convolution import pack_weights
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
+from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.half_sums import chunk_of
 from builder.kernels.spaces.register_tile import (
     TileChoices,

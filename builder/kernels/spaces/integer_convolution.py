@@ -25,7 +25,7 @@ from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import constant_of, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch
-from builder.kernels.spaces.convolution import Conv2d, Rows, filled, pad, schedule_pad
+from builder.kernels.spaces.convolution import filled
 from builder.kernels.spaces.dot_loops import (
     fits_halves,
     group_axes,
@@ -35,6 +35,8 @@ from builder.kernels.spaces.dot_loops import (
     member,
 )
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.geometry import Conv2d, Rows
+from builder.kernels.spaces.padded_copy import pad, schedule_pad
 from builder.kernels.spaces.register_tile import TileChoices, hold_operand, tilings
 from builder.target.device_target import DeviceTarget
 from builder.target.dot import TILE
@@ -361,9 +363,8 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     """Order the loops of the function around `block` by the decisions of `choose`."""
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
     _, blocks, height, width, out_block, _, _, _, groups, *_ = extents
-    region = sch.get(block).reads[0].source
-    in_bytes = np.dtype(str(region.dtype)).itemsize * math.prod(int(d) for d in region.shape[1:])
-    s = space(blocks, width, out_block, target, Rows(height, in_bytes // height), groups)
+    rows = Rows.of(height, sch.get(block).reads[0].source)
+    s = space(blocks, width, out_block, target, rows, groups)
     d = s.default
     tiles = IntegerTiles(
         choose("oc", s.oc, d.oc), choose("ow", s.ow, d.ow), choose("oh", s.oh, d.oh), choose("iq", s.iq, d.iq)

@@ -26,9 +26,9 @@ from tvm import s_tir as st
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import shape_of
 from builder.kernels.signature import SPACE_MARK
-from builder.kernels.spaces.convolution import Conv2d
 from builder.kernels.spaces.dot_loops import mark_dot
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
+from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.integer_convolution import pack_weights, start_sums
 from builder.kernels.spaces.register_tile import TileChoices, hold_operand, shorter_inside, tilings
 from builder.kernels.spaces.winograd_loops import order_input, order_output

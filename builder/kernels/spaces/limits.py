@@ -8,6 +8,8 @@ tensors, either may be NaN: x86 needs a comparison more.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final
 
 import numpy as np
 from tvm import relax, te, tirx, topi
@@ -19,17 +21,22 @@ from builder.target.device_target import DeviceTarget
 Legalisation = Callable[[relax.BlockBuilder, Call], relax.Expr]
 Extremum = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 
+# Architecture -> the types of which a maximum is one instruction, which is NaN if either number is.
+CARRYING: Final[Mapping[str, AbstractSet[str]]] = {
+    "aarch64": frozenset({"float32", "float64"}),
+    "armv7l": frozenset({"float32"}),
+}
+
 
 def legalisations(target: DeviceTarget) -> Mapping[str, Legalisation]:
     """Return the tensor expressions for a device by the operator that they replace."""
-    # ARM's instruction carries NaN from both sides.
-    carries = target.arch in ("aarch64", "armv7l")
+    carrying = CARRYING.get(target.arch, frozenset())
     return {
         "relax.nn.relu": _relu,
         "relax.clip": _clip,
         "relax.sign": _sign,
-        "relax.maximum": _extremum(tirx.Max, topi.maximum, carries=carries),
-        "relax.minimum": _extremum(tirx.Min, topi.minimum, carries=carries),
+        "relax.maximum": _extremum(tirx.Max, topi.maximum, carrying),
+        "relax.minimum": _extremum(tirx.Min, topi.minimum, carrying),
     }
 
 
@@ -73,7 +80,7 @@ def _sign(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     )
 
 
-def _extremum(of: Extremum, plain: Callable[..., te.Tensor], *, carries: bool) -> Legalisation:
+def _extremum(of: Extremum, plain: Callable[..., te.Tensor], carrying: AbstractSet[str]) -> Legalisation:
     """Return the legalisation of a maximum or minimum.
 
     Parameters
@@ -82,8 +89,8 @@ def _extremum(of: Extremum, plain: Callable[..., te.Tensor], *, carries: bool) -
         Makes the expression of two elements.
     plain
         TVM's operator, for integers.
-    carries
-        Whether the device's instruction is NaN if either operand is.
+    carrying
+        The types for which the device's instruction is NaN if either operand is.
     """
 
     def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
@@ -93,6 +100,8 @@ def _extremum(of: Extremum, plain: Callable[..., te.Tensor], *, carries: bool) -
         if constant_of(y) is not None:
             x, y = y, x
         number = constant_of(x)
+        # A constant comes first, so that NaN of the tensor is carried.
+        may_drop = number is None and str(call.ty.dtype) not in carrying
         name = plain.__name__
         if number is not None and number.ndim == 0:
             bound = tirx.const(number.item(), str(call.ty.dtype))
@@ -106,9 +115,7 @@ def _extremum(of: Extremum, plain: Callable[..., te.Tensor], *, carries: bool) -
             def element(*i: tirx.Var) -> tirx.Expr:
                 left, right = _element(a, i), _element(b, i)
                 chosen = of(left, right)
-                return (
-                    chosen if carries or number is not None else tirx.Select(tirx.isnan(left), left, chosen)
-                )
+                return tirx.Select(tirx.isnan(left), left, chosen) if may_drop else chosen
 
             return te.compute(shape_of(call), element, name=name)
 

@@ -3,8 +3,7 @@
 Weights become `[N/nb, K, nb]`, where a panel of `nb` columns is one to three vectors wide, or up to eight for
 a single row. A tile of `rows` rows x one panel is kept in registers while K runs. Panels are the outer,
 parallel loop, so each weight is read by one core; if cores cannot share the panels evenly, they share the
-tiles. The last panel is filled with zeros; only the zeros that
-complete a vector are multiplied.
+tiles. The last panel is filled with zeros; only the zeros that complete a vector are multiplied.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ and of one or two panels. They are stored once, to the L1 cache, from which the 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,20 +22,18 @@ from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch
-from builder.kernels.spaces.convolution import Conv2d, Rows, filled, pad, schedule_pad
-from builder.kernels.spaces.dot_loops import mark_dot, mark_tiles
+from builder.kernels.spaces.convolution import filled
+from builder.kernels.spaces.dot_loops import mark_dot
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.geometry import Conv2d, Rows
 from builder.kernels.spaces.integer_convolution import pack_weights
+from builder.kernels.spaces.padded_copy import pad, schedule_pad
 from builder.kernels.spaces.register_tile import divisors, even_part, tilings
+from builder.kernels.spaces.tile_loops import FEWEST_ROWS, GROUP, MOST_SUMS, STEPS, start_tiles
 from builder.target.device_target import DeviceTarget
 from builder.target.dot import TILE
 
 KIND: Final = "tile_conv2d"
-_GROUP: Final = 4
-_STEPS: Final = TILE.bytes // _GROUP
-_SUMS: Final = 4  # tiles of sums
-# With fewer rows in all tiles, dot products are as fast.
-_FEWEST_ROWS: Final = 8
 
 
 def fits(op: Conv2d, in_block: int, dtype: str, target: DeviceTarget) -> bool:
@@ -51,8 +48,8 @@ def fits(op: Conv2d, in_block: int, dtype: str, target: DeviceTarget) -> bool:
     target
         The device.
     """
-    rows = min(op.out_width, TILE.rows) * min(op.out_height, _SUMS)
-    return target.dot.tiles and in_block == TILE.bytes and dtype == target.dot.data and rows >= _FEWEST_ROWS
+    rows = min(op.out_width, TILE.rows) * min(op.out_height, MOST_SUMS)
+    return target.dot.tiles and in_block == TILE.bytes and dtype == target.dot.data and rows >= FEWEST_ROWS
 
 
 def emit(
@@ -87,8 +84,8 @@ def emit(
     """
     kind, in_block = str(x.ty.dtype), shape_of(x)[4]
     full = filled(weight, in_block, out_block)
-    packed = pack_weights(full, in_block, TILE.columns, 1, _GROUP)
-    packed = packed.reshape(*packed.shape[:4], _STEPS, TILE.columns, _GROUP)
+    packed = pack_weights(full, in_block, TILE.columns, 1, GROUP)
+    packed = packed.reshape(*packed.shape[:4], STEPS, TILE.columns, GROUP)
 
     def compute(data: te.Tensor, w: te.Tensor, point: te.Tensor) -> te.Tensor:
         return convolve(pad(data, op, point().astype(kind), kind), w, op, out_block)
@@ -111,12 +108,12 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_block: int) -> te.Tenso
     ic = te.reduce_axis((0, in_blocks), "ic")
     kh = te.reduce_axis((0, kernel_h), "kh")
     kw = te.reduce_axis((0, kernel_w), "kw")
-    iq = te.reduce_axis((0, _STEPS), "iq")
-    ig = te.reduce_axis((0, _GROUP), "ig")
+    iq = te.reduce_axis((0, STEPS), "iq")
+    ig = te.reduce_axis((0, GROUP), "ig")
     (sh, sw), (dh, dw) = op.strides, op.dilation
 
     def element(n: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
-        value = x[n, ic, y * sh + kh * dh, z * sw + kw * dw, iq * _GROUP + ig].astype("int32")
+        value = x[n, ic, y * sh + kh * dh, z * sw + kw * dw, iq * GROUP + ig].astype("int32")
         panel, lane = o * parts + v // TILE.columns, v % TILE.columns
         factor = w[panel, ic, kh, kw, iq, lane, ig].astype("int32")
         return te.sum(value * factor, axis=[ic, kh, kw, iq, ig])
@@ -183,19 +180,19 @@ def space(height: int, width: int, out_block: int, target: DeviceTarget, rows: R
     """
     m, parts = even_part(width, TILE.rows), out_block // TILE.columns
     nt = 2 if parts % 2 == 0 and m > TILE.rows // 2 else 1
-    most = _SUMS // nt
+    most = MOST_SUMS // nt
     # Only whole tiles are side by side; an incomplete one has the registers for itself.
     zts = divisors(width // m, most) if width % m == 0 else (1,)
 
     def done(zt: int) -> int:
         """Tiles that are computed for `zt` by `most / zt` at once, counting those that are not there."""
         yt = min(most // zt, height)
-        return -(-height // yt) * yt * (_SUMS - zt * yt + 1)
+        return -(-height // yt) * yt * (MOST_SUMS - zt * yt + 1)
 
     zt = min(zts, key=lambda t: (done(t), -t))
     yts = tuple(t for t in (1, 2, 4) if t * zt <= most and t <= height)
     yt = max(yts)
-    nts = divisors(parts, _SUMS // (zt * yt))
+    nts = divisors(parts, MOST_SUMS // (zt * yt))
     ohs = tilings(-(-height // yt), height)
     oh = max(1, rows.at_once(target.core.l2_bytes) // yt)
     zts = tuple(t for t in zts if t <= zt)
@@ -223,26 +220,10 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: TileShape) -> No
         schedule_pad(sch, producer)
 
 
-def start_tiles(
-    sch: st.Schedule, block: st.schedule.SBlockRV, sums: st.schedule.LoopRV, tile: st.schedule.LoopRV
-) -> None:
-    """Set the sums to zero before the loop `sums`, and mark the three parts of the product."""
-    zeros = sch.decompose_reduction(block, sums)
-    shared = sum(
-        sch.get(loop).same_as(sch.get(other))
-        for loop, other in zip(sch.get_loops(zeros), sch.get_loops(block), strict=False)
-    )
-    loops = sch.get_loops(zeros)
-    sch.vectorize(loops[-1])
-    mark_tiles(sch, loops[shared], sums, tile)
-
-
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
     _, _, height, width, out_block, *_ = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
-    region = sch.get(block).reads[0].source
-    in_bytes = math.prod(int(d) for d in region.shape[1:])
-    s = space(height, width, out_block, target, Rows(height, in_bytes // height))
+    s = space(height, width, out_block, target, Rows.of(height, sch.get(block).reads[0].source))
     d = s.default
     shape = TileShape(
         d.m,

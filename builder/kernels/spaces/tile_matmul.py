@@ -24,16 +24,11 @@ from builder.kernels.spaces.dot_loops import mark_dot
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.integer_matmul import filled_rows, pack
 from builder.kernels.spaces.register_tile import divisors, even_part
-from builder.kernels.spaces.tile_convolution import start_tiles
+from builder.kernels.spaces.tile_loops import FEWEST_ROWS, GROUP, MOST_SUMS, STEPS, start_tiles
 from builder.target.device_target import DeviceTarget
 from builder.target.dot import TILE
 
 KIND: Final = "tile_matmul"
-_GROUP: Final = 4
-_STEPS: Final = TILE.bytes // _GROUP
-_SUMS: Final = 4  # tiles of sums
-# With fewer rows, dot products are as fast.
-_FEWEST_ROWS: Final = 8
 # With fewer pairs of panels for a core, rows are divided among cores too.
 _PAIRS: Final = 3
 
@@ -51,14 +46,15 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
         return False
     if str(call.ty.dtype) != "int32" or str(call.args[0].ty.dtype) != target.dot.data:
         return False
-    if tiled.whole_rows(left[:-1]) < _FEWEST_ROWS:
+    rows = tiled.whole_rows(left[:-1])
+    if rows < FEWEST_ROWS:
         return False
     depth, columns = weight.shape
-    together = min(_SUMS // rows_at_once(tiled.whole_rows(left[:-1])), -(-columns // TILE.columns))
-    full = np.zeros((-(-depth // TILE.bytes) * TILE.bytes, columns), np.int8)
-    full[:depth] = weight
-    whole = -(-columns // (TILE.columns * together)) * TILE.columns * together
-    packed = pack(np.pad(full, ((0, 0), (0, whole - columns))), TILE.columns, _GROUP)
+    together = min(MOST_SUMS // rows_at_once(rows), -(-columns // TILE.columns))
+    width = TILE.columns * together
+    full = np.zeros((-(-depth // TILE.bytes) * TILE.bytes, -(-columns // width) * width), np.int8)
+    full[:depth, :columns] = weight
+    packed = pack(full, TILE.columns, GROUP)
     new = table.bb.call_te(
         lambda a, b: product(filled_rows(a, TILE.bytes, target.dot.data), b, columns),
         table.plain(call.args[0]),
@@ -89,13 +85,13 @@ def product(a: te.Tensor, b: te.Tensor, columns: int) -> te.Tensor:
         N. If the panels have more, the product has them too, and a copy without them follows.
     """
     panels, steps, panel, _ = (int(d) for d in b.shape)
-    ko = te.reduce_axis((0, steps // _STEPS), "ko")
-    kq = te.reduce_axis((0, _STEPS), "kq")
-    kg = te.reduce_axis((0, _GROUP), "kg")
+    ko = te.reduce_axis((0, steps // STEPS), "ko")
+    kq = te.reduce_axis((0, STEPS), "kq")
+    kg = te.reduce_axis((0, GROUP), "kg")
 
     def element(*i: tirx.Var) -> tirx.Expr:
-        value = a[(*i[:-1], ko * TILE.bytes + kq * _GROUP + kg)].astype("int32")
-        factor = b[i[-1] // panel, ko * _STEPS + kq, i[-1] % panel, kg].astype("int32")
+        value = a[(*i[:-1], ko * TILE.bytes + kq * GROUP + kg)].astype("int32")
+        factor = b[i[-1] // panel, ko * STEPS + kq, i[-1] % panel, kg].astype("int32")
         return te.sum(value * factor, axis=[ko, kq, kg])
 
     full = te.compute((*a.shape[:-1], panels * panel), element, name="matmul", attrs={SPACE_MARK: KIND})
@@ -162,6 +158,6 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     rows, panels = tiled.whole_rows(lead), columns // TILE.columns
     m = even_part(rows, TILE.rows)
     mts = divisors(rows_at_once(rows), 2)
-    nts = divisors(panels, _SUMS // max(mts))
+    nts = divisors(panels, MOST_SUMS // max(mts))
     tiles = MatmulTiles(m, choose("mt", mts, max(mts)), choose("nt", nts, max(nts)))
     apply(sch, block, tiles, few=panels // max(nts) < _PAIRS * target.cores)

@@ -23,8 +23,9 @@ from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch
-from builder.kernels.spaces.convolution import Conv2d, pack_weights
+from builder.kernels.spaces.convolution import pack_weights
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
+from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.register_tile import (
     TileChoices,
     best_tile,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tvm import te, tirx
 
 from builder.kernels.signature import SPACE_MARK
-from builder.kernels.spaces.convolution import Conv2d
+from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.winograd_transforms import Matrix, select
 
 

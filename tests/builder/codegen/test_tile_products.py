@@ -16,7 +16,7 @@ from tvm.tirx import transform
 from builder.codegen.lowering import build_kernels, to_loops
 from builder.codegen.tile_products import write_tile_products
 from builder.errors import BuildError
-from builder.kernels.spaces.dot_loops import SUMS_MARK, TILE_MARK, ZEROS_MARK
+from builder.kernels.spaces.tile_loops import SUMS_MARK, TILE_MARK, ZEROS_MARK
 from tests.builder.kernels.integer_machines import device, lower_for, numbers
 
 _TILES: Final = device("sapphirerapids")

@@ -24,7 +24,8 @@ from builder.kernels.decisions import Schedules
 from builder.kernels.passes import integer_products
 from builder.kernels.passes.integer_forms import Sum
 from builder.kernels.spaces import integer_convolution, integer_winograd, quantisation
-from builder.kernels.spaces.convolution import Conv2d, pad
+from builder.kernels.spaces.geometry import Conv2d
+from builder.kernels.spaces.padded_copy import pad
 from builder.target.device_target import DeviceTarget, resolve
 from tests.builder.compiling.debugging import debug_run
 from tests.builder.quantising.networks import Network

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,8 @@ from builder.kernels.decisions import heuristic
 from builder.target.device_target import DeviceTarget, resolve
 from tests.builder.kernels.integer_machines import RandomChooser, any_bytes, device, lower_for, numbers
 from tests.builder.kernels.machines import conv2d
+
+Shared = Callable[[str, Callable[[Path], None]], Path]
 
 _ROOT: Final = Path(__file__).parents[3]
 
@@ -121,6 +123,15 @@ def run_on_tiles(cases: Sequence[Case], emulator: Path) -> list[Outcome]:
         Outcome(each["is_exact"], tuple(each["schedules"]), each["products"], tuple(each["decided"]))
         for each in outcomes
     ]
+
+
+def exact_on_tiles(cases: Sequence[Case], shared_file: Shared) -> list[tuple[Case, Outcome]]:
+    """Run cases in one process with tiles, each with exact sums; skip on another architecture."""
+    require_x86()
+    outcomes = run_on_tiles(cases, shared_file("tiles.so", processor))
+    for case, outcome in zip(cases, outcomes, strict=True):
+        assert outcome.is_exact, case
+    return list(zip(cases, outcomes, strict=True))
 
 
 def _run(case: Case, count: Any) -> Outcome:

@@ -1,8 +1,9 @@
 /* A processor with AMX, for programs on one without: a handler of SIGILL that does what the instructions do.
  *
  * Programs load it with LD_PRELOAD. It is strict where hardware faults: an instruction on a tile that was not
- * configured, or of shapes that do not fit each other, ends the program with a line on standard error. So does the
- * end of the program in a thread whose tiles were not released. TILES_REFUSED=1 makes the kernel refuse permission.
+ * configured, or of shapes that do not fit each other, ends the program with a line on standard error.
+ * `threads_with_tiles` tells in how many threads tiles were not released. TILES_REFUSED=1 makes the kernel refuse
+ * permission.
  *
  * Encodings: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
  */

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builder.target.device_target import dot_of, resolve
+from builder.target.device_target import arch_of, dot_of, resolve
 from builder.target.dot import TILE, Dot
 from builder.target.presets import PRESETS
 
@@ -77,7 +77,14 @@ def test_two_features_are_needed_for_the_wide_instruction() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", [*PRESETS, *(f"llvm -mtriple=x86_64-linux-gnu -mcpu={c}" for c in INSTRUCTIONS)]
+    "spec",
+    [
+        *PRESETS,
+        *(f"llvm -mtriple=x86_64-linux-gnu -mcpu={c}" for c in INSTRUCTIONS),
+        "llvm -mtriple=arm64-linux-gnu -mcpu=cortex-a76",
+        "llvm -mtriple=armv7a-linux-gnueabihf",
+        "llvm -mtriple=amd64-linux-gnu -mcpu=cascadelake",
+    ],
 )
 def test_blocks_have_whole_vectors_and_whole_groups(spec: str) -> None:
     target = resolve(spec)
@@ -86,3 +93,4 @@ def test_blocks_have_whole_vectors_and_whole_groups(spec: str) -> None:
     assert dot_of(target.tvm_target) == dot, (
         "code is written for another instruction than it is scheduled for"
     )
+    assert arch_of(target.tvm_target) == target.arch

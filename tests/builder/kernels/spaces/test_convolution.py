@@ -143,34 +143,6 @@ def test_any_shape_agrees_with_its_definition(data: st.DataObject) -> None:
     convolve(x, w, machine(draw(st.sampled_from([4, 8, 16]))), groups=groups, **how)
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.data())
-def test_taps_that_read_only_padding_are_dropped(data: st.DataObject) -> None:
-    draw = data.draw
-    dilation = draw(st.tuples(st.integers(4, 11), st.integers(4, 11)))
-    how = {
-        "strides": draw(st.tuples(st.integers(1, 2), st.integers(1, 2))),
-        "dilation": dilation,
-        "padding": tuple(d + draw(st.integers(0, 3)) for d in dilation * 2),
-    }
-    state = np.random.RandomState(draw(st.integers(0, 99)))
-    size = draw(st.tuples(st.integers(3, 9), st.integers(3, 9)))
-    groups = draw(st.sampled_from([1, 4]))
-    x, w = state.randn(1, 4, *size).astype("f4"), state.randn(8, 4 // groups, 3, 3).astype("f4")
-    if groups == 4:
-        w = w[:4]
-    build = lambda v: relax.op.nn.conv2d(v, relax.const(w), groups=groups, **how)  # noqa: E731
-    close(run(build, {"x": x}, machine(8)).outputs[0], conv2d(x, w, groups=groups, **how))
-
-
-@pytest.mark.parametrize(("dilation", "kernel"), [(36, (1, 1)), (33, (1, 1)), (32, (3, 3))])
-def test_a_dilation_of_a_whole_image_is_one_tap(dilation: int, kernel: tuple[int, int]) -> None:
-    op = convolution.Conv2d(1, 8, 33, 33, 8, (3, 3), (1, 1), (dilation,) * 4, (dilation,) * 2, 1)
-    new, weight = convolution.without_idle_taps(op, np.zeros((8, 8, 3, 3), "f4"))
-    assert new.kernel == weight.shape[2:] == kernel
-    assert (new.out_height, new.out_width) == (33, 33)
-
-
 SAME: dict[str, Any] = {"padding": (1, 1, 1, 1)}
 
 

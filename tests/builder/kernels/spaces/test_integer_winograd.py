@@ -15,7 +15,7 @@ from tvm import relax
 from builder.codegen.lowering import build_kernels
 from builder.kernels.decisions import heuristic
 from builder.kernels.spaces import integer_convolution, integer_winograd
-from builder.kernels.spaces.convolution import Conv2d
+from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.winograd_transforms import Transforms
 from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.integer_machines import (

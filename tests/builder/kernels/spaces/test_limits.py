@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from builder.codegen.lowering import lower_kernels
+from builder.kernels.spaces import limits
 from builder.target.device_target import resolve
 from tests.builder.kernels.machines import lower_expression, machine, run
 
@@ -89,3 +90,14 @@ def test_arm_has_one_instruction_that_carries_nan(target: str, written: bool) ->
     code = str(lower_kernels(kernels, device.tvm_target))
     assert ("call_llvm_pure_intrin" in code) == written
     assert ("T.max(" in code) != written
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "asks"),
+    [("rpi-armv7", "float64", True), ("rpi4", "float16", True), ("rpi4", "float64", False)],
+)
+def test_nan_is_asked_for_where_no_instruction_carries_it(target: str, dtype: str, asks: bool) -> None:
+    x, y = (relax.Var(name, relax.TensorType((4,), dtype)) for name in "xy")
+    bb = relax.BlockBuilder()
+    legal = limits.legalisations(resolve(target))["relax.maximum"](bb, bb.normalize(relax.op.maximum(x, y)))
+    assert ("isnan" in str(bb.get()[legal.args[0]])) == asks

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from builder.kernels.spaces import tile_convolution
-from builder.kernels.spaces.convolution import Conv2d, Rows
+from builder.kernels.spaces.geometry import Conv2d, Rows
 from builder.target.dot import TILE
 from tests.builder.kernels.integer_machines import device
-from tests.builder.kernels.tile_machine import Case, processor, require_x86, run_on_tiles
-
-Shared = Callable[[str, Callable[[Path], None]], Path]
+from tests.builder.kernels.tile_machine import Case, Shared, exact_on_tiles
 
 
 def case(
@@ -44,20 +39,16 @@ CASES = [
 
 @pytest.mark.slow
 def test_sums_are_exact(shared_file: Shared) -> None:
-    require_x86()
-    for each, outcome in zip(CASES, run_on_tiles(CASES, shared_file("tiles.so", processor)), strict=True):
-        assert outcome.is_exact, each
+    for each, outcome in exact_on_tiles(CASES, shared_file):
         assert tile_convolution.KIND in outcome.schedules, each
         assert outcome.products > 0, each
 
 
 @pytest.mark.slow
 def test_every_point_of_the_space_is_valid(shared_file: Shared) -> None:
-    require_x86()
     cases = [case((1, 64, 9, 24), (128, 3, 3), seed=seed, padding=(1, 1, 1, 1)) for seed in range(5)]
     cases += [case((1, 64, 6, 7), (128, 1, 1), seed=seed) for seed in range(3)]
-    for each, outcome in zip(cases, run_on_tiles(cases, shared_file("tiles.so", processor)), strict=True):
-        assert outcome.is_exact, each
+    for each, outcome in exact_on_tiles(cases, shared_file):
         assert outcome.products > 0, each
         assert set(outcome.decided) >= {"zt", "yt", "nt", "oh"}
 

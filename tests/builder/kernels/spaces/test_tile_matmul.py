@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from builder.kernels.spaces import integer_matmul, tile_matmul
-from tests.builder.kernels.tile_machine import Case, processor, require_x86, run_on_tiles
-
-Shared = Callable[[str, Callable[[Path], None]], Path]
+from tests.builder.kernels.tile_machine import Case, Shared, exact_on_tiles
 
 # Rows: whole pairs of tiles, an incomplete last tile, fewer than a tile. Columns: pairs of panels, one, many.
 CASES = [
@@ -25,27 +20,21 @@ CASES = [
 
 @pytest.mark.slow
 def test_sums_are_exact(shared_file: Shared) -> None:
-    require_x86()
-    for each, outcome in zip(CASES, run_on_tiles(CASES, shared_file("tiles.so", processor)), strict=True):
-        assert outcome.is_exact, each
+    for each, outcome in exact_on_tiles(CASES, shared_file):
         assert tile_matmul.KIND in outcome.schedules, each
         assert outcome.products > 0, each
 
 
 @pytest.mark.slow
 def test_every_point_of_the_space_is_valid(shared_file: Shared) -> None:
-    require_x86()
     cases = [Case((48, 128), (128, 96), seed=seed) for seed in range(4)]
-    for each, outcome in zip(cases, run_on_tiles(cases, shared_file("tiles.so", processor)), strict=True):
-        assert outcome.is_exact, each
-        assert set(outcome.decided) == {"mt", "nt"}
+    for each, outcome in exact_on_tiles(cases, shared_file):
+        assert set(outcome.decided) == {"mt", "nt"}, each
 
 
 @pytest.mark.slow
 def test_few_rows_are_left_to_dot_products(shared_file: Shared) -> None:
-    require_x86()
     cases = [Case((1, 64), (64, 64)), Case((3, 1, 70), (70, 300)), Case((2, 7, 64), (64, 64))]
-    for each, outcome in zip(cases, run_on_tiles(cases, shared_file("tiles.so", processor)), strict=True):
-        assert outcome.is_exact, each
-        assert integer_matmul.KIND in outcome.schedules
-        assert outcome.products == 0
+    for each, outcome in exact_on_tiles(cases, shared_file):
+        assert integer_matmul.KIND in outcome.schedules, each
+        assert outcome.products == 0, each

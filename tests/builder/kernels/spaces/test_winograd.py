@@ -13,7 +13,7 @@ from tvm import relax
 
 from builder.codegen.lowering import build_kernels
 from builder.kernels.spaces import winograd
-from builder.kernels.spaces.convolution import Conv2d
+from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.winograd_transforms import Matrix, Transforms
 from builder.target.device_target import DeviceTarget, resolve
 from tests.builder.kernels.machines import (

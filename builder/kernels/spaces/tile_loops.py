@@ -1,0 +1,48 @@
+"""The loops that `builder.codegen.tile_products` replaces by instructions for tiles (AMX)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tvm import s_tir as st
+
+from builder.target.dot import TILE
+
+SUMS_MARK: Final = "edge.tile_sums"
+TILE_MARK: Final = "edge.tile"
+ZEROS_MARK: Final = "edge.tile_zeros"
+# Elements that one sum adds at once, and how often in a row of the left factor.
+GROUP: Final = 4
+STEPS: Final = TILE.bytes // GROUP
+# Tiles of sums that are in registers together; the other registers hold factors.
+MOST_SUMS: Final = 4
+# With fewer rows in all tiles, dot products are as fast.
+FEWEST_ROWS: Final = 8
+
+
+def start_tiles(
+    sch: st.Schedule, block: st.schedule.SBlockRV, sums: st.schedule.LoopRV, tile: st.schedule.LoopRV
+) -> None:
+    """Set the sums to zero before the loop `sums`, and mark the three parts of a product on tiles.
+
+    Parameters
+    ----------
+    sch, block
+        The schedule and the product.
+    sums
+        The outermost loop of the reduction. Inside are other loops of the reduction, then unrolled ones over
+        the tiles of the sums.
+    tile
+        The loop over the rows of a tile. Inside are loops over groups, over a vector of sums, which is marked
+        for a dot product (`dot_loops.mark_dot`), and over the elements of a group.
+    """
+    zeros = sch.decompose_reduction(block, sums)
+    shared = sum(
+        sch.get(loop).same_as(sch.get(other))
+        for loop, other in zip(sch.get_loops(zeros), sch.get_loops(block), strict=False)
+    )
+    loops = sch.get_loops(zeros)
+    sch.vectorize(loops[-1])
+    sch.annotate(loops[shared], ZEROS_MARK, 1)
+    sch.annotate(sums, SUMS_MARK, 1)
+    sch.annotate(tile, TILE_MARK, 1)
