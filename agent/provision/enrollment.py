@@ -68,7 +68,7 @@ class Enrollment:
 _FLAGS: Final = MappingProxyType({"ca": "cafile", "certificate": "cert"})
 _FIELDS: Final = tuple(entry.name for entry in fields(Enrollment) if entry.name != "folder")
 # Key of a file -> field.
-_KEYS: Final = MappingProxyType({_FLAGS.get(name, name): name for name in _FIELDS})
+KEYS: Final = MappingProxyType({_FLAGS.get(name, name): name for name in _FIELDS})
 
 
 def read_enrollment(path: Path) -> Enrollment:
@@ -106,10 +106,10 @@ def parse_enrollment(document: Mapping[str, object], path: Path) -> Enrollment:
     values: dict[str, Any] = {}
     keys: dict[str, str] = {}
     for key, value in document.items():
-        name = _KEYS.get(key, key)
+        name = KEYS.get(key, key)
         before = keys.setdefault(name, key)
         if name not in _FIELDS:
-            mistakes.append(f"{key}: unknown key, expected one of {', '.join(_KEYS)}")
+            mistakes.append(f"{key}: unknown key, expected one of {', '.join(KEYS)}")
         elif before != key:
             mistakes.append(f"{key}: given twice, also as {before}")
         elif name in _LISTS:

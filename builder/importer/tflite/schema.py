@@ -231,9 +231,9 @@ class _Reader:
         return tuple(int(index) for index in found)
 
     def _code(self, table: Any) -> tuple[int, str]:  # noqa: ANN401
-        # Files from before the schema had 127 operators use only the first field; both are the same, the first
-        # is a placeholder, or it is left out (schema.fbs, OperatorCode). The package's `BuiltinCode` takes what
-        # is left out for 0, which is ADD.
+        # Files from before the schema had 127 operators use only the first field; both are the same, the
+        # first is a placeholder, or it is left out (schema.fbs, OperatorCode). The package's `BuiltinCode`
+        # takes what is left out for 0, which is ADD.
         place = table._tab.Offset(_BUILTIN_CODE)
         newer = int(table._tab.Get(Int32Flags, place + table._tab.Pos)) if place else 0
         code = max(int(table.DeprecatedBuiltinCode()), newer)
