@@ -11,7 +11,7 @@ The group may be two loops, over halves `h` and the elements of a half, where we
 `weights[b + 2 * lanes * h + 2 * v + g]`.
 
 A depthwise convolution has lanes with data of their own (`dot_loops.mark_lanes`), and the elements of a group
-are in several rows:
+are in several rows, or in adjacent pixels, which are `lanes` apart:
 
             sums[s + v] += int32(x[a + g * row + v]) * int32(weights[b + v * group + g])
 
@@ -363,9 +363,11 @@ _INSTRUCTIONS: Final[Mapping[str, Callable[[_DotLoop, int, Dot], tirx.Expr]]] = 
 
 def _transposed(loop: _LaneLoop, first: int, lanes: int) -> tirx.Expr:
     """Return the data of some lanes, with the bytes of each adjacent (VPERMD and VPSHUFB, or VPERMB)."""
-    rows, size = loop.rows(first, lanes), 4 * lanes
-    dtype = loop.data.dtype
-    whole = tirx.Shuffle(rows, [_int(k) for k in range(size)])
+    size, dtype = 4 * lanes, loop.data.dtype
+    if loop.row == lanes:  # the rows are adjacent
+        whole = loop.data.load(first, size)
+    else:
+        whole = tirx.Shuffle(loop.rows(first, lanes), [_int(k) for k in range(size)])
     words = tirx.reinterpret(f"int32x{lanes}", whole)
     order = [lanes // 4 * row + word for word in range(lanes // 4) for row in range(4)]
     near = tirx.reinterpret(f"{dtype}x{size}", tirx.Shuffle([words], [_int(k) for k in order]))

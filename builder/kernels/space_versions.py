@@ -22,7 +22,7 @@ SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "half_matmul": 1,
     "half_winograd": 1,
     "integer_conv2d": 2,
-    "integer_depthwise": 1,
+    "integer_depthwise": 2,
     "integer_matmul": 1,
     "integer_winograd": 1,
     "integer_winograd_weights": 1,

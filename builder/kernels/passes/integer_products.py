@@ -96,7 +96,10 @@ class Products:
         if not 1 < channels == len(weights) == int(call.attrs.groups) or weights.ndim != 4:
             return False
         fits = weights.min() >= -128 and weights.max() <= 127
-        return bool(fits) and integer_depthwise.taps_at_once(weights.astype(np.int8), self._target) > 0
+        dilation = int(call.attrs.dilation[1])
+        return (
+            bool(fits) and integer_depthwise.taps_at_once(weights.astype(np.int8), self._target, dilation) > 0
+        )
 
     def _bytes(self, table: Forms, call: Call, x: Real, weights: ByteWeights) -> relax.Expr:
         """Emit a convolution of bytes whose padding is the zero point."""

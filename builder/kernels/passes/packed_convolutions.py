@@ -142,7 +142,7 @@ class Convolutions:
         if takes in ("int8", "uint8") and takes != str(data.ty.dtype):
             return False
         have = table.packed(data)
-        if op.is_depthwise and integer_depthwise.taps_at_once(weight, self._target):
+        if op.is_depthwise and integer_depthwise.taps_at_once(weight, self._target, op.dilation[1]):
             fits = have is not None and have.is_dense and have.block % max(8, self._target.dot.lanes) == 0
             block = have.block if have is not None and fits else block_of(op.in_channels, self._target)
             x = table.as_packed(data, block)

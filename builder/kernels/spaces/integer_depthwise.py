@@ -1,11 +1,15 @@
 """Depthwise convolution of bytes on packed channels, with int32 sums.
 
 The input and the output are `[N, C/b, H, W, b]`; a channel's lane has its own filter. Several taps are added
-to a sum at once, in one of two ways:
+to a sum at once, in one of three ways:
 
-- Four rows of a column, by an instruction that adds the products of four adjacent bytes
-  (`builder.target.dot`). The bytes of four rows are interleaved in registers, once for all columns of outputs
-  that read them. Rows that the window does not have are multiplied by zeros.
+- Four columns of a row, by an instruction that adds the products of four adjacent bytes
+  (`builder.target.dot`), on x86. The bytes of four adjacent pixels are adjacent too, so that one instruction
+  loads and one interleaves them. Adjacent outputs share four columns if all their windows fit into them: two
+  outputs of a 3x3 window at stride 1 (`Quads`). Columns that a window does not have are multiplied by zeros.
+- Four rows of a column, by the same instruction, on ARM, and on x86 where the window has one or two columns,
+  or its columns are apart. The bytes of four rows are interleaved in registers, once for all columns of
+  outputs that read them. Rows that the window does not have are multiplied by zeros.
 - Two columns of a row: their products are added in 16 bits, and the sum is added in 32. That is exact unless
   both weights are -128 (`taps_at_once`).
 
@@ -17,6 +21,7 @@ As in `integer_convolution`, padding is the zero point, and what it adds to the 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -37,10 +42,12 @@ from builder.target.device_target import DeviceTarget
 
 KIND: Final = "integer_depthwise"
 
-_ROWS: Final = 4  # rows that are interleaved
+_ROWS: Final = 4  # rows, or columns, that are interleaved
 _PAIR: Final = 2  # columns whose products are added in 16 bits
-# With fewer rows, most products would have a zero as a factor.
+# With fewer rows, or columns, most products would have a zero as a factor.
 _FEWEST_ROWS: Final = 3
+# Vectors of sums that are held while the rows of a window are read.
+_HELD: Final = 16
 # Counted on a Cortex-A72, over float32: pairs of 3x3 take 0.58 of the instructions, 5x5 0.71, 7x7 1.01.
 _MOST_TAPS: Final = 25
 # The largest sum of two weights' magnitudes: times 128, it fits into 16 bits.
@@ -48,12 +55,51 @@ _LARGEST_PAIR: Final = 255
 # Vectors of sums whose bytes are interleaved together. Counted on a Cortex-A76, over twice as many: windows
 # of 3x3 take 0.90 of the instructions at stride 1, 0.81 at stride 2.
 _INTERLEAVED: Final = 16
+# Groups of four columns whose products are unrolled. A longer window keeps its loops.
+_MOST_GROUPS: Final = 16
 # Columns of the input that are copied together.
 _COPIED: Final = 8
 
 
-def taps_at_once(weight: np.ndarray, target: DeviceTarget) -> int:
-    """Return how many taps are added to a sum at once: 4 rows, or 2 columns; 0 if float32 is as fast.
+@dataclass(frozen=True, slots=True)
+class Quads:
+    """How windows read four adjacent columns at a time.
+
+    Attributes
+    ----------
+    count
+        Groups of four columns that a window reads.
+    outputs
+        Adjacent outputs that read the same groups.
+    stride
+        Columns from the groups of such outputs to those of the next ones.
+    """
+
+    count: int
+    outputs: int
+    stride: int
+
+    @classmethod
+    def of(cls, op: Conv2d, target: DeviceTarget) -> Quads | None:
+        """Return the groups for the windows of `op`, None if columns are not read four at a time."""
+        if not _interleaves_columns(op.kernel[1], op.dilation[1], target):
+            return None
+        count = -(-op.kernel[1] // _ROWS)
+        outputs = (_ROWS * count - op.kernel[1]) // op.strides[1] + 1
+        return cls(count, outputs, outputs * op.strides[1])
+
+    def reach(self, columns: int) -> int:
+        """Return how many columns of the input `columns` adjacent columns of the output read."""
+        return (columns - 1) // self.outputs * self.stride + _ROWS * self.count
+
+
+def _interleaves_columns(kernel_w: int, dilation: int, target: DeviceTarget) -> bool:
+    """Whether an instruction of `target` adds four columns, and the window has enough, without gaps."""
+    return target.arch == "x86_64" and kernel_w >= _FEWEST_ROWS and dilation == 1
+
+
+def taps_at_once(weight: np.ndarray, target: DeviceTarget, dilation: int = 1) -> int:
+    """Return how many taps are added to a sum at once: 4 columns or rows, or 2 columns; 0 for float32.
 
     Parameters
     ----------
@@ -61,9 +107,13 @@ def taps_at_once(weight: np.ndarray, target: DeviceTarget) -> int:
         `[C, 1, KH, KW]`, int8.
     target
         The device.
+    dilation
+        Along rows: from a column of the window to the next.
     """
     dot = target.dot
-    if dot.group == _ROWS and dot.name and not dot.halves and weight.shape[2] >= _FEWEST_ROWS:
+    _, _, kernel_h, kernel_w = weight.shape
+    enough = kernel_h >= _FEWEST_ROWS or _interleaves_columns(kernel_w, dilation, target)
+    if dot.group == _ROWS and dot.name and not dot.halves and enough:
         return _ROWS
     few = weight[0].size <= _MOST_TAPS
     return _PAIR if dot.data == "int8" and few and _fits_pairs(weight) else 0
@@ -110,7 +160,10 @@ def emit(
     """
     _, blocks, _, _, b = shape_of(x)
     kernel_h, kernel_w = op.kernel
-    rows = taps_at_once(weight, target) == _ROWS
+    rows = taps_at_once(weight, target, op.dilation[1]) == _ROWS
+    quads = Quads.of(op, target) if rows else None
+    if quads is not None:
+        return _emit_quads(bb, op, x, zero, weight, quads)
     full = np.zeros((blocks * b, -(-kernel_h // _ROWS) * _ROWS if rows else kernel_h, kernel_w), np.int8)
     full[: op.in_channels, :kernel_h] = weight[:, 0]
     packed = full.reshape(blocks, b, *full.shape[1:]).transpose(0, 2, 3, 1)
@@ -121,13 +174,42 @@ def emit(
         around = replace(op, padding=(top, left, bottom + below, right))
     else:
         around = op
+    taps = _four_rows if rows else _two_columns
+    return _emit_padded(bb, around, (x, zero), packed, lambda data, w: taps(data, w, op))
+
+
+def _emit_quads(
+    bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, zero: relax.Expr, weight: np.ndarray, quads: Quads
+) -> relax.Expr:
+    """Emit the convolution with groups of four columns; the last group may need more padding."""
+    _, blocks, _, _, b = shape_of(x)
+    kernel_h, kernel_w = op.kernel
+    full = np.zeros((blocks * b, kernel_h, quads.outputs, quads.count * _ROWS), np.int8)
+    for output in range(quads.outputs):
+        first = output * op.strides[1]
+        full[: op.in_channels, :, output, first : first + kernel_w] = weight[:, 0]
+    packed = full.reshape(blocks, b, kernel_h, quads.outputs, quads.count, _ROWS).transpose(0, 2, 4, 3, 1, 5)
+    top, left, bottom, right = op.padding
+    right = max(right, quads.reach(op.out_width) - op.in_width - left)
+    around = replace(op, padding=(top, left, bottom, right))
+    return _emit_padded(bb, around, (x, zero), packed, lambda data, w: _four_columns(data, w, op, quads))
+
+
+def _emit_padded(
+    bb: relax.BlockBuilder,
+    around: Conv2d,
+    data: tuple[relax.Expr, relax.Expr],
+    packed: np.ndarray,
+    convolve: Callable[[te.Tensor, te.Tensor], te.Tensor],
+) -> relax.Expr:
+    """Emit `convolve` of the data, padded as `around` says with their zero point, and the packed weights."""
+    x, zero = data
     number = constant_of(zero)
 
     def compute(data: te.Tensor, w: te.Tensor, *point: te.Tensor) -> te.Tensor:
         kind = str(data.dtype)
         value = point[0]().astype(kind) if number is None else tirx.const(int(number), kind)
-        padded = pad(data, around, value)
-        return (_four_rows if rows else _two_columns)(padded, w, op)
+        return convolve(pad(data, around, value), w)
 
     operands = [x, relax.const(np.ascontiguousarray(packed)), *([zero] if number is None else [])]
     call = bb.call_te(
@@ -152,6 +234,26 @@ def _four_rows(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
     def element(n: tirx.Var, c: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
         value = x[n, c, y * sh + (kq * _ROWS + row) * dh, z * sw + kw * dw, v].astype("int32")
         return te.sum(value * w[c, kq, kw, v, row].astype("int32"), axis=[kq, kw, row])
+
+    return _anchor(op, blocks, block, element)
+
+
+def _four_columns(x: te.Tensor, w: te.Tensor, op: Conv2d, quads: Quads) -> te.Tensor:
+    """Return the convolution of padded `x`; the weights are `[C/b, KH, KW/4, S, b, 4]`.
+
+    S outputs read the same columns, each with its own weights.
+    """
+    blocks, kernel_h, groups, outputs, block, _ = (int(d) for d in w.shape)
+    kh = te.reduce_axis((0, kernel_h), "kh")
+    kq = te.reduce_axis((0, groups), "kq")
+    column = te.reduce_axis((0, _ROWS), "column")
+    (sh, _), (dh, _) = op.strides, op.dilation
+
+    def element(n: tirx.Var, c: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        first, number = (z, 0) if outputs == 1 else (z // outputs, z % outputs)
+        value = x[n, c, y * sh + kh * dh, first * quads.stride + kq * _ROWS + column, v].astype("int32")
+        factor = w[c, kh, kq, number, v, column].astype("int32")
+        return te.sum(value * factor, axis=[kh, kq, column])
 
     return _anchor(op, blocks, block, element)
 
@@ -223,6 +325,7 @@ def space(
     target: DeviceTarget,
     *,
     kernel_w: int = 0,
+    outputs: int = 0,
     vectors: int = 1,
     blocks: int = 1,
     again: float = 0.0,
@@ -241,6 +344,9 @@ def space(
         Columns of the window if pairs of them are added at once: as many outputs are computed together as
         leave registers for what they read and for a row of weights. 0 if four rows are added at once: then
         the sums of a column are complete before those of the next one begin.
+    outputs
+        Outputs that read the same groups of four columns, 0 if columns are not read like that. The sums of
+        all columns are held while the rows of the window are read.
     vectors
         Vectors of sums of a column. LLVM interleaves the bytes of all columns before it adds products, and
         spills them if they are too many.
@@ -252,6 +358,10 @@ def space(
     ows, ohs = tilings(out_width, 16), tilings(out_height, out_height)
     together = _INTERLEAVED // max(2, vectors)
     most = max(1, (target.simd.registers - 2 - 2 * kernel_w) // 5) if kernel_w else together
+    if outputs:
+        # A tile has whole groups of outputs, so that the weights of each output are known.
+        ows = tuple(w for w in ows if w % outputs == 0 or w == out_width) or (min(outputs, out_width),)
+        most = max(ows[0], min(_HELD, target.simd.registers // 2) // max(1, vectors))
     high = max(1, target.core.l2_bytes // 4 // row_bytes)
     ow, oh = max(w for w in ows if w <= most), shares.rows_of_a_round(out_height, blocks, high, again)
     return IntegerDepthwiseSpace(ows, ohs, IntegerDepthwiseTiles(ow, oh))
@@ -261,22 +371,30 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerDepthwise
     """Order the loops of a depthwise convolution of bytes, of its padding and of its epilogue."""
     padding = sch.get_producers(block)
     epilogue = Epilogue.after(sch, block)
+    is_dot, by_columns = _reads_four(sch, block), _reads_four_columns(sch, block)
     n, c, y, z, v, *taps = sch.get_loops(block)
     yo, yi = sch.split(y, [None, tiles.oh])
     zo, zi = sch.split(z, [None, tiles.ow])
-    if len(taps) > 1:
+    if is_dot:
         *taps, row = taps
-        sch.reorder(n, c, yo, yi, zo, zi, *taps, v, row)
+        sch.reorder(n, c, yo, yi, zo, *((*taps, zi) if by_columns else (zi, *taps)), v, row)
     else:
         sch.reorder(n, c, yo, yi, zo, *taps, zi, v)
     outer = sch.fuse(n, c, yo)
-    epilogue.place(zi if len(taps) > 1 else zo)
+    epilogue.place(zi if is_dot and not by_columns else zo)
     sch.parallel(outer)
-    for loop in (zi, *taps):
-        sch.unroll(loop)
-    if len(taps) > 1:
+    sch.unroll(zi)
+    groups = 1
+    for loop in reversed(taps):
+        groups *= int(sch.get(loop).extent) if by_columns else 1
+        if groups <= _MOST_GROUPS:
+            sch.unroll(loop)
+    if is_dot:
         zeros = sch.decompose_reduction(block, taps[0])
-        sch.vectorize(sch.get_loops(zeros)[-1])
+        *_, columns, lanes = sch.get_loops(zeros)
+        if by_columns:
+            sch.unroll(columns)
+        sch.vectorize(lanes)
         mark_lanes(sch, v)
     else:
         sch.vectorize(v)
@@ -284,6 +402,16 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerDepthwise
     for producer in padding:
         sch.compute_at(producer, outer, preserve_unit_loops=True)
         _order_padding(sch, producer)
+
+
+def _reads_four(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:
+    """Whether an instruction adds four rows, or columns, to a sum; a pair of columns has no axis."""
+    return len(sch.get(block).iter_vars) > 6
+
+
+def _reads_four_columns(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:
+    """Whether they are columns: the weights then have an axis for outputs that read the same columns."""
+    return len(sch.get(block).reads[1].source.shape) == 6
 
 
 def _order_padding(sch: st.Schedule, copy: st.schedule.SBlockRV) -> None:
@@ -307,12 +435,14 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     in_rows = int(data.shape[2])
     row_bytes = round(lanes * int(data.shape[3]) * in_rows / height)
     kernel_w = int(weights.shape[2]) if len(taps) == 1 else 0
+    outputs = int(weights.shape[3]) if _reads_four_columns(sch, block) else 0
     s = space(
         height,
         width,
         row_bytes,
         target,
         kernel_w=kernel_w,
+        outputs=outputs,
         vectors=lanes // target.dot.lanes,
         blocks=batch * blocks,
         again=shares.rows_again(height, in_rows),
