@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.bundle.tensor_spec import TensorSpec
+from agent.reading import damaged_arrays
 from agent.wire import document
 from agent.wire.beginnings import PNG_SIGNATURE, content_type_of
 from agent.wire.content_types import IMAGES, JSON, PNG, RAW, WAV
@@ -342,8 +343,6 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     OSError
         If it cannot be read.
     """
-    import zipfile  # loaded by numpy anyway, and by nothing else here
-
     import numpy as np
 
     size = path.stat().st_size
@@ -352,8 +351,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
-    except (ValueError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} cannot be read as .npz: {error}") from error
+    except damaged_arrays() as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UsageError(f"{path} cannot be read as .npz: {reason}") from error
 
 
 def _value(place: object, value: object) -> float | int | str | None:

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
+from agent.reading import damaged_arrays
 from agent.runtime.preprocess import Preprocessor
 from builder.errors import ModelError, ShapeError
 from builder.quantising.session import Sample
@@ -208,7 +209,7 @@ def _headers(path: Path) -> Headers:
                         read = np.lib.format.read_array_header_2_0
                     shape, _, dtype = read(file)
                 found[entry.filename.removesuffix(".npy")] = (shape, dtype)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+    except damaged_arrays() as error:
         raise ModelError(
             f"{path}: expected an .npz file of arrays ({' '.join(str(error).split())[:120]})", hint=_HINT
         ) from error
@@ -219,7 +220,7 @@ def _arrays(path: Path) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, MemoryError) as error:
+    except damaged_arrays() as error:
         raise ModelError(
             f"{path}: cannot be read ({' '.join(str(error).split())[:120]})", hint=_HINT
         ) from error

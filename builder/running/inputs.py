@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.bundle.tensor_spec import TensorSpec
+from agent.reading import damaged_arrays
 from builder.errors import ModelError, ShapeError
 
 # A 24 megapixel photograph takes some 12 MB, 35 minutes of speech 64 MiB: what a request may have.
@@ -115,9 +115,9 @@ def _read_npz(path: Path) -> dict[str, npt.NDArray[np.generic]]:
             )
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, AttributeError) as error:
+    except damaged_arrays() as error:
         raise ModelError(
-            f"{path}: expected an .npz file, a JPEG, a PNG or a WAV ({str(error)[:120]})",
+            f"{path}: expected an .npz file, a JPEG, a PNG or a WAV ({' '.join(str(error).split())[:120]})",
             hint="numpy.savez('inputs.npz', data=array) makes one",
         ) from error
 
