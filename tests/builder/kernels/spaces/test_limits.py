@@ -75,6 +75,18 @@ def test_of_a_tensor_and_a_constant(kind: str, number: np.ndarray, swapped: bool
     np.testing.assert_array_equal(got, {"Max": np.maximum, "Min": np.minimum}[kind](X, number))
 
 
+@pytest.mark.parametrize("kind", ["Max", "Min"])
+@pytest.mark.parametrize("number", [np.float32(NAN), Y[:1], Z], ids=["number", "row", "column"])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_of_a_tensor_and_a_constant_that_has_nan(kind: str, number: np.ndarray, swapped: bool) -> None:
+    build = {"Max": relax.op.maximum, "Min": relax.op.minimum}[kind]
+    constant = relax.const(number)
+    (got,) = run(
+        lambda x: build(constant, x) if swapped else build(x, constant), {"x": X}, machine(8)
+    ).outputs
+    np.testing.assert_array_equal(got, {"Max": np.maximum, "Min": np.minimum}[kind](X, number))
+
+
 def test_integers_are_limited_too() -> None:
     x = np.arange(-4, 4, dtype=np.int32)
     (got,) = run(
