@@ -17,10 +17,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from agent.array_file import damage, read_arrays, reason_of
 from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
-from agent.reading import damaged_arrays
 from agent.runtime.preprocess import Preprocessor
 from builder.errors import ModelError, ShapeError
 from builder.quantising.session import Sample
@@ -209,21 +209,18 @@ def _headers(path: Path) -> Headers:
                         read = np.lib.format.read_array_header_2_0
                     shape, _, dtype = read(file)
                 found[entry.filename.removesuffix(".npy")] = (shape, dtype)
-    except damaged_arrays() as error:
+    except damage() as error:
         raise ModelError(
-            f"{path}: expected an .npz file of arrays ({' '.join(str(error).split())[:120]})", hint=_HINT
+            f"{path}: expected an .npz file of arrays ({reason_of(error)})", hint=_HINT
         ) from error
     return found
 
 
 def _arrays(path: Path) -> dict[str, Array]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except damaged_arrays() as error:
-        raise ModelError(
-            f"{path}: cannot be read ({' '.join(str(error).split())[:120]})", hint=_HINT
-        ) from error
+        return read_arrays(path)
+    except damage() as error:
+        raise ModelError(f"{path}: cannot be read ({reason_of(error)})", hint=_HINT) from error
 
 
 def _count(headers: Headers, inputs: Sequence[TensorSpec], source: str) -> int:

@@ -12,8 +12,8 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from agent.array_file import damage, read_arrays, reason_of
 from agent.bundle.tensor_spec import TensorSpec
-from agent.reading import damaged_arrays
 from builder.errors import ModelError, ShapeError
 
 # A 24 megapixel photograph takes some 12 MB, 35 minutes of speech 64 MiB: what a request may have.
@@ -113,11 +113,10 @@ def _read_npz(path: Path) -> dict[str, npt.NDArray[np.generic]]:
                 f"{path}: expected {_TAKEN if path.suffix != '.npz' else 'an .npz file'}, got another file",
                 hint="the suffix says what a file is; numpy.savez('inputs.npz', data=array) writes arrays",
             )
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except damaged_arrays() as error:
+        return read_arrays(path)
+    except damage() as error:
         raise ModelError(
-            f"{path}: expected an .npz file, a JPEG, a PNG or a WAV ({' '.join(str(error).split())[:120]})",
+            f"{path}: expected an .npz file, a JPEG, a PNG or a WAV ({reason_of(error)})",
             hint="numpy.savez('inputs.npz', data=array) makes one",
         ) from error
 
