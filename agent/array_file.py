@@ -30,7 +30,11 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     if isinstance(arrays, np.ndarray):
         raise TypeError("expected an archive of arrays, got one array")
     with arrays:
-        return {name: arrays[name] for name in arrays.files}
+        found = {name: arrays[name] for name in arrays.files}
+    for name, array in found.items():
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"expected arrays only, got another file called {name}")
+    return found
 
 
 def damage() -> tuple[type[Exception], ...]:

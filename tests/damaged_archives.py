@@ -43,6 +43,7 @@ DAMAGED: Final = {
     "a shape that no memory has": _archive(_array(_HEADER.replace(b"4, 8", b"4, 99999999999999"))),
     "the type": _archive(_array(_HEADER.replace(b"<f4", b"<q9"))),
     "an array without an archive": _array(),
+    "a member that is no array": _archive(b"text"),
 }
 
 
