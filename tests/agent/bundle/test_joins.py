@@ -141,24 +141,30 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     g = GraphBuilder()
     values = [g.input("x", (16,))]
     sizes = [16]
+    free: list[int] = []  # values that can be parts
     for _ in range(draw(st.integers(1, 12))):
         kind = draw(st.sampled_from(["call", "join", "join", "reshape"]))
         at = draw(st.integers(0, len(values) - 1))
         if kind == "call":
             size = draw(st.sampled_from([16, 32, 48, 5, 0]))
             values.append(g.call("k", [values[at]], (size,)))
+            free.append(len(sizes))
         elif kind == "join":
-            parts = draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=4))
+            some = (
+                st.integers(0, len(values) - 1) if not free or draw(st.booleans()) else st.sampled_from(free)
+            )
+            parts = draw(st.lists(some, min_size=1, max_size=4, unique=True))
             size = sum(sizes[part] for part in parts) + draw(st.sampled_from([0, 0, 0, 0, 16, -16, 1]))
             if size < 0:
                 continue
             mark = {"joins": "1"} if draw(st.integers(0, 3)) else {}
             values.append(g.call("join", [values[part] for part in parts], (size,), **mark))
+            free = [each for each in free if each not in parts] + [len(sizes)]
         else:
             size = sizes[at]
             values.append(g.reshape(values[at], (size, 1)))
         sizes.append(size)
-    heads = draw(st.lists(st.sampled_from(values), min_size=1, max_size=2))
+    heads = [values[draw(st.sampled_from(free or [0]))]]
     marks = [node.attrs for node in g.nodes]
     plain = [  # the builder would refuse what the reader must refuse
         node if node.is_null else type(node).call(node.name, node.func_name, node.inputs) for node in g.nodes
