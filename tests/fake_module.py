@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agent.bundle.graph import Graph
-from agent.bundle.node import Node, NodeEntry
+from agent.bundle.node import JOINS, Node, NodeEntry
 from agent.bundle.params import dump_params
 from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime.storage import allocate, view
@@ -101,10 +101,10 @@ class GraphBuilder:
         *shapes: tuple[int, ...],
         dtype: str = "float32",
         storage: int | None = None,
-        **attrs: str,
+        joins: bool = False,
     ) -> NodeEntry:
         name = f"{func}_{len(self.nodes)}"
-        node = Node.call(name, func, inputs, len(shapes), **attrs)
+        node = Node.call(name, func, inputs, len(shapes), **({JOINS: "1"} if joins else {}))
         return self._append(node, list(shapes), dtype, storage)
 
     def reshape(self, entry: NodeEntry, shape: tuple[int, ...]) -> NodeEntry:

@@ -22,13 +22,12 @@ WHOLE = np.concatenate([A, B, C])
 
 def dense_block(*, joins: bool = True, head: bool = False) -> Graph:
     """Return relu([[a, b], c]) where a = relu(x), b = 2x, c = 2[a, b]."""
-    mark = {"joins": "1"} if joins else {}
     g = GraphBuilder()
     x = g.input("x", (16,))
     a, b = g.call("relu", [x], (16,)), g.call("double", [x], (16,))
-    first = g.call("join", [a, b], (32,), **mark)
+    first = g.call("join", [a, b], (32,), joins=joins)
     c = g.call("double", [first], (32,))
-    second = g.call("join", [first, g.reshape(c, (4, 8))], (64,), **mark)
+    second = g.call("join", [first, g.reshape(c, (4, 8))], (64,), joins=joins)
     return g.graph(second if head else g.call("relu", [second], (64,)))
 
 
@@ -90,7 +89,7 @@ def test_a_join_with_a_part_from_weights_is_copied() -> None:
     g = GraphBuilder()
     w, x = g.input("w", (16,)), g.input("x", (16,))
     parts = [g.call("double", [w], (16,)), g.call("relu", [x], (16,))]
-    whole = g.call("join", parts, (32,), joins="1")
+    whole = g.call("join", parts, (32,), joins=True)
     fake = FakeModule()
     module = graph_executor.create(g.graph(g.call("double", [whole], (32,))), fake)
     module.load_params(params(w=X))
@@ -110,9 +109,7 @@ def test_debugging_sees_joins_but_does_not_time_them() -> None:
     module = debug_executor.create(dense_block(), FakeModule())
     module.set_input("x", X)
     outputs = module.debug_get_outputs()
-    for got, want in zip(
-        outputs, [A, B, WHOLE[:32], C, WHOLE, np.maximum(WHOLE, 0)], strict=True
-    ):
+    for got, want in zip(outputs, [A, B, WHOLE[:32], C, WHOLE, np.maximum(WHOLE, 0)], strict=True):
         np.testing.assert_array_equal(got, want)
     np.testing.assert_array_equal(module.debug_get_output(3), WHOLE[:32])
     assert [row.name for row in module.profile(number=1, x=X).rows] == ["relu", "double", "double", "relu"]
