@@ -104,6 +104,18 @@ def test_the_storage_of_a_join_is_reserved_from_its_first_part_on() -> None:
     assert graph.storage_id[graph.node_row_ptr[join]] not in storages
 
 
+def test_the_storage_of_a_join_is_reserved_until_its_last_part_is_read() -> None:
+    lowered = Lowered((16,))
+    early, late = (lowered.call(name, [lowered.inputs[0]], (16,)) for name in "ab")
+    value: relax.Expr = lowered.call("join", [early, late], (32,))
+    for i in range(6):  # values as large as the join, while only a part of it is needed
+        value = lowered.call(f"k{i}", [value], (32,))
+    graph = lowered.generate(lowered.call("c", [value, early], (16,)), joins=JOINS).graph
+    (join,) = [i for i, node in enumerate(graph.nodes) if node.joins]
+    storages = graph.storage_id[graph.node_row_ptr[join + 1] : graph.node_row_ptr[join + 7]]
+    assert graph.storage_id[graph.node_row_ptr[join]] not in storages
+
+
 @dataclass(frozen=True)
 class Op:
     """A call: which values it reads, and how many elements it writes; a join writes as many as it reads."""
