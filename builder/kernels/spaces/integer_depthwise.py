@@ -46,8 +46,9 @@ _ROWS: Final = 4  # rows, or columns, that are interleaved
 _PAIR: Final = 2  # columns whose products are added in 16 bits
 # With fewer rows, or columns, most products would have a zero as a factor.
 _FEWEST_ROWS: Final = 3
-# Vectors of sums that are held while the rows of a window are read.
-_HELD: Final = 16
+# Vectors of sums that are held while the rows of a window are read, where a row of outputs has more than fit
+# the registers. LLVM loads the columns of all rows of the window first, and spills those of 16 vectors.
+_HELD: Final = 8
 # Counted on a Cortex-A72, over float32: pairs of 3x3 take 0.58 of the instructions, 5x5 0.71, 7x7 1.01.
 _MOST_TAPS: Final = 25
 # The largest sum of two weights' magnitudes: times 128, it fits into 16 bits.
@@ -301,8 +302,7 @@ class IntegerDepthwiseTiles:
     ow
         Output columns that are unrolled, so that they share what they read.
     oh
-        Output rows computed together: the input that they read is padded into a buffer that stays in the L2
-        cache.
+        Output rows computed together: the input that they read is padded into a buffer that stays in a cache.
     """
 
     ow: Decision
@@ -346,7 +346,8 @@ def space(
         the sums of a column are complete before those of the next one begin.
     outputs
         Outputs that read the same groups of four columns, 0 if columns are not read like that. The sums of
-        all columns are held while the rows of the window are read.
+        all columns are held while the rows of the window are read. There are so few instructions that the
+        padded input has to stay in the L1 cache.
     vectors
         Vectors of sums of a column. LLVM interleaves the bytes of all columns before it adds products, and
         spills them if they are too many.
@@ -356,13 +357,16 @@ def space(
         As in `shares.rows_of_a_round`.
     """
     ows, ohs = tilings(out_width, 16), tilings(out_height, out_height)
+    near = target.core.l2_bytes // 4
     together = _INTERLEAVED // max(2, vectors)
     most = max(1, (target.simd.registers - 2 - 2 * kernel_w) // 5) if kernel_w else together
     if outputs:
         # A tile has whole groups of outputs, so that the weights of each output are known.
         ows = tuple(w for w in ows if w % outputs == 0 or w == out_width) or (min(outputs, out_width),)
-        most = max(ows[0], min(_HELD, target.simd.registers // 2) // max(1, vectors))
-    high = max(1, target.core.l2_bytes // 4 // row_bytes)
+        fit = target.simd.registers // 2 // max(1, vectors)
+        most = out_width if out_width <= fit else max(ows[0], min(_HELD // max(1, vectors), fit))
+        near = target.core.l1_bytes // 2
+    high = max(1, near // row_bytes)
     ow, oh = max(w for w in ows if w <= most), shares.rows_of_a_round(out_height, blocks, high, again)
     return IntegerDepthwiseSpace(ows, ohs, IntegerDepthwiseTiles(ow, oh))
 

@@ -12,6 +12,7 @@ from builder.codegen.dot_products import write_dot_products
 from builder.codegen.lowering import build_kernels, to_loops
 from builder.kernels.decisions import heuristic
 from builder.kernels.spaces import depthwise, integer_depthwise
+from builder.kernels.spaces.geometry import Conv2d
 from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.integer_machines import (
     DEVICES,
@@ -40,6 +41,12 @@ def convolve(
     wanted = conv2d(x.astype("i8") - zero, w, **how)
     assert np.array_equal(result.outputs[0].astype("i8"), wanted.astype("i8"))
     return result.schedules
+
+
+def _row_of(kernel: int, stride: int, dilation: int = 1) -> Conv2d:
+    """Return a depthwise convolution whose windows have 3 rows and `kernel` columns."""
+    strides, steps = (1, stride), (1, dilation)
+    return Conv2d(1, 8, 9, 40, 8, (3, kernel), strides, (0, 0, 0, 0), steps, 8)
 
 
 def assembly(w: np.ndarray, name: str) -> str:
@@ -142,6 +149,54 @@ def test_which_taps_are_added_at_once(window: Shape, at_once: Shape) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["cascadelake", "alderlake", "rpi5"])
+@pytest.mark.parametrize("seed", range(8))
+def test_sums_of_any_geometry_are_exact(name: str, seed: int) -> None:
+    random = np.random.default_rng([11, seed])
+    window = tuple(int(k) for k in random.integers(1, 10, 2))
+    how: dict[str, Any] = {
+        "padding": tuple(int(p) for p in random.integers(0, 4, 4)),
+        "strides": tuple(int(s) for s in random.integers(1, 4, 2)),
+        "dilation": (int(random.integers(1, 3)), int(random.choice([1, 1, 2]))),
+    }
+    size = [
+        int(1 + (k - 1) * d + random.integers(0, 20)) for k, d in zip(window, how["dilation"], strict=True)
+    ]
+    channels, kind = int(random.integers(2, 40)), str(random.choice(["int8", "uint8"]))
+    info = np.iinfo(kind)
+    zero = int(random.choice([info.min, info.max, random.integers(info.min, info.max)]))
+    w = np.maximum(any_bytes(random, (channels, 1, *window), "int8"), -127)
+    x = any_bytes(random, (int(random.integers(1, 3)), channels, *size), kind)
+    convolve(x, w, zero, device(name), RandomChooser(seed) if seed % 2 else heuristic, **how)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "groups"),
+    [
+        (3, 1, (1, 2, 2)),
+        (3, 2, (1, 1, 2)),
+        (4, 1, (1, 1, 1)),
+        (5, 1, (2, 4, 4)),
+        (5, 2, (2, 2, 4)),
+        (7, 3, (2, 1, 3)),
+    ],
+)
+def test_outputs_that_read_the_same_four_columns(kernel: int, stride: int, groups: Shape) -> None:
+    quads = integer_depthwise.Quads.of(_row_of(kernel, stride), device("cascadelake"))
+    assert quads is not None
+    assert (quads.count, quads.outputs, quads.stride) == groups
+    for columns in range(1, 12):
+        assert quads.reach(columns) >= (columns - 1) * stride + kernel
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "dilation"), [("rpi5", 3, 1), ("cascadelake", 2, 1), ("cascadelake", 3, 2)]
+)
+def test_windows_whose_columns_are_not_read_by_four(name: str, kernel: int, dilation: int) -> None:
+    assert integer_depthwise.Quads.of(_row_of(kernel, 1, dilation), device(name)) is None
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), [("cascadelake", 2), ("rpi5", 3), ("rpi4", 4)])
 def test_every_point_of_the_space_is_valid(name: str, seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -170,3 +225,13 @@ def test_columns_that_are_interleaved_together_fit_the_registers() -> None:
     narrow = integer_depthwise.space(16, 16, 256, device("rpi5"), vectors=4).default.ow
     wide = integer_depthwise.space(16, 16, 256, device("cascadelake"), vectors=1).default.ow
     assert (narrow, wide) == (4, 8)
+
+
+def test_a_short_row_is_one_tile_and_a_padded_tile_stays_in_the_l1_cache() -> None:
+    xeon = device("cascadelake")
+    assert integer_depthwise.space(14, 14, 500, xeon, outputs=4).default.ow == 14
+    row_bytes = 4000
+    long = integer_depthwise.space(56, 56, row_bytes, xeon, outputs=2).default
+    assert long.ow == 8
+    assert long.oh * row_bytes <= xeon.core.l1_bytes // 2
+    assert integer_depthwise.space(56, 56, row_bytes, xeon).default.oh > long.oh
