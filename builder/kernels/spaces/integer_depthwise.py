@@ -58,6 +58,10 @@ _LARGEST_PAIR: Final = 255
 _INTERLEAVED: Final = 16
 # Groups of four columns whose products are unrolled. A longer window keeps its loops.
 _MOST_GROUPS: Final = 16
+# Where few rows fit the L1 cache: the fewest rows of a round, and the fewest for each row that the next round
+# copies once more.
+_LEAST_ROUND: Final = 2
+_LEAST_OVER_AGAIN: Final = 4
 # Columns of the input that are copied together.
 _COPIED: Final = 8
 
@@ -357,7 +361,7 @@ def space(
         As in `shares.rows_of_a_round`.
     """
     ows, ohs = tilings(out_width, 16), tilings(out_height, out_height)
-    near = target.core.l2_bytes // 4
+    high = max(1, target.core.l2_bytes // 4 // row_bytes)
     together = _INTERLEAVED // max(2, vectors)
     most = max(1, (target.simd.registers - 2 - 2 * kernel_w) // 5) if kernel_w else together
     if outputs:
@@ -365,8 +369,9 @@ def space(
         ows = tuple(w for w in ows if w % outputs == 0 or w == out_width) or (min(outputs, out_width),)
         fit = target.simd.registers // 2 // max(1, vectors)
         most = out_width if out_width <= fit else max(ows[0], min(_HELD // max(1, vectors), fit))
-        near = target.core.l1_bytes // 2
-    high = max(1, near // row_bytes)
+        high = min(
+            high, max(target.core.l1_bytes // 2 // row_bytes, _LEAST_ROUND, round(_LEAST_OVER_AGAIN * again))
+        )
     ow, oh = max(w for w in ows if w <= most), shares.rows_of_a_round(out_height, blocks, high, again)
     return IntegerDepthwiseSpace(ows, ohs, IntegerDepthwiseTiles(ow, oh))
 

@@ -230,8 +230,16 @@ def test_columns_that_are_interleaved_together_fit_the_registers() -> None:
 def test_a_short_row_is_one_tile_and_a_padded_tile_stays_in_the_l1_cache() -> None:
     xeon = device("cascadelake")
     assert integer_depthwise.space(14, 14, 500, xeon, outputs=4).default.ow == 14
-    row_bytes = 4000
-    long = integer_depthwise.space(56, 56, row_bytes, xeon, outputs=2).default
+    row_bytes = 1800
+    long = integer_depthwise.space(112, 112, row_bytes, xeon, outputs=2, blocks=64, again=2).default
     assert long.ow == 8
     assert long.oh * row_bytes <= xeon.core.l1_bytes // 2
-    assert integer_depthwise.space(56, 56, row_bytes, xeon).default.oh > long.oh
+    by_rows = integer_depthwise.space(112, 112, row_bytes, xeon, blocks=64, again=2).default
+    assert by_rows.oh > long.oh
+
+
+def test_rounds_of_long_rows_do_not_copy_the_input_many_times() -> None:
+    space = integer_depthwise.space(
+        128, 1024, 16 * 1026, device("cascadelake"), outputs=2, blocks=64, again=2
+    )
+    assert space.default.oh >= 8
