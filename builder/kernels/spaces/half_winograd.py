@@ -167,7 +167,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     products = sch.get_producers(product)[0]
     epilogue = Epilogue.after(sch, block)
     sch.compute_inline(block)
-    order_input(sch, m)
+    order_input(sch)
 
     xi, o, tile, v, co = sch.get_loops(product)
     blocks, tiles = int(sch.get(o).extent), int(sch.get(tile).extent)

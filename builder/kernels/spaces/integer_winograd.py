@@ -302,7 +302,7 @@ def apply(
     product = sch.get_producers(half_out)[0]
     epilogue = Epilogue.after(sch, block)
     sch.compute_inline(block)
-    order_input(sch, m)
+    order_input(sch)
 
     xi, o, tile, v, ic, iq, ig = sch.get_loops(product)
     to, ti = sch.split(tile, [None, tiles.tiles])

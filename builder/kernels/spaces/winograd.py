@@ -1,13 +1,15 @@
-"""Winograd's convolution F(m x m, 3 x 3) on packed channels, for 3x3 windows at stride 1.
+"""Winograd's convolution F(m x m, 3 x 3) on packed channels, for 3x3 windows at stride 1, and on ARM at 2.
 
-A tile of `m x m` outputs takes `(m + 2)**2` products instead of `9 * m**2`: 36 instead of 144 for m = 4.
+A tile of `m x m` outputs takes `(m + 2)**2` products instead of `9 * m**2`: 36 instead of 144 for m = 4. At
+stride 2 (`Transforms.at_stride_2`) it takes `(2 m + 1)**2`: 81 instead of 144 for m = 4.
 There are three stages: input tiles are transformed (`B^T d B`), multiplied with transformed weights (one
-matrix product for each of the `(m + 2)**2` positions), and transformed back (`A^T m A`), with the epilogue.
+matrix product for each of these positions), and transformed back (`A^T m A`), with the epilogue.
 Each stage does the whole picture; or all three do one band of rows after another, if only then their
 intermediate results stay in the L2 cache.
 
 A separate node, which reads only constants, transforms the weights: the executor runs it once, at load, and
-the bundle holds the nine numbers of each filter rather than `(m + 2)**2`.
+the bundle holds the nine numbers of each filter rather than `(m + 2)**2`. At stride 2 as well, because the
+positions of the middle tap have their weights in common.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ _FEWEST_BANDS: Final = 7
 # are so long that they only pay where multiply-adds are slow.
 _EXTENTS: Final = (4, 2)
 _EXTENTS_ON_ARM: Final = (4, 5, 2)
+_EXTENTS_AT_STRIDE_2: Final = (4, 2)
 _WORTH: Final = 0.95
 
 
@@ -67,23 +70,27 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
     Costs are counted in multiply-adds of a vector: the products, the transforms, and reading the weights,
     which in a whole model come from memory each time.
     """
-    plain = (op.kernel, op.strides, op.dilation, op.groups) == ((3, 3), (1, 1), (1, 1), 1)
-    if not plain or in_block < target.simd.lanes:
+    on_arm = multiplies_by_element(target) and target.simd.registers >= 32
+    plain = (op.kernel, op.dilation, op.groups) == ((3, 3), (1, 1), 1)
+    known = op.strides == (1, 1) or (op.strides == (2, 2) and on_arm)
+    if not plain or not known or in_block < target.simd.lanes:
         return None
     lanes = target.simd.lanes
+    extents = _EXTENTS_ON_ARM if on_arm else _EXTENTS
+    if op.strides != (1, 1):
+        extents = _EXTENTS_AT_STRIDE_2
     i, o = op.in_channels, op.out_channels
     bytes_per_product = target.core.memory_bytes_per_ns / target.core.products_per_ns
     best: tuple[float, int | None] = (
         op.batch * op.out_height * op.out_width * 9 * i * o / lanes + 9 * i * o * 4 / bytes_per_product,
         None,
     )
-    on_arm = multiplies_by_element(target) and target.simd.registers >= 32
-    for m in _EXTENTS_ON_ARM if on_arm else _EXTENTS:
-        size = (m + 2) ** 2
+    for m in extents:
+        positions = Stages(op, m, 1).size ** 2
         tiles = -(-op.out_height // m) * -(-op.out_width // m)
-        products = size * tiles * i * o / lanes
-        transforms = size * tiles * (i + o) / lanes * _TRANSFORM_COST
-        reading = size * i * o * 4 / bytes_per_product
+        products = positions * tiles * i * o / lanes
+        transforms = positions * tiles * (i + o) / lanes * _TRANSFORM_COST
+        reading = (m + 2) ** 2 * i * o * 4 / bytes_per_product
         cost = op.batch * (products * _GEMM_COST + transforms) + reading
         if cost < best[0] * (_WORTH if m > 4 else 1.0):
             best = (cost, m)
@@ -93,14 +100,14 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
 def rows_of_band(op: Conv2d, m: int, target: DeviceTarget) -> int | None:
     """Choose how many rows of tiles go through the three stages together; None for all of them.
 
-    What is between the stages is `(m + 2)**2 / m**2` times as large as the pictures. If it does not stay in
-    the L2 cache, a band of it does, beside the weights, which each band reads again. If cores share the
-    cache, the whole of it counts and not a core's part, in which the weights would never fit.
+    What is between the stages is at least `(m + 2)**2 / m**2` times as large as the pictures. If it does not
+    stay in the L2 cache, a band of it does, beside the weights, which each band reads again. If cores share
+    the cache, the whole of it counts and not a core's part, in which the weights would never fit.
     """
     whole = Stages(op, m, 1)
     l2_bytes = target.core.l2_bytes * target.core.l2_cores
     most_weights = _MOST_WEIGHTS if target.core.l2_cores == 1 else _MOST_SHARED_WEIGHTS
-    row_bytes = 4 * (m + 2) ** 2 * (op.in_channels + op.out_channels) * whole.columns
+    row_bytes = 4 * whole.size**2 * (op.in_channels + op.out_channels) * whole.columns
     weight_bytes = 4 * (m + 2) ** 2 * op.in_channels * op.out_channels
     if (
         op.batch * whole.rows * row_bytes <= l2_bytes * _MOST_BETWEEN
@@ -151,7 +158,7 @@ def emit(
     tiles = space(Stages(op, m, 1, band).tiles, blocks, in_block, target).default
     packed = emit_weights(bb, pack_weights(weight, in_block, out_block, tiles.oc))
     transform = bb.call_te(
-        lambda w: transform_weights(w, m),
+        lambda w: transform_weights(w, m, op.strides[0]),
         packed,
         primfunc_name_hint="winograd_weights",
         primfunc_attrs=NEVER_FUSED,
@@ -167,9 +174,14 @@ def emit(
     return bb.emit(call)
 
 
-def transform_weights(w: te.Tensor, m: int) -> te.Tensor:
+def transforms(m: int, stride: int) -> Transforms:
+    """Return the matrices of a tile of extent `m`."""
+    return Transforms.of(m) if stride == 1 else Transforms.at_stride_2(m)
+
+
+def transform_weights(w: te.Tensor, m: int, stride: int = 1) -> te.Tensor:
     """Return `G g G^T`, `[(m + 2)**2, OB/t, IB, bi, t, bo]`, of `w`, `[OB/t, IB, 3, 3, bi, t, bo]`."""
-    size, g = m + 2, Transforms.of(m).weights
+    size, g = m + 2, transforms(m, stride).weights
     ob, ib, _, _, bi, t, bo = (int(d) for d in w.shape)
     half = te.compute(
         (ob, ib, size, 3, bi, t, bo),
@@ -192,19 +204,28 @@ def convolve(
     Between the first two stages, the `beside` tiles that the product keeps in registers are adjacent.
     `band` is as in `Stages`.
     """
-    t, stages = Transforms.of(m), Stages(op, m, beside, band)
+    t, stages = transforms(m, op.strides[0]), Stages(op, m, beside, band)
     in_blocks, bi = int(x.shape[1]), int(x.shape[4])
     _, _, _, _, together, bo = (int(d) for d in u.shape)
     data = stages.data(x, t.input, "float32", tirx.const(0, "float32"))
     ic = te.reduce_axis((0, in_blocks), "ic")
     ii = te.reduce_axis((0, bi), "ii")
+    size = stages.size
+
+    def weights_of(xi: tirx.Var) -> tirx.Expr:
+        """Return the number of the weights of a position: at stride 2, positions from m + 1 on share them."""
+        if size == m + 2:
+            return xi
+        row, column = (tirx.min(at, tirx.const(m + 1, "int32")) for at in (xi // size, xi % size))
+        return row * (m + 2) + column
 
     def products(*at: tirx.Var) -> tirx.Expr:
         *q, xi, o, tile, v = at
         value = data[(*q, xi, tile // beside, ic, tile % beside, ii)]
-        return te.sum(value * u[xi, o // together, ic, ii, o % together, v], axis=[ic, ii])
+        weight = u[weights_of(xi), o // together, ic, ii, o % together, v]
+        return te.sum(value * weight, axis=[ic, ii])
 
-    shape = (*stages.bands, (m + 2) ** 2, -(-op.out_channels // bo), stages.tiles, bo)
+    shape = (*stages.bands, size**2, -(-op.out_channels // bo), stages.tiles, bo)
     product = te.compute(shape, products, name="product")
     return stages.result(product, t.output, KIND)
 
@@ -274,7 +295,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, m
     shared = order_output(sch, half_out, epilogue, m, band)
     if band is not None:
         sch.compute_at(product, shared, preserve_unit_loops=True)
-    order_input(sch, m, None if band is None else shared)
+    order_input(sch, None if band is None else shared)
 
     xi, o, tile, v, ic, ii = sch.get_loops(product)[-6:]
     to, ti = sch.split(tile, [None, tiles.tiles])

@@ -5,20 +5,20 @@ The product between them, where the time is spent, is ordered by each of them.
 
 from __future__ import annotations
 
+import math
+
 from tvm import s_tir as st
 
 from builder.kernels.spaces.epilogue import Epilogue
 
 
-def order_input(sch: st.Schedule, m: int, band: st.schedule.LoopRV | None = None) -> None:
+def order_input(sch: st.Schedule, band: st.schedule.LoopRV | None = None) -> None:
     """Order the loops of the stages `pad`, `half_in` and `data`: tile after tile, each from the picture.
 
     Parameters
     ----------
     sch
         The schedule of a function with these stages.
-    m
-        The extent of the output tile.
     band
         The loop of a band of rows, inside which the stages are computed; None if each does all tiles.
     """
@@ -26,7 +26,8 @@ def order_input(sch: st.Schedule, m: int, band: st.schedule.LoopRV | None = None
     if band is not None:
         sch.compute_at(data, band, preserve_unit_loops=True)
     xi, group, c, tile, v = sch.get_loops(data)[-5:]
-    e, nu = sch.split(xi, [m + 2, m + 2])
+    size = math.isqrt(int(sch.get(xi).extent))
+    e, nu = sch.split(xi, [size, size])
     sch.reorder(c, group, tile, e, nu, v)
     sch.compute_at(half_in, tile, preserve_unit_loops=True)
     *_, a, b, lane = sch.get_loops(half_in)

@@ -12,7 +12,7 @@ from tvm import te, tirx
 
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces.geometry import Conv2d
-from builder.kernels.spaces.winograd_transforms import Matrix, select
+from builder.kernels.spaces.winograd_transforms import Matrix, places, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ class Stages:
     m: int
     beside: int
     band: int | None = None
+
+    @property
+    def size(self) -> int:
+        """The extent of an input tile, and the products along an axis of it."""
+        return len(places(self.m, self.op.strides[0]))
 
     @property
     def rows(self) -> int:
@@ -66,7 +71,7 @@ class Stages:
         return row // self.rows, row % self.rows, tile % self.columns
 
     def data(self, x: te.Tensor, matrix: Matrix, dtype: str, outside: tirx.Expr) -> te.Tensor:
-        """Return the transformed input, `[(m + 2)**2, tiles/beside, IB, beside, bi]`, behind the bands.
+        """Return the transformed input, `[size**2, tiles/beside, IB, beside, bi]`, behind the bands.
 
         Parameters
         ----------
@@ -79,7 +84,8 @@ class Stages:
         outside
             What is around the picture.
         """
-        m, size, rows, columns, beside = self.m, self.m + 2, self.rows, self.columns, self.beside
+        size, rows, columns, beside = self.size, self.rows, self.columns, self.beside
+        step, at_places = self.m * self.op.strides[0], places(self.m, self.op.strides[0])
         n, in_blocks, height, width, bi = (int(d) for d in x.shape)
         top, left = self.op.padding[:2]
         groups = -(-self.tiles // beside)
@@ -92,12 +98,14 @@ class Stages:
         # The last group of tiles may reach into the image after the last one, which is not there.
         before = sum((count - 1) * (self.band or 0) for count in bands)
         images = -(-(before * columns + groups * beside) // (rows * columns))
-        pad = te.compute((images, in_blocks, rows * m + 2, columns * m + 2, bi), padded, name="pad")
+        beyond = size - step  # of a tile, into the next one
+        extents = (rows * step + beyond, columns * step + beyond)
+        pad = te.compute((images, in_blocks, *extents, bi), padded, name="pad")
 
         def vertical(*at: tirx.Var) -> tirx.Expr:
             *band, c, tile, e, b, v = at
             i, y, z = self._place(band, tile)
-            return select(e, matrix, lambda a: pad[i, c, y * m + a, z * m + b, v], dtype)
+            return select(e, matrix, lambda a: pad[i, c, y * step + at_places[a], z * step + b, v], dtype)
 
         half_in = te.compute((*bands, in_blocks, groups * beside, size, size, bi), vertical, name="half_in")
 
@@ -106,7 +114,7 @@ class Stages:
             return select(
                 xi % size,
                 matrix,
-                lambda b: half_in[(*band, c, group * beside + tile, xi // size, b, v)],
+                lambda b: half_in[(*band, c, group * beside + tile, xi // size, at_places[b], v)],
                 dtype,
             )
 
@@ -124,7 +132,7 @@ class Stages:
         Parameters
         ----------
         product
-            `[(m + 2)**2, OB, tiles, bo]`, behind the bands; its datatype is that of the result before
+            `[size**2, OB, tiles, bo]`, behind the bands; its datatype is that of the result before
             `finish`.
         matrix
             The transform of rows and columns.
@@ -133,7 +141,7 @@ class Stages:
         finish
             What is done with each element.
         """
-        m, size, rows, columns, together = self.m, self.m + 2, self.rows, self.columns, self.band
+        m, size, rows, columns, together = self.m, self.size, self.rows, self.columns, self.band
         *bands, _, out_blocks, tiles, bo = (int(d) for d in product.shape)
         dtype = str(product.dtype)
 

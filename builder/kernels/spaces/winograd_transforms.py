@@ -1,5 +1,8 @@
 """The matrices of Winograd's convolution F(m, 3) as exact fractions, and products with them as arithmetic.
 
+At stride 2, the outer two taps only meet numbers at even places and the middle tap only numbers at odd
+ones. The former is F(m, 2), the latter a product for each output: `2 m + 1` products instead of `3 m`.
+
 The matrices are those of Toom and Cook for the points 0, 1, -1, 2, -2, ... and infinity, transposed
 (Winograd, *Arithmetic Complexity of Computations*, 1980; Lavin and Gray, arXiv:1509.09308). Products are
 written out as arithmetic: terms with a zero vanish, and the rows of the points p and -p share their even
@@ -29,7 +32,9 @@ class Transforms:
     Attributes
     ----------
     input, weights, output
-        `B^T` of shape [m + 2, m + 2], `G` of [m + 2, 3], `A^T` of [m, m + 2].
+        `B^T` of shape [m + 2, m + 2], `G` of [m + 2, 3], `A^T` of [m, m + 2]. At stride 2, there are
+        `2 m + 1` instead of `m + 2` numbers and products, and the last m products have the last row of `G` in
+        common.
     """
 
     input: Matrix
@@ -37,20 +42,31 @@ class Transforms:
     output: Matrix
 
     @classmethod
-    def of(cls, m: int, points: Sequence[Fraction] = _POINTS) -> Transforms:
-        """Return the matrices of F(m, 3) for the first m + 1 of `points`, and infinity."""
-        size = m + 2
+    def of(cls, m: int, points: Sequence[Fraction] = _POINTS, taps: int = 3) -> Transforms:
+        """Return the matrices of F(m, taps) for the first m + taps - 2 of `points`, and infinity."""
+        size = m + taps - 1
         points = points[: size - 1]
         rows, weights = [], []
         for point in points:
             others = [p for p in points if p != point]
             factor = prod((point - p for p in others), start=Fraction(1))
             rows.append((*_polynomial(others), Fraction(0)))
-            weights.append(tuple(point**k / factor for k in range(3)))
+            weights.append(tuple(point**k / factor for k in range(taps)))
         rows.append(_polynomial(points))
-        weights.append((Fraction(0), Fraction(0), Fraction(1)))
+        weights.append(tuple(Fraction(int(k == taps - 1)) for k in range(taps)))
         output = tuple((*(point**r for point in points), Fraction(int(r == m - 1))) for r in range(m))
         return cls(tuple(rows), tuple(weights), output)
+
+    @classmethod
+    def at_stride_2(cls, m: int) -> Transforms:
+        """Return the matrices at stride 2, for numbers in the order of `places`: even ones first."""
+        outer, zero, one = cls.of(m, taps=2), Fraction(0), Fraction(1)
+        alone = tuple(tuple(one if k == j else zero for k in range(m)) for j in range(m))
+        even = tuple((*row, *([zero] * m)) for row in outer.input)
+        odd = tuple((*([zero] * (m + 1)), *row) for row in alone)
+        weights = (*((first, zero, last) for first, last in outer.weights), (zero, one, zero))
+        output = tuple((*row, *own) for row, own in zip(outer.output, alone, strict=True))
+        return cls((*even, *odd), weights, output)
 
     def whole(self) -> WholeTransforms:
         """Return the matrices multiplied by the smallest numbers that make them whole."""
@@ -93,6 +109,11 @@ class WholeTransforms:
         """The inverse modulo 2^32 of the odd factor of `d**2`, as int32."""
         value = pow(self.divisor**2 >> self.shift, -1, 1 << 32)
         return value - (1 << 32) if value >> 31 else value
+
+
+def places(m: int, stride: int) -> tuple[int, ...]:
+    """Return the places, along an axis of an input tile, of the numbers that `Transforms.input` takes."""
+    return tuple(range(m + 2)) if stride == 1 else (*range(0, 2 * m + 1, 2), *range(1, 2 * m, 2))
 
 
 def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:

@@ -14,7 +14,7 @@ from tvm import relax
 from builder.codegen.lowering import build_kernels
 from builder.kernels.spaces import winograd
 from builder.kernels.spaces.geometry import Conv2d
-from builder.kernels.spaces.winograd_transforms import Matrix, Transforms
+from builder.kernels.spaces.winograd_transforms import Matrix, Transforms, places
 from builder.target.device_target import DeviceTarget, resolve
 from tests.builder.kernels.machines import (
     Randn,
@@ -41,6 +41,24 @@ def test_transforms_are_exact(m: int) -> None:
 
     product = [a * b for a, b in zip(times(t.weights, g), times(t.input, d), strict=True)]
     assert times(t.output, product) == [sum(g[k] * d[i + k] for k in range(3)) for i in range(m)]
+    assert places(m, 1) == tuple(range(m + 2))
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5])
+def test_transforms_at_stride_2_are_exact(m: int) -> None:
+    t = Transforms.at_stride_2(m)
+    state = np.random.RandomState(m)
+    g = [Fraction(int(v)) for v in state.randint(-9, 9, 3)]
+    d = [Fraction(int(v)) for v in state.randint(-9, 9, 2 * m + 1)]
+
+    def times(rows: Matrix, v: list[Fraction]) -> list[Fraction]:
+        return [sum((a * b for a, b in zip(row, v, strict=True)), Fraction(0)) for row in rows]
+
+    weights = times(t.weights, g)
+    assert len(weights) == m + 2
+    shared = [*weights[: m + 1], *([weights[-1]] * m)]
+    product = [a * b for a, b in zip(shared, times(t.input, [d[k] for k in places(m, 2)]), strict=True)]
+    assert times(t.output, product) == [sum(g[k] * d[2 * i + k] for k in range(3)) for i in range(m)]
 
 
 # Each pair of a tile, a shape and a width once. No heuristic takes the tile of 6, whose code is the longest.
@@ -108,6 +126,42 @@ def test_bands_of_rows_agree_with_the_convolution(
     assert str(kernel).count("T.parallel(") == 1
 
 
+@pytest.mark.parametrize(
+    ("m", "shape", "padding", "band", "lanes"),
+    [
+        (2, (1, 16, 16, 16), (1, 1, 1, 1), None, 4),
+        (2, (2, 16, 9, 13), (0, 0, 1, 1), None, 8),
+        (4, (1, 16, 15, 18), (1, 1, 1, 1), None, 4),
+        (4, (1, 32, 11, 9), (0, 1, 0, 1), None, 16),
+        (4, (1, 16, 34, 17), (1, 1, 1, 1), 2, 4),
+        (2, (2, 16, 13, 15), (1, 1, 1, 1), 1, 4),
+    ],
+)
+def test_stride_2_agrees_with_the_convolution(
+    m: int,
+    shape: tuple[int, ...],
+    padding: tuple[int, ...],
+    band: int | None,
+    lanes: int,
+    randn: Randn,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Extents that tiles do not divide, padding on one side, several pictures, and bands of rows."""
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: m)
+    monkeypatch.setattr(winograd, "rows_of_band", lambda *_: band)
+    x, w, b = randn(*shape), randn(24, shape[1], 3, 3), randn(1, 24, 1, 1)
+
+    def build(v: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.conv2d(v, relax.const(w), strides=(2, 2), padding=padding)
+        return relax.op.nn.relu(relax.op.add(y, relax.const(b)))
+
+    want = np.maximum(conv2d(x, w, (2, 2), padding) + b, 0)
+    for target in (machine(lanes), element_machine()) if lanes == 4 else (machine(lanes),):
+        result = run(build, {"x": x}, target)
+        close(result.outputs[0], want, 5e-5)
+        assert {winograd.KIND, winograd.WEIGHTS_KIND} <= result.schedules
+
+
 def test_bands_keep_what_is_between_the_stages_in_the_cache() -> None:
     large = Conv2d(1, 128, 56, 56, 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
     target = machine(16)
@@ -173,6 +227,17 @@ def test_arm_takes_the_tile_that_saves_products() -> None:
     many = replace(few, in_channels=512, in_height=7, in_width=7, out_channels=512)
     found = [winograd.output_tile(op, 4, resolve("rpi4")) for op in (few, middle, many)]
     assert found == [4, 5, 4]
+
+
+def test_arm_uses_winograd_at_stride_2_if_the_weights_are_worth_it() -> None:
+    """The layers of a ResNet-18 at stride 2: the weights of the last are read for seven rows only."""
+    first = Conv2d(1, 64, 56, 56, 128, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 1)
+    second = replace(first, in_channels=128, in_height=28, in_width=28, out_channels=256)
+    third = replace(first, in_channels=256, in_height=14, in_width=14, out_channels=512)
+    found = [winograd.output_tile(op, 4, resolve("rpi4")) for op in (first, second, third)]
+    assert found == [4, 2, None]
+    assert winograd.output_tile(replace(first, strides=(2, 1)), 4, resolve("rpi4")) is None
+    assert winograd.output_tile(first, 16, machine(16)) is None
 
 
 @pytest.mark.parametrize("change", [{"strides": (2, 2)}, {"dilation": (2, 2)}, {"kernel": (5, 5)}])
