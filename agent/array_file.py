@@ -8,7 +8,7 @@ Leaves to others: limits, and which arrays there should be.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _MOST_OF_A_REASON: Final = 120  # characters
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+def read_arrays(path: Path | IO[bytes]) -> dict[str, np.ndarray[Any, Any]]:
     """Return the arrays of a file by name.
 
     Raises

@@ -19,6 +19,7 @@ from agent.wire.model_state import ModelState
 from agent.wire.presence import UNKNOWN, AgentState, Presence
 from edgebundle.errors import BrokerError, ClientError, UnknownAgentError, UnknownModelError
 from edgebundle.model_info import ModelInfo
+from edgebundle.quiet import wait_until_quiet
 from edgebundle.target import Target
 
 if TYPE_CHECKING:
@@ -186,9 +187,7 @@ class Directory:
             try:
                 async with asyncio.timeout(_LIST_LIMIT_S):
                     await connection.subscribe(topic_filter, 0)
-                    while True:
-                        arrived.clear()
-                        await asyncio.wait_for(arrived.wait(), _QUIET_S)
+                    await wait_until_quiet(arrived, _QUIET_S)
             except TimeoutError:
                 pass
             except EdgeError as error:

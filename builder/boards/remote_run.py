@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from agent.array_file import damage, read_arrays, reason_of
 from agent.runtime.benchmark import BenchmarkResult
 from agent.runtime.postprocess import Value
 from agent.runtime.report import Report
@@ -79,15 +80,15 @@ def run_on_board(
         "options": options,
     }
     answer, (raw,) = _call("run", request, files, ("outputs.npz",), tracker, key)
-    with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
-        outputs = {n: arrays[n] for n in arrays.files if not n.startswith("answer/")}
-        found: dict[str, Value] = {}
-        for n in arrays.files:
-            if n.startswith("answer/"):
-                value = arrays[n]
-                found[n.removeprefix("answer/")] = (
-                    tuple(map(bytes, value)) if value.dtype.kind == "S" else value
-                )
+    try:
+        arrays = read_arrays(io.BytesIO(raw))
+    except damage() as error:
+        raise PackageError(f"the board sent outputs that cannot be read ({reason_of(error)})") from error
+    outputs = {n: value for n, value in arrays.items() if not n.startswith("answer/")}
+    found: dict[str, Value] = {}
+    for n, value in arrays.items():
+        if n.startswith("answer/"):
+            found[n.removeprefix("answer/")] = tuple(map(bytes, value)) if value.dtype.kind == "S" else value
     times = answer["times"]
     return RunResult(outputs, found or None, None if times is None else BenchmarkResult(tuple(times)))
 

@@ -28,7 +28,7 @@ from tvm import sym, tirx
 from tvm.ir import Call
 
 from builder.codegen.bodies import with_bodies
-from builder.codegen.instructions import instruction
+from builder.kernels.instructions import instruction
 from builder.kernels.rewriter import op_name
 from builder.kernels.spaces.quantisation import ROUNDER
 

@@ -24,7 +24,7 @@ from tvm import tirx
 from tvm.ir import TensorLoad
 
 from builder.codegen.bodies import with_bodies
-from builder.codegen.instructions import instruction
+from builder.kernels.instructions import instruction
 from builder.kernels.spaces.quantisation import TABLE, is_look_up
 
 _FEATURE: Final = "avx512vbmi"

@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import tirx
 
 from builder.codegen.bodies import with_bodies
-from builder.codegen.instructions import number_of
+from builder.kernels.instructions import number_of
 from builder.kernels.spaces.limits import CARRYING
 
 

@@ -36,8 +36,8 @@ from tvm import sym, tirx
 from tvm.ir import TensorLoad
 
 from builder.codegen.bodies import with_bodies
-from builder.codegen.instructions import instruction
 from builder.errors import BuildError
+from builder.kernels.instructions import instruction
 from builder.kernels.spaces.dot_loops import DOT_MARK, LANES_MARK
 from builder.target.dot import Dot
 

@@ -37,8 +37,8 @@ from tvm_ffi import WalkResult
 
 from builder.codegen.bodies import with_bodies
 from builder.codegen.dot_products import factors_of
-from builder.codegen.instructions import number_of
 from builder.errors import BuildError
+from builder.kernels.instructions import number_of
 from builder.kernels.spaces.tile_loops import GROUP, MOST_SUMS, STEPS, SUMS_MARK, TILE_MARK, ZEROS_MARK
 from builder.target.dot import TILE, Dot
 

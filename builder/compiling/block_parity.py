@@ -219,8 +219,10 @@ class Cuts:
             kind = value.type.tensor_type
             size = int(np.prod([d.dim_value for d in kind.shape.dim], dtype=np.int64))
             node = self._producers.get(value.name)
-            if node is None or value.name in known or node.op_type == "DequantizeLinear":
+            if node is None or value.name in known:
                 continue
+            if node.op_type == "DequantizeLinear" and self.parameters(node)[0].size == 1:
+                continue  # compared as bytes
             if kind.elem_type == onnx.TensorProto.FLOAT and size in sizes:
                 found.append(value.name)
         return list(dict.fromkeys(found))

@@ -32,6 +32,10 @@ STEPS_OF_WORDS: Final = 6.5
 # inside a kernel, where it cannot be compared, may have been rounded to the other step there.
 LARGEST_SHARE: Final = 1e-4
 FEWEST: Final = 2
+# In a tensor of few numbers, fewer may be steps away.
+_MOST_UNLIKE: Final = 0.5
+# So many steps are near.
+_NEAR: Final = 1.5
 # One tensor is taken for another if it is this close on average, in steps.
 _CLOSE: Final = 4.0
 
@@ -64,6 +68,14 @@ class Block:
     def is_rounding(self) -> bool:
         """Whether the difference is explained by rounding."""
         return self.unexplained <= max(LARGEST_SHARE, FEWEST / self.elements)
+
+    @property
+    def is_recognised(self) -> bool:
+        """Whether it is the tensor, and not one that resembles it.
+
+        Of a tensor of two numbers, `FEWEST` forgives both: then they must be near.
+        """
+        return self.is_rounding and (self.unexplained < _MOST_UNLIKE or self.largest <= _NEAR)
 
 
 def is_halfway(source: Array, rounded: Array, scale: Floats) -> npt.NDArray[np.bool_] | bool:
@@ -140,7 +152,7 @@ class Search:
         """
         halfway = is_halfway(source, expected, scale)
         close = list(_candidates(name, expected, halfway, self._ours, scale, zero))
-        agreeing = [candidate for candidate in close if candidate.block.is_rounding]
+        agreeing = [candidate for candidate in close if candidate.block.is_recognised]
         self._agreeing |= {candidate.at for candidate in agreeing}
         free = [candidate for candidate in agreeing if candidate.at not in self._taken]
         best = min(free, key=lambda candidate: candidate.mean, default=None)
@@ -157,7 +169,7 @@ class Search:
         """Take note of a tensor of the model that is compared elsewhere: what agrees with it is no other."""
         halfway = is_halfway(source, expected, scale)
         close = _candidates("", expected, halfway, self._ours, scale, zero)
-        self._agreeing |= {candidate.at for candidate in close if candidate.block.is_rounding}
+        self._agreeing |= {candidate.at for candidate in close if candidate.block.is_recognised}
 
     def suspects(self) -> dict[int, tuple[float, int]]:
         """Return our float tensors that are close to a tensor of bytes, but agree with none.

@@ -422,7 +422,10 @@ def _image_input(fields: Mapping[str, Any], inputs: Sequence[TensorSpec]) -> Ten
     if len(images) != 1 or len(images[0].shape) != IMAGE_DIMENSIONS or images[0].shape[0] != 1:
         found = ", ".join(f"{s.name}{list(s.shape)}" for s in inputs)
         wanted = f"input {named!r} with" if named else "one input with"
-        raise ShapeError(f"preprocess: expected {wanted} 4 dimensions and a batch of 1, got {found[:300]}")
+        raise ShapeError(
+            f"preprocess: expected {wanted} 4 dimensions and a batch of 1, got {found[:300]}",
+            hint="set the batch with --input-shapes, or leave out the preprocess and give prepared arrays",
+        )
     return images[0]
 
 

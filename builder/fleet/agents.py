@@ -19,9 +19,10 @@ from agent.wire.reported import Reported, ReportedModel, ServiceState
 from builder.fleet.client import Client
 from builder.fleet.printable import printable
 from edgebundle.broker import Broker
+from edgebundle.quiet import wait_until_quiet
 
 # The list is complete when no message has arrived for this long.
-QUIET_S: Final = 0.3
+_QUIET_S: Final = 0.3
 # An agent names three parts of its sandbox at most; a stranger at the broker could name more.
 _MAX_SHOWN_PARTS: Final = 8
 
@@ -163,16 +164,9 @@ class _Listing:
     async def wait_until_quiet(self, limit_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while await self._more_arrives() or not self._presences:
-                    pass
-
-    async def _more_arrives(self) -> bool:
-        self._arrived.clear()
-        try:
-            async with asyncio.timeout(QUIET_S):
-                return await self._arrived.wait()
-        except TimeoutError:
-            return False
+                await wait_until_quiet(self._arrived, _QUIET_S)
+                while not self._presences:
+                    await wait_until_quiet(self._arrived, _QUIET_S)
 
     def summaries(self) -> tuple[AgentSummary, ...]:
         names = sorted({*self._presences, *self._infos, *self._models})

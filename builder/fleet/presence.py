@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Final
 
 from agent.errors import BundleError
@@ -13,6 +14,7 @@ from builder.errors import FleetError
 from builder.fleet.client import Client
 from edgebundle.broker import Broker
 from edgebundle.directory import names_hint
+from edgebundle.quiet import wait_until_quiet
 
 # Retained messages arrive at once: if none has come after this long, the broker knows no agent of that name.
 ABSENT_LIMIT_S: Final = 1.0
@@ -97,11 +99,7 @@ async def known_agents(broker: Broker) -> list[str]:
 
     async with Client(broker, on_message) as client:
         await client.subscribe(topics.states_filter(), 0)
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LIST_LIMIT_S):
-                while True:
-                    arrived.clear()
-                    await asyncio.wait_for(arrived.wait(), _QUIET_S)
-        except TimeoutError:
-            pass
+                await wait_until_quiet(arrived, _QUIET_S)
     return sorted(names)

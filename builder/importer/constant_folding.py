@@ -1,7 +1,8 @@
 """Constant folding: compute what does not depend on the inputs, mostly shapes.
 
 Promises ONNX Runtime's own results, because ONNX Runtime computes them. Weights in int8 stay int8:
-dequantising them here would make the bundle four times as large.
+dequantising them here would make the bundle four times as large. A single number is dequantised: the value of
+a Pad and the limits of a Clip must be numbers.
 """
 
 from __future__ import annotations
@@ -108,6 +109,8 @@ def _shape_as_constant(graph: OnnxGraph, node: onnx.NodeProto) -> list[onnx.Node
 
 
 def _is_foldable(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
+    if node.op_type == "DequantizeLinear" and _is_number(graph, node.input[0]):
+        return True
     if node.domain or node.op_type in _NEVER or node.op_type in _RANDOM or any(subgraphs(node)):
         return False
     if not defs.has(node.op_type, graph.opset, ""):
@@ -135,6 +138,14 @@ def _is_foldable(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
         if shape is not None and (known := graph.type_of(name)) is not None:
             growth -= int(np.prod(shape, dtype=np.float64)) * known.dtype.itemsize
     return growth <= MAX_GROWTH_BYTES
+
+
+def _is_number(graph: OnnxGraph, name: str) -> bool:
+    """Whether a tensor is one number; int32 is what biases are in, which stay with their products."""
+    found = graph.type_of(name)
+    return (
+        found is not None and found.static_shape in ((), (1,)) and found.elem_type != onnx.TensorProto.INT32
+    )
 
 
 def _evaluate(graph: OnnxGraph, nodes: list[onnx.NodeProto]) -> dict[str, NDArray[Any]]:

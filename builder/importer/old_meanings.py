@@ -17,6 +17,7 @@ opset 7, Pad and Split before opset 2. They are given today's form, and kept fro
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -40,11 +41,11 @@ _CAST: Final = 6
 _TILE: Final = 6
 _PAD_AND_SPLIT: Final = 2
 _BROADCAST: Final = 7
+_RECURRENT: Final = 7
 _SPATIAL: Final = 9
 _ALIGNED: Final = frozenset(
     {"Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "PRelu", "Pow", "Sub", "Xor"}
 )
-_RECURRENT: Final = frozenset({"GRU", "LSTM", "RNN"})
 _RESIZE: Final = 11
 _HARDMAX: Final = 13
 
@@ -64,7 +65,7 @@ def bring_up(model: onnx.ModelProto) -> None:
         options = attributes(node)
         if node.domain:
             return None
-        if version < _BROADCAST and (held := _held(node, graph, options)) is not None:
+        if (held := _held(node, graph, options)) is not None:
             return held
         if node.op_type in _ALIGNED and version < _BROADCAST:
             return _aligned(node, graph, options)
@@ -93,40 +94,77 @@ def _held(node: onnx.NodeProto, graph: OnnxGraph, options: dict[str, Any]) -> li
 
     A node whose values contradict the specification stays, and is refused by name.
     """
-    version, new = graph.opset, copy_node(node)
-    if node.op_type == "Cast" and version < _CAST:
-        to = options.get("to")
-        if isinstance(to, str):
-            names = dict(onnx.TensorProto.DataType.items())
-            if to not in names:
-                return None
-            set_attributes(new, [], {"to": names[to]})
-    elif node.op_type in _RECURRENT:
-        set_attributes(new, ["output_sequence"], {})
-    elif node.op_type == "Tile" and version < _TILE:
-        shape, values = graph.shape_of(node.input[0]), [graph.constant(name) for name in node.input[1:]]
-        if shape is None or len(values) != 2 or any(value is None or value.size != 1 for value in values):
-            return None
-        tiles, axis = (int(np.asarray(value).item()) for value in values)
-        repeats = [tiles if place == axis else 1 for place in range(len(shape))]
-        new.input[1:] = [graph.add_constant(np.array(repeats, np.int64), f"{node.name}/repeats")]
-    elif node.op_type == "Pad" and version < _PAD_AND_SPLIT:
-        pads = np.array(options["paddings"], np.int64)
-        value = np.array(options.get("value", 0.0), np.float32)
-        new.input.extend(
-            graph.add_constant(array, f"{node.name}/{part}")
-            for part, array in (("pads", pads), ("value", value))
-        )
-        set_attributes(new, ["paddings", "value"], {})
-    elif node.op_type == "Split" and version < _PAD_AND_SPLIT:
-        if "split" in options:
-            sizes = np.array(options["split"], np.int64)
-            new.input[1:] = [graph.add_constant(sizes, f"{node.name}/sizes")]
-        set_attributes(new, ["split"], {"axis": int(options.get("axis", 0))})
-    else:
+    if node.op_type not in _TODAY:
+        return None
+    since, rewrite = _TODAY[node.op_type]
+    if graph.opset >= since:
+        return None
+    new = copy_node(node)
+    if not rewrite(new, graph, options):
         return None
     new.domain = HELD
     return [new]
+
+
+def _cast(node: onnx.NodeProto, _graph: OnnxGraph, options: dict[str, Any]) -> bool:
+    """Cast to a type that is a name."""
+    to = options.get("to")
+    if isinstance(to, str):
+        names = dict(onnx.TensorProto.DataType.items())
+        if to not in names:
+            return False
+        set_attributes(node, [], {"to": names[to]})
+    return True
+
+
+def _recurrent(node: onnx.NodeProto, _graph: OnnxGraph, _options: dict[str, Any]) -> bool:
+    """A recurrent layer that says whether it has a sequence of outputs."""
+    set_attributes(node, ["output_sequence"], {})
+    return True
+
+
+def _tile(node: onnx.NodeProto, graph: OnnxGraph, _options: dict[str, Any]) -> bool:
+    """Tile along one axis."""
+    shape, values = graph.shape_of(node.input[0]), [graph.constant(name) for name in node.input[1:]]
+    if shape is None or len(values) != 2 or any(value is None or value.size != 1 for value in values):
+        return False
+    tiles, axis = (int(np.asarray(value).item()) for value in values)
+    repeats = [tiles if place == axis else 1 for place in range(len(shape))]
+    node.input[1:] = [graph.add_constant(np.array(repeats, np.int64), f"{node.name}/repeats")]
+    return True
+
+
+def _pad(node: onnx.NodeProto, graph: OnnxGraph, options: dict[str, Any]) -> bool:
+    """Pad whose sizes are called `paddings`."""
+    pads = np.array(options["paddings"], np.int64)
+    value = np.array(options.get("value", 0.0), np.float32)
+    node.input.extend(
+        graph.add_constant(array, f"{node.name}/{part}") for part, array in (("pads", pads), ("value", value))
+    )
+    set_attributes(node, ["paddings", "value"], {})
+    return True
+
+
+def _split(node: onnx.NodeProto, graph: OnnxGraph, options: dict[str, Any]) -> bool:
+    """Split whose sizes are an input or an attribute."""
+    if "split" in options:
+        sizes = np.array(options["split"], np.int64)
+        node.input[1:] = [graph.add_constant(sizes, f"{node.name}/sizes")]
+    set_attributes(node, ["split"], {"axis": int(options.get("axis", 0))})
+    return True
+
+
+# Operator -> the first opset whose form the converter has, and what brings an older node into today's form,
+# in place, or returns false.
+_TODAY: Final[Mapping[str, tuple[int, Callable[[onnx.NodeProto, OnnxGraph, dict[str, Any]], bool]]]] = {
+    "Cast": (_CAST, _cast),
+    "GRU": (_RECURRENT, _recurrent),
+    "LSTM": (_RECURRENT, _recurrent),
+    "RNN": (_RECURRENT, _recurrent),
+    "Tile": (_TILE, _tile),
+    "Pad": (_PAD_AND_SPLIT, _pad),
+    "Split": (_PAD_AND_SPLIT, _split),
+}
 
 
 def _aligned(node: onnx.NodeProto, graph: OnnxGraph, options: dict[str, Any]) -> list[onnx.NodeProto] | None:

@@ -232,7 +232,10 @@ def _count(headers: Headers, inputs: Sequence[TensorSpec], source: str) -> int:
             hint=f"numpy.savez('calibration.npz', **{{{names[0]!r}: array}}) names them",
         )
     if missing := [name for name in names if name not in headers]:
-        raise ShapeError(f"{source}: expected an array for each input, got none for '{missing[0][:80]}'")
+        raise ShapeError(
+            f"{source}: expected an array for each input, got none for '{missing[0][:80]}'",
+            hint=f"numpy.savez('calibration.npz', **{{{missing[0]!r}: array}}) names them",
+        )
     counts = {}
     for spec in inputs:
         shape, dtype = headers[spec.name]
@@ -251,8 +254,17 @@ def _count(headers: Headers, inputs: Sequence[TensorSpec], source: str) -> int:
             )
     if len(set(counts.values())) > 1:
         found = ", ".join(f"{count} for '{name}'" for name, count in counts.items())
-        raise ShapeError(f"{source}: expected equally many samples for all inputs, got {found[:200]}")
+        raise ShapeError(
+            f"{source}: expected equally many samples for all inputs, got {found[:200]}",
+            hint="the first axis of each array counts the samples: leave out the rest of the longer ones",
+        )
     count = next(iter(counts.values()))
+    rows = [headers[spec.name][0][0] for spec in inputs if headers[spec.name][0] != spec.shape]
+    if count == 0 and any(rows):
+        raise ShapeError(
+            f"{source}: expected a batch of {inputs[0].shape[0]} rows, got {max(rows)}",
+            hint="give more samples: the model computes as many at once; --input-shapes sets its batch",
+        )
     if count == 0:
         raise ModelError(f"{source}: expected at least one sample, got none", hint=_HINT)
     return count
@@ -290,13 +302,20 @@ def _sample(arrays: Mapping[str, Array], inputs: Sequence[TensorSpec], index: in
         if wanted.kind in "iu" and value.size:
             limits = np.iinfo(wanted)
             if int(value.min()) < limits.min or int(value.max()) > limits.max:
-                raise ShapeError(f"{where}: expected {wanted} for '{spec.name}', got a number out of range")
+                raise _out_of_range(where, spec)
         with np.errstate(over="ignore"):
             converted = value.astype(wanted)
         if wanted.kind == "f" and not np.isfinite(converted).all():
-            raise ShapeError(f"{where}: expected {wanted} for '{spec.name}', got a number out of range")
+            raise _out_of_range(where, spec)
         sample[spec.name] = np.ascontiguousarray(converted).reshape(spec.shape)
     return sample
+
+
+def _out_of_range(where: str, spec: TensorSpec) -> ShapeError:
+    return ShapeError(
+        f"{where}: expected {np.dtype(spec.dtype)} for '{spec.name}', got a number out of range",
+        hint="leave out or repair that sample",
+    )
 
 
 def describe(data: CalibrationData) -> str:

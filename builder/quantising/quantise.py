@@ -182,7 +182,10 @@ def quantize(
     prepared = _prepared(model.onnx)
     units = find_units(prepared)
     if not any(unit.weights is not None for unit in units):
-        raise ModelError("expected convolutions or matrix products with constant weights, got none")
+        raise ModelError(
+            "expected convolutions or matrix products with constant weights, got none",
+            hint="there is nothing to quantise: compile it as it is (weights must be finite numbers)",
+        )
     data = open_calibration(calibration, model.inputs, declared)
     scores = _scores(model.outputs, limits.metric)
     truths = None
@@ -285,6 +288,13 @@ class _Work:
         histograms = observe(self._model, list(tensors), self._data, self._progress)
         self._progress(f"choosing the ranges of {len(histograms)} tensors")
         self._ranges = {name: choose(histogram) for name, histogram in histograms.items()}
+        weighted = [unit for unit in self._units if unit.weights is not None]
+        if not any(all(name in self._ranges for name in unit.data) for unit in weighted):
+            raise ModelError(
+                "expected samples of which the model makes finite numbers, got none: "
+                f"{weighted[0].name} reads values that are not",
+                hint="prepare the samples as the model expects them: see --preprocess",
+            )
         self._progress("comparing the quantised model with the float model")
         self._comparison = Comparison(
             self._model, self._source.outputs, self._data, self._truths, self._scores, self._progress

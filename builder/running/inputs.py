@@ -128,4 +128,4 @@ def _read_file(path: Path, what: str) -> bytes:
             raise ModelError(f"{path}: expected {what} of at most {MAX_FILE_BYTES} bytes, got {size}")
         return path.read_bytes()
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
+        raise ModelError(f"{path}: cannot be read ({error.strerror})", hint="repair or remove it") from error

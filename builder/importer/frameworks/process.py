@@ -15,17 +15,15 @@ import selectors
 import subprocess
 import tempfile
 import time
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import numpy as np
 from numpy.typing import NDArray
 
+from agent.array_file import damage, read_arrays, reason_of
 from builder.errors import ModelError, Obstacle, UnsupportedOperatorError
-from builder.importer.silence import first_line
 
 # A large model is exported in one or two minutes; one that takes longer does not end.
 TIMEOUT_S: Final = 600.0
@@ -147,10 +145,9 @@ class FrameworkProcess:
         if not path.exists():
             return {}
         try:
-            with np.load(path, allow_pickle=False) as found:
-                return {key: found[key] for key in found.files}
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise self._failure(f"wrote arrays that cannot be read ({first_line(error)})") from error
+            return read_arrays(path)
+        except damage() as error:
+            raise self._failure(f"wrote arrays that cannot be read ({reason_of(error)})") from error
 
     def _read_line(self) -> bytes:
         assert self._process.stdout is not None

@@ -19,7 +19,6 @@ import math
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
+from agent.array_file import damage, read_arrays, reason_of
 from builder.errors import ModelError, ParityError
 from builder.importer.silence import FOREIGN_FAILURES, first_line
 from builder.importer.tflite import litert_process
@@ -195,10 +195,10 @@ def run_interpreter(
             lines = said.strip().splitlines() or ["no reason"]
             return None, f"which {lines[-1][-300:]}"
         try:
-            with np.load(folder / "tensors.npz", allow_pickle=False) as found:
-                return {int(index): found[index] for index in found.files}, ""
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            return None, f"whose tensors cannot be read ({first_line(error)})"
+            found = read_arrays(folder / "tensors.npz")
+            return {int(index): values for index, values in found.items()}, ""
+        except damage() as error:
+            return None, f"whose tensors cannot be read ({reason_of(error)})"
 
 
 def start_interpreter(folder: Path, kernels: str) -> tuple[int, str]:

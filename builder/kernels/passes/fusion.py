@@ -1,7 +1,8 @@
 """Fuses calls into kernels with TVM's passes, and keeps what each kernel was made of.
 
 Within a kernel, a value is computed where it is read. A chain of element-wise calls that each read their
-value twice, as a loop that is written out has, would compute its beginning 2^n times, so it is divided.
+value twice, as a loop that is written out has, would compute its beginning 2^n times, so it is divided. So is
+a chain of quantisations: each reads its number three times.
 
 TVM makes one function of all groups that are equal, and drops the spans of their calls. So the groups are
 compared with the calls before: what a group computes is looked up by the kernel and its arguments.
@@ -9,11 +10,13 @@ compared with the calls before: what a group computes is looked up by the kernel
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
-from tvm.ir import Call, GenericConst
+from tvm.ir import Call, GenericConst, TensorLoad
 from tvm.relax.expr import _update_type
 
 from builder.importer.spans import Names, bindings_of, names_of, span_of, with_spans
@@ -73,7 +76,10 @@ def _divided(mod: tvm.IRModule) -> tvm.IRModule:
         kind = None if func is None or func.attrs is None else func.attrs.get("op_pattern")
         fields = list(getattr(binding.value, "args", ()))
         operands = [each for field in fields for each in getattr(field, "fields", [field])]
-        count = 1 + sum(computed.get(each, 0) for each in operands)
+        if func is not None:
+            operands.remove(_callee(binding.value))
+        reads = _reads(func) if func is not None else [1] * len(operands)
+        count = 1 + sum(computed.get(each, 0) * times for each, times in zip(operands, reads, strict=False))
         if kind is None:  # a reshape, or an item of a tuple: another name
             computed[binding.var] = count
         elif int(kind) <= _INJECTIVE and count > MOST_COMPUTED:
@@ -81,6 +87,17 @@ def _divided(mod: tvm.IRModule) -> tvm.IRModule:
         elif int(kind) <= _INJECTIVE:
             computed[binding.var] = count
     return _with_ends(mod, ends) if ends else mod
+
+
+def _reads(func: tirx.PrimFunc) -> list[int]:
+    """Return how often the expressions of a function read each of its parameters, at least 1."""
+    loads: Counter[tirx.Buffer] = Counter()
+
+    def count(load: TensorLoad) -> None:
+        loads[load.source] += 1
+
+    tvm_ffi.structural_walk(func.body, (TensorLoad, count))
+    return [max(1, loads[param]) for param in func.params]
 
 
 def _with_ends(mod: tvm.IRModule, ends: set[relax.Var]) -> tvm.IRModule:

@@ -254,7 +254,7 @@ class _Packing:
         operands: list[relax.Expr] = []
         for other in others:
             numbers = constant_of(other)
-            if numbers is not None and numbers.ndim <= 4 and numbers.size == len(route.picks[0]):
+            if numbers is not None and 1 < numbers.size == len(route.picks[0]) and numbers.ndim <= 4:
                 if (1, 1, 1, *numbers.shape)[-3:-2] != (numbers.size,):
                     return False
                 spread = np.empty(source.channels, numbers.dtype)

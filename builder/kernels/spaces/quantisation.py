@@ -20,8 +20,8 @@ from typing import Final
 import numpy as np
 from tvm import relax, te, tirx
 from tvm.ir import Call, TensorLoad
-from tvm.target.codegen import llvm_lookup_intrinsic_id
 
+from builder.kernels.instructions import instruction
 from builder.kernels.rewriter import constant_of, legalise_as_tvm, op_name, shape_of
 
 _BYTES: Final = ("uint8", "int8")
@@ -97,9 +97,7 @@ def _quotient(x: tirx.Expr, divisor: tirx.Expr, inverse: tirx.Expr | None = None
 
 def _fused(a: tirx.Expr, b: tirx.Expr, c: tirx.Expr) -> tirx.Expr:
     """Return `a * b + c`, rounded once. TVM's own operator is rounded twice where LLVM finds that faster."""
-    number = llvm_lookup_intrinsic_id("llvm.fma")
-    result: tirx.Expr = tirx.call_llvm_pure_intrin("float32", tirx.const(number, "uint32"), a, b, c)
-    return result
+    return instruction("fma", "float32", a, b, c)
 
 
 def _limited(x: tirx.Expr, low: tirx.Expr, high: tirx.Expr) -> tirx.Expr:

@@ -22,9 +22,9 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as ir
-from tvm.target.codegen import llvm_lookup_intrinsic_id
 
 from builder.importer.classic.ensemble import EQUAL, LESS, MEMBER, NAN, Ensemble
+from builder.kernels.instructions import instruction
 from builder.kernels.spaces.packed_trees import FEATURE_MASK, TEST_SHIFT, Packed, pack
 from builder.target.device_target import DeviceTarget
 
@@ -190,9 +190,7 @@ class _Writer:
 
         It would gather; a chain of gathers takes up to twice as long as eight chains of loads.
         """
-        number = tirx.const(llvm_lookup_intrinsic_id("llvm.arithmetic.fence"), "uint32")
-        result: tirx.Expr = tirx.call_llvm_pure_intrin(self._dtype, number, value)
-        return result
+        return instruction("arithmetic.fence", self._dtype, value)
 
     def _node_walk(self, samples: Flat, bases: Sequence[Index], trees: Sequence[Index], places: Flat) -> None:
         """Write walks through nodes; then `places` has the payload of each leaf."""

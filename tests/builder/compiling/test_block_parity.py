@@ -257,3 +257,25 @@ def test_a_clamp_after_the_last_levels_is_no_fault() -> None:
     x = pair(network.input("x", [1, 12, 7, 7]))
     y = network.op("Relu", pair(network.op("Conv", x, weight, pads=[1] * 4, group=12)))
     assert compile(import_onnx(network.model(y)), "host").integers is not None
+
+
+def test_bytes_of_one_channel_that_pixels_of_several_become() -> None:
+    """A network that enlarges pictures ends so: each pixel's channels become places of one channel."""
+    g = QuantisedGraph(np.random.default_rng(5))
+    y = g.op("Conv", g.input(1, 3, 5, 4), g.weight((4, 3, 1, 1), 0), shape=(1, 4, 5, 4))
+    y = g.op("DepthToSpace", y, shape=(1, 1, 10, 8), blocksize=2)
+    assert compared(g.model(g.quantise(y, 3.0))).found
+
+
+def test_a_scale_for_each_channel_of_an_activation() -> None:
+    """Its dequantised form is close to the tensor before it, and no fault."""
+    g = QuantisedGraph(np.random.default_rng(6))
+    x = g.input(2, 5, 6, 6)
+    names = [
+        g.constant((g.rng.random(5) * 0.1).astype("float32")),
+        g.constant(g.rng.integers(100, 156, 5).astype("uint8")),
+    ]
+    y = g.op("QuantizeLinear", x, *names, shape=(2, 5, 6, 6), axis=1)
+    y = g.op("DequantizeLinear", y, *names, shape=(2, 5, 6, 6), axis=1)
+    y = g.op("Conv", y, g.weight((5, 5, 3, 3), 0), shape=(2, 5, 4, 4))
+    compared(g.model(g.quantise(y, 3.0)))

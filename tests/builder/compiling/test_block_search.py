@@ -95,3 +95,12 @@ def test_layers_that_are_all_zero_take_each_a_tensor() -> None:
     found, hidden = search.result()
     assert all(block.share == 0 for block in found)
     assert hidden == ["d"]
+
+
+@pytest.mark.parametrize("elements", [1, 2])
+def test_a_tensor_of_few_numbers_is_not_taken_for_one_that_is_steps_away(elements: int) -> None:
+    """What follows is computed from it: with another's numbers, that would be a fault."""
+    expected, other = np.full((elements, 1), 10, "uint8"), np.full((elements, 1), 13, "uint8")
+    assert find(Search([other]), "hidden", expected) is None
+    near = expected + np.uint8(1)
+    np.testing.assert_array_equal(find(Search([near]), "rounded", expected), near)

@@ -112,3 +112,23 @@ def test_constants_are_quantised_but_not_dequantised(make_model: ModelMaker) -> 
     (codes,) = [numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "q"]
     assert codes.dtype == np.int8
     assert codes.ravel().tolist() == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91, 101, 111]
+
+
+def test_a_quantised_number_is_folded_and_weights_and_biases_are_not(make_model: ModelMaker) -> None:
+    nodes = [
+        helper.make_node("DequantizeLinear", ["low", "scale"], ["limit"]),
+        helper.make_node("DequantizeLinear", ["w", "scale"], ["weights"]),
+        helper.make_node("DequantizeLinear", ["b", "scale"], ["bias"]),
+        helper.make_node("Clip", ["x", "limit"], ["limited"]),
+        helper.make_node("Gemm", ["limited", "weights", "bias"], ["y"]),
+    ]
+    constants = {
+        "low": np.array(-3, np.int8),
+        "scale": np.float32(0.5),
+        "w": np.ones((3, 1), np.int8),
+        "b": np.ones(1, np.int32),
+    }
+    model = make_model(nodes, {"x": [2, 3]}, {"y": [2, 1]}, constants, opset=17)
+    fold_constants(model)
+    assert operators(model) == ["DequantizeLinear", "DequantizeLinear", "Clip", "Gemm"]
+    assert weights(model)["limit"].tolist() == -1.5

@@ -72,6 +72,19 @@ def test_folder_of_arrays_is_read_file_by_file(tmp_path: Path) -> None:
     assert [int(data.read(i)["ids"][0, 0]) for i in (0, 4, 1, 3, 2)] == [0, 9, 1, 8, 2]
 
 
+def test_fewer_rows_than_the_batch_are_refused() -> None:
+    with pytest.raises(InputFault, match="expected a batch of 4 rows, got 3") as caught:
+        open_calibration({"x": np.zeros((3, 1), np.float32)}, [TensorSpec("x", "FP32", (4, 1))])
+    assert caught.value.hint is not None
+
+
+def test_a_picture_that_is_not_there_any_more_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.png").symlink_to(tmp_path / "missing")
+    with pytest.raises(InputFault, match=r"a\.png: cannot be read") as caught:
+        open_calibration(tmp_path, [IMAGE], DECLARED).read(0)
+    assert caught.value.hint is not None
+
+
 def test_fixed_batch_takes_that_many_rows(tmp_path: Path) -> None:
     data = open_calibration(
         {"x": np.arange(10, dtype=np.float32)[:, None]}, [TensorSpec("x", "FP32", (4, 1))]
@@ -181,6 +194,7 @@ def test_unusable_data_give_one_line(make: Callable[[Path], Source], message: st
     with pytest.raises(InputFault, match=message) as caught:
         open_calibration(make(tmp_path), [IMAGE], DECLARED).read(0)
     assert "\n" not in str(caught.value)
+    assert caught.value.hint is not None
 
 
 @pytest.mark.parametrize("which", damaged_archives.DAMAGED)
@@ -206,8 +220,11 @@ def test_pictures_for_one_of_two_inputs_are_refused(tmp_path: Path) -> None:
 
 def test_inputs_with_different_numbers_of_samples_are_refused() -> None:
     source = {"image": samples(3, (3, 4, 6)), "ids": np.zeros((2, 5), np.int64)}
-    with pytest.raises(InputFault, match="equally many samples for all inputs, got 3 for 'image', 2 for"):
+    with pytest.raises(
+        InputFault, match="equally many samples for all inputs, got 3 for 'image', 2 for"
+    ) as caught:
         open_calibration(source, [IMAGE, IDS])
+    assert caught.value.hint is not None
 
 
 def test_integer_out_of_range_is_refused() -> None:

@@ -282,6 +282,15 @@ def test_mask_of_huge_numbers_does_not_set_a_range(network: Network) -> None:
     assert any("not finite" in text for text in result.report.warnings)
 
 
+def test_samples_of_which_only_infinities_are_made_are_refused(network: Network) -> None:
+    """All blocks would stay in float, and NaN agrees with NaN."""
+    x = network.op("Log", network.input("x", [1, 3, 4, 4]))
+    model = network.model(network.conv(x, 3, 8))
+    with pytest.raises(ModelError, match=r"expected samples .* finite numbers, got none: ") as caught:
+        quantise(model, {"x": np.zeros((40, 3, 4, 4), np.float32)})
+    assert caught.value.hint is not None
+
+
 def test_same_input_gives_the_same_bytes(network: Network) -> None:
     model = network.model(mobilenet_v3(network))
     data = {"x": samples(40, (3, 12, 12))}

@@ -8,6 +8,7 @@ import pytest
 
 from builder.errors import ModelError, UnsupportedOperatorError
 from builder.importer.frameworks.process import FrameworkProcess
+from tests import damaged_archives
 from tests.builder.importer.frameworks.stand_in import VECTORS, stand_in
 
 PROGRAM = Path(__file__)  # not run by a stand-in
@@ -67,8 +68,9 @@ def test_a_python_that_cannot_be_started(tmp_path: Path) -> None:
         FrameworkProcess(str(tmp_path), PROGRAM, "PyTorch", "m")
 
 
-def test_arrays_that_cannot_be_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", damaged_archives.DAMAGED)
+def test_arrays_that_cannot_be_read(which: str, tmp_path: Path) -> None:
     with FrameworkProcess(stand_in(tmp_path, VECTORS / "recurrent"), PROGRAM, "PyTorch", "m") as process:
-        (process.folder / "outputs.npz").write_bytes(b"PK\x03\x04")
+        damaged_archives.write(process.folder, which).rename(process.folder / "outputs.npz")
         with pytest.raises(ModelError, match="it wrote arrays that cannot be read"):
             process.arrays("outputs.npz")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from builder.importer.tflite.comparison import compare
 from builder.importer.tflite.conversion import convert
 from builder.importer.tflite.operators import CONVERTERS, Converter, detection, elementwise, pooling
 from builder.importer.tflite.schema import read
+from tests import damaged_archives
 from tests.builder.importer.tflite.operator_cases import PICTURE, VALID, Case, X, Y, build
 from tests.builder.importer.tflite.operators.test_detection import post_process
 from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
@@ -133,3 +135,15 @@ def test_an_interpreter_that_keeps_no_input_is_noted(monkeypatch: pytest.MonkeyP
     model = read(raw, "file")
     compare(raw, model, convert(model, "file"), notes.append)
     assert "it does not keep the tensor" in notes[0]
+
+
+@pytest.mark.parametrize("which", damaged_archives.DAMAGED)
+def test_tensors_that_cannot_be_read_are_a_reason(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(folder: Path, _kernels: str) -> tuple[int, str]:
+        damaged_archives.write(folder, which).rename(folder / "tensors.npz")
+        return 0, ""
+
+    monkeypatch.setattr(comparison, "start_interpreter", write)
+    tensors, reason = comparison.run_interpreter(b"", {}, reference=True)
+    assert tensors is None
+    assert "whose tensors cannot be read" in reason

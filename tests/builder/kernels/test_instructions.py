@@ -6,8 +6,8 @@ import pytest
 from tvm import tirx
 from tvm.target.codegen import llvm_get_intrinsic_name
 
-from builder.codegen.instructions import instruction
 from builder.errors import BuildError
+from builder.kernels.instructions import instruction
 
 
 def test_a_call_names_its_instruction() -> None:
