@@ -24,6 +24,7 @@ from builder.importer.rewrites import (
     linear_models,
     loops,
     normalisation,
+    pooling,
     quantised,
     recurrent,
     resize,
@@ -34,6 +35,7 @@ from builder.importer.rewrites.replacement import Rewrite
 from builder.importer.rewrites.sequences import resolve_sequences
 
 REWRITES: Final[Mapping[str, Rewrite]] = {
+    "AveragePool": pooling.pool,
     "BatchNormalization": normalisation.batch_normalization,
     "BitShift": elementwise.bit_shift,
     "Cast": elementwise.cast,
@@ -63,8 +65,9 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "LSTM": recurrent.prepare,
     "Loop": loops.unroll_loop,
     "LpNormalization": normalisation.lp_normalization,
+    "LpPool": pooling.pool,
     "MatMulInteger": quantised.matmul_integer,
-    "MaxPool": scatter.max_pool,
+    "MaxPool": pooling.max_pool,
     "MaxUnpool": scatter.max_unpool,
     "MeanVarianceNormalization": normalisation.mean_variance_normalization,
     "Mod": elementwise.modulo,
