@@ -55,6 +55,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "Dropout": elementwise.dropout,
     "Einsum": einsum.einsum,
     "DynamicQuantizeLinear": quantised.dynamic_quantize_linear,
+    "Equal": elementwise.equal,
     "EyeLike": elementwise.eye_like,
     "GRU": recurrent.prepare,
     "Gather": indices.gather,
