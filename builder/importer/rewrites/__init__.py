@@ -95,6 +95,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "ReduceSumSquare": elementwise.reduce_nothing,
     "Resize": resize.resize,
     "ReverseSequence": layout.reverse_sequence,
+    "RoiAlign": pooling.roi_align,
     "STFT": fourier.stft,
     "Scan": linear_models.scan,
     "ScatterElements": indices.clip_along_axis,

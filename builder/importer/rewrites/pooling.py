@@ -1,4 +1,4 @@
-"""Poolings in windows whose padding follows from the shape of their output: `auto_pad` and `ceil_mode`."""
+"""Poolings of regions, and of windows whose padding follows from `auto_pad` or `ceil_mode`."""
 
 from __future__ import annotations
 
@@ -47,6 +47,24 @@ def pool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | N
     rest = [end - declared for end, declared in zip(ends, padding[half:], strict=True)]
     new.input[0] = padded
     set_attributes(new, ["ceil_mode", "count_include_pad"], {"pads": [0] * half + rest})
+    return [*whole.nodes, new]
+
+
+def roi_align(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """RoiAlign with `half_pixel` and a scale: scale the regions first.
+
+    ONNX operator specification, RoiAlign-16: half a pixel is subtracted after scaling. TVM does it before.
+    """
+    options, found = attributes(node), graph.type_of(node.input[1])
+    scale = float(options.get("spatial_scale", 1.0))
+    if found is None or scale == 1.0:
+        return None
+    if options.get("coordinate_transformation_mode", "half_pixel") != "half_pixel":
+        return None
+    whole = Replacement(node, graph)
+    new = copy_node(node)
+    new.input[1] = whole.op("Mul", node.input[1], whole.constant(scale, found.dtype))
+    set_attributes(new, ["spatial_scale"], {})
     return [*whole.nodes, new]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from onnx import helper
 
@@ -46,3 +47,18 @@ def test_the_output_has_the_shape_of_the_input(
 ) -> None:
     node = one(op, ["x"], kernel_shape=[3, 2], strides=[2, 1], auto_pad=mode, **how)
     agrees(make_model([node], {"x": [1, 2, 6, 7]}, {"y": [None] * 4}, opset=19), noise(1, 2, 6, 7))
+
+
+@pytest.mark.parametrize("mode", ["half_pixel", "output_half_pixel"])
+def test_regions_are_scaled_before_half_a_pixel_is_subtracted(
+    make_model: ModelMaker, noise: Any, agrees: Any, mode: str
+) -> None:
+    window = {"output_height": 3, "output_width": 2, "sampling_ratio": 2, "spatial_scale": 0.25}
+    node = one("RoiAlign", ["x", "r", "b"], coordinate_transformation_mode=mode, **window)
+    regions = np.array([[1, 2, 25, 21], [0, 0, 32, 32]], np.float32)
+    weights = {"b": np.array([1, 0], np.int64)}
+    agrees(
+        make_model([node], {"x": [2, 3, 8, 8], "r": [2, 4]}, {"y": [None] * 4}, weights),
+        noise(2, 3, 8, 8),
+        regions,
+    )
