@@ -23,7 +23,7 @@ OPERATORS = [("MaxPool", {}), ("AveragePool", {}), ("AveragePool", {"count_inclu
 @pytest.mark.parametrize("window", LEFT_OUT, ids=str)
 @pytest.mark.parametrize(("op", "how"), OPERATORS, ids=str)
 def test_a_window_that_would_begin_in_the_padding_is_left_out(
-    make_model: ModelMaker, noise: Any, agrees: Any, op: str, how: dict[str, int], window: Any, opset: int
+    make_model: ModelMaker, noise: Any, agrees: Any, op: str, how: dict[str, Any], window: Any, opset: int
 ) -> None:
     nodes = [
         one(op, ["x"], ["p"], ceil_mode=1, **window, **how),
@@ -43,7 +43,7 @@ def test_a_norm_counts_no_place_beyond_the_input(
 @pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
 @pytest.mark.parametrize(("op", "how"), OPERATORS, ids=str)
 def test_the_output_has_the_shape_of_the_input(
-    make_model: ModelMaker, noise: Any, agrees: Any, op: str, how: dict[str, int], mode: str
+    make_model: ModelMaker, noise: Any, agrees: Any, op: str, how: dict[str, Any], mode: str
 ) -> None:
     node = one(op, ["x"], kernel_shape=[3, 2], strides=[2, 1], auto_pad=mode, **how)
     agrees(make_model([node], {"x": [1, 2, 6, 7]}, {"y": [None] * 4}, opset=19), noise(1, 2, 6, 7))
@@ -53,7 +53,12 @@ def test_the_output_has_the_shape_of_the_input(
 def test_regions_are_scaled_before_half_a_pixel_is_subtracted(
     make_model: ModelMaker, noise: Any, agrees: Any, mode: str
 ) -> None:
-    window = {"output_height": 3, "output_width": 2, "sampling_ratio": 2, "spatial_scale": 0.25}
+    window: dict[str, Any] = {
+        "output_height": 3,
+        "output_width": 2,
+        "sampling_ratio": 2,
+        "spatial_scale": 0.25,
+    }
     node = one("RoiAlign", ["x", "r", "b"], coordinate_transformation_mode=mode, **window)
     regions = np.array([[1, 2, 25, 21], [0, 0, 32, 32]], np.float32)
     weights = {"b": np.array([1, 0], np.int64)}
