@@ -24,6 +24,7 @@ from builder.importer.rewrites import (
     linear_models,
     loops,
     normalisation,
+    pooling,
     quantised,
     recurrent,
     resize,
@@ -34,6 +35,7 @@ from builder.importer.rewrites.replacement import Rewrite
 from builder.importer.rewrites.sequences import resolve_sequences
 
 REWRITES: Final[Mapping[str, Rewrite]] = {
+    "AveragePool": pooling.pool,
     "BatchNormalization": normalisation.batch_normalization,
     "BitShift": elementwise.bit_shift,
     "Cast": elementwise.cast,
@@ -53,6 +55,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "Dropout": elementwise.dropout,
     "Einsum": einsum.einsum,
     "DynamicQuantizeLinear": quantised.dynamic_quantize_linear,
+    "Equal": elementwise.equal,
     "EyeLike": elementwise.eye_like,
     "GRU": recurrent.prepare,
     "Gather": indices.gather,
@@ -63,8 +66,9 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "LSTM": recurrent.prepare,
     "Loop": loops.unroll_loop,
     "LpNormalization": normalisation.lp_normalization,
+    "LpPool": pooling.pool,
     "MatMulInteger": quantised.matmul_integer,
-    "MaxPool": scatter.max_pool,
+    "MaxPool": pooling.max_pool,
     "MaxUnpool": scatter.max_unpool,
     "MeanVarianceNormalization": normalisation.mean_variance_normalization,
     "Mod": elementwise.modulo,
@@ -91,6 +95,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "ReduceSumSquare": elementwise.reduce_nothing,
     "Resize": resize.resize,
     "ReverseSequence": layout.reverse_sequence,
+    "RoiAlign": pooling.roi_align,
     "STFT": fourier.stft,
     "Scan": linear_models.scan,
     "ScatterElements": indices.clip_along_axis,

@@ -110,6 +110,16 @@ def sign(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | N
     return new.nodes
 
 
+def equal(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Equal of booleans, which TVM compares as if they were floats: the opposite of Xor."""
+    found = graph.type_of(node.input[0])
+    if found is None or found.dtype.kind != "b":
+        return None
+    new = Replacement(node, graph)
+    new.op("Not", new.op("Xor", *node.input), to=node.output[0])
+    return new.nodes
+
+
 def is_inf(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """IsInf for only one sign: a comparison with that infinity."""
     options = attributes(node)

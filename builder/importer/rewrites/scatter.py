@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, set_attributes
+from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.convolution import same_padding
 from builder.importer.rewrites.replacement import Replacement, input_name, output_name
 
@@ -164,17 +164,6 @@ def max_pool_with_indices(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[on
         new.op("Identity", best, to=node.output[0])
     new.op("Identity", index, to=where)
     return new.nodes
-
-
-def max_pool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """MaxPool with indices, or with a padding that TVM does not compute: SAME_LOWER."""
-    options, shape = attributes(node), graph.shape_of(node.input[0])
-    if output_name(node, 1) or options.get("auto_pad") != "SAME_LOWER" or shape is None:
-        return max_pool_with_indices(node, graph)
-    begins, ends = same_padding(options, shape[2:], options["kernel_shape"])
-    new = copy_node(node)
-    set_attributes(new, ["auto_pad"], {"pads": begins + ends})
-    return [new]
 
 
 def _begins(options: Mapping[str, Any], sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:

@@ -35,6 +35,14 @@ def test_integer_powers(make_model: ModelMaker, agrees: Any) -> None:
     agrees(model, INTEGERS)
 
 
+@pytest.mark.parametrize("right", [True, np.array([True, False, False, True])], ids=["number", "row"])
+def test_equal_booleans(make_model: ModelMaker, agrees: Any, right: Any) -> None:
+    model = make_model(
+        [one("Equal", ["x", "w"])], {"x": ([3, 4], BOOL)}, {"y": ([3, 4], BOOL)}, {"w": np.array(right)}
+    )
+    agrees(model, INTEGERS[0] > 3)
+
+
 def test_a_cast_to_the_same_type_disappears(make_model: ModelMaker, noise: Any, agrees: Any) -> None:
     nodes = [
         helper.make_node("Cast", ["x"], ["a"], to=TensorProto.FLOAT),
