@@ -58,9 +58,14 @@ class Packed:
         """The number of channels in a block."""
         return shape_of(self.expr)[4]
 
-    def place(self, channel: int) -> int:
-        """Return where a channel is, counting padding."""
-        return channel // self.group * self.padded_group + channel % self.group
+    @property
+    def places(self) -> list[int]:
+        """Where each channel is, counting padding.
+
+        All at once, because the shape of `expr` is slow to read: once per channel took seconds in DenseNet.
+        """
+        group, padded = self.group, self.padded_group
+        return [channel // group * padded + channel % group for channel in range(self.channels)]
 
     @property
     def is_whole(self) -> bool:
@@ -143,7 +148,8 @@ class LayoutValues(Values):
         for source in route.sources:
             have = self.packed(source)
             sources.append(have if have is not None and have.block > 1 else self.as_packed(source, block))
-        picks = [[(n, sources[n].place(channel)) for n, channel in phase] for phase in route.picks]
+        places = [source.places for source in sources]
+        picks = [[(n, places[n][channel]) for n, channel in phase] for phase in route.picks]
         if picks == [[(0, channel) for channel in range(count)]] and route.spread is None:
             blocks = shape_of(sources[0].expr)[1]
             if sources[0].block == block and blocks * block - count < block:
@@ -158,7 +164,7 @@ class LayoutValues(Values):
             return have
         n, c, h, w = shape_of(expr)
         if have is not None and have.block > 1 and block > 1:
-            picks = [[(0, have.place(channel)) for channel in range(c)]]
+            picks = [[(0, place) for place in have.places]]
             value = Packed.dense(channels.emit(self.bb, [have.expr], picks, block), c)
             if have.block == block:
                 self._packed[expr] = value
