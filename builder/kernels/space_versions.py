@@ -21,7 +21,7 @@ SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "half_conv2d": 1,
     "half_matmul": 1,
     "half_winograd": 1,
-    "integer_conv2d": 2,
+    "integer_conv2d": 3,
     "integer_depthwise": 2,
     "integer_matmul": 1,
     "integer_winograd": 1,

@@ -42,6 +42,8 @@ from builder.target.device_target import DeviceTarget
 from builder.target.dot import TILE
 
 KIND: Final = "integer_conv2d"
+# Products of a row of the window that are unrolled for a tile.
+_MOST_UNROLLED: Final = 320
 # Of a padded row of pixels with few bytes, at a time.
 _COPIED_BYTES: Final = 64
 # Pixels with fewer bytes are copied several at a time. With more, it takes longer to fill rows before.
@@ -269,12 +271,18 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, ta
     io, iu = sch.split(iq, [None, tiles.iq])
     *vectors, v = lane_loops(sch, v, len(ig))
     sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, oi, zi, *vectors, v, *ig)
+    if _has_short_rounds(sch, (kh, kw), ic, target):
+        ic, inner = sch.split(ic, [None, 2])
+        sch.unroll(inner)
     if is_prefetched:
         prefetch.mark(sch, ic, rows=tiles.oh)
     outer = sch.fuse(n, yo, oo, yi)
     epilogue.place(zo)
     if target.dot.held and is_group:
         _hold_row(sch, block, kh)
+        sch.unroll(kw)
+    elif target.dot.held and _shares_columns(sch, block, (kw, io, oi, zi, iu), target):
+        hold_operand(sch, block, kh)
         sch.unroll(kw)
     elif target.dot.held:
         hold_operand(sch, block, io)
@@ -285,6 +293,53 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, ta
     mark_dot(sch, v)
     for producer in padding:
         _order_padding(sch, producer)
+
+
+def _has_short_rounds(
+    sch: st.Schedule,
+    window: Sequence[st.schedule.LoopRV],
+    blocks: st.schedule.LoopRV,
+    target: DeviceTarget,
+) -> bool:
+    """Whether the loop over `blocks` of input channels takes much of its time for itself.
+
+    So it is with SDOT and a window of one element: 80 products for a tile. Two rounds are then unrolled if a
+    loop remains; without any, LLVM spills (`register_tile.unroll_rounds`).
+    """
+    if target.dot.halves or not target.dot.name or not target.dot.held:
+        return False
+    extent = int(sch.get(blocks).extent)
+    return all(int(sch.get(loop).extent) == 1 for loop in window) and extent % 2 == 0 and extent > 2
+
+
+def _shares_columns(
+    sch: st.Schedule,
+    block: st.schedule.SBlockRV,
+    loops: Sequence[st.schedule.LoopRV],
+    target: DeviceTarget,
+) -> bool:
+    """Whether the columns that a row of the window reads for a tile overlap, and fit the registers.
+
+    A row of 3x3 reads 7 columns for a tile of 5; one by one, its columns read 15.
+
+    Parameters
+    ----------
+    sch, block, target
+        As in `apply`.
+    loops
+        Those over the columns of the window, over parts of a block of input channels, over the blocks and
+        the columns of a tile, and over the groups of a part.
+    """
+    kernel_w, parts, oc, ow, groups = (int(sch.get(loop).extent) for loop in loops)
+    steps = sch.get(block).annotations
+    # Halves of a group are repeated in a vector for each product, whether or not their column is held.
+    if target.dot.halves or not target.dot.name or kernel_w == 1 or parts > 1:
+        return False
+    if int(steps["edge.stride"]) != 1 or int(steps["edge.dilation"]) != 1:
+        return False
+    vectors = oc * -(-int(sch.get(block).writes[0].source.shape[-1]) // target.dot.lanes)
+    registers = vectors * ow + ow + kernel_w - 1 + min(vectors, 4)
+    return registers <= target.simd.registers and vectors * ow * groups * kernel_w <= _MOST_UNROLLED
 
 
 def _hold_row(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.LoopRV) -> None:

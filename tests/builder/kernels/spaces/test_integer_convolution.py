@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tvm import relax
 
 from builder.codegen.dot_products import write_dot_products
@@ -90,6 +93,58 @@ def test_small_pixels_are_elements_of_a_vector() -> None:
     assert sum(".4b[" in line for line in lines) >= 0.9 * len(lines)
 
 
+def columns_held(window: Shape, channels: int = 64, width: int = 20, **how: Any) -> set[int]:
+    """The columns of 16 channels that a kernel for SDOT holds in vector registers at once."""
+    w = np.ones((16, channels, *window), "i1")
+
+    def build(v: relax.Expr) -> relax.Expr:
+        return relax.op.nn.conv2d(numbers(v, 3, "int8"), numbers(relax.const(w), 0, "int8"), **how)
+
+    lowered = lower_for(build, {"x": np.zeros((1, channels, 20, width), "i1")}, device("rpi5"))
+    [kernel] = [f for var, f in lowered.kernels.functions.items() if "integer_conv2d" in var.name_hint]
+    copy = (
+        r"unroll\(T.int64\((\d+)\)\):\s+for \w+ in T.vectorized\(T.int64\(16\)\):\s+with T.sblock\(.pad_local"
+    )
+    return {int(columns) for columns in re.findall(copy, str(kernel))}
+
+
+def test_columns_that_overlap_are_loaded_once_for_a_row_of_the_window() -> None:
+    assert columns_held((3, 3), padding=(1, 1, 1, 1)) == {7}
+    assert columns_held((5, 5), padding=(2, 2, 2, 2)) == {5}  # nine would not fit the registers
+    assert columns_held((3, 3), padding=(2, 2, 2, 2), dilation=(2, 2)) == {5}
+
+
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None)
+@given(
+    channels=st.sampled_from([5, 16, 17, 32, 48, 64, 80]),
+    outputs=st.sampled_from([3, 16, 20, 48]),
+    height=st.integers(3, 6),
+    width=st.integers(3, 13),
+    window=st.sampled_from([(1, 1), (3, 3), (1, 2), (2, 4)]),
+    stride=st.integers(1, 2),
+    zero=st.sampled_from([-128, -1, 0, 127]),
+    seed=st.none() | st.integers(0, 99),
+)
+def test_every_shape_is_exact_with_products_by_element(
+    channels: int,
+    outputs: int,
+    height: int,
+    width: int,
+    window: tuple[int, int],
+    stride: int,
+    zero: int,
+    seed: int | None,
+) -> None:
+    """Whether columns are shared and rounds unrolled, and for any decisions: None takes the heuristic's."""
+    random = np.random.default_rng(5)
+    x = any_bytes(random, (1, channels, height, width), "int8")
+    w = any_bytes(random, (outputs, channels, *window), "int8")
+    choose = heuristic if seed is None else RandomChooser(seed)
+    how = {"strides": (stride, stride), "padding": (window[0] // 2, window[1] // 2, 0, 1)}
+    convolve(x, w, zero, device("rpi5"), choose, **how)
+
+
 @pytest.mark.parametrize(("name", "tile"), [("rpi4", (2, 2)), ("rpi5", (1, 5))])
 def test_a_tile_goes_by_what_it_loads_and_repeats(name: str, tile: tuple[int, int]) -> None:
     tiles = integer_convolution.space(4, 20, 16, device(name)).default
@@ -124,7 +179,7 @@ def test_a_point_with_several_incomplete_tiles() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "seed"), [("cascadelake", 2), ("rpi-armv7", 4)])
+@pytest.mark.parametrize(("name", "seed"), [("cascadelake", 2), ("rpi-armv7", 4), ("rpi5", 7)])
 def test_every_point_of_the_space_is_valid(name: str, seed: int) -> None:
     random = np.random.default_rng(seed)
     x, w = any_bytes(random, (1, 20, 7, 9), "uint8"), any_bytes(random, (44, 20, 2, 2), "int8")
