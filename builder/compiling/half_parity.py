@@ -1,4 +1,4 @@
-"""Parity of models that are computed in float16: block by block, then as a whole.
+"""Parity of models that are computed in float16 or bfloat16: block by block, then as a whole.
 
 A float16 model differs from its reference by rounding, and a deep model by more than a shallow one. So the
 reference computes each tensor from the tensors that *we* stored before it (as in `block_parity`). What is
@@ -24,10 +24,11 @@ import onnx
 from builder.compiling.block_parity import Cuts
 from builder.compiling.parity import run_as_defined
 from builder.errors import ParityError
+from builder.kernels.spaces.bfloat_numbers import BITS, numbers_of
 
 Array = npt.NDArray[Any]
 
-# Of a tensor, in decibels. One kernel's rounding leaves 60, with Winograd's algorithm 46.
+# Of a tensor, in decibels. One kernel's rounding leaves 60, with Winograd's algorithm 46; in bfloat16, 50.
 LEAST_OF_BLOCK: Final = 38.0
 # Of a single channel. A channel with few numbers beside zero is compared with a part of its tensor.
 LEAST_OF_CHANNEL: Final = 28.0
@@ -83,7 +84,7 @@ class HalfParity:
         worst = min(self.blocks, key=lambda block: block.decibels, default=None)
         noisiest = "" if worst is None else f", each by itself to at least {worst.decibels:.0f} dB"
         return (
-            f"{len(self.blocks)} tensors agree in float16{noisiest}; "
+            f"{len(self.blocks)} tensors agree in 16 bits{noisiest}; "
             f"the outputs agree to {min(self.outputs.values()):.0f} dB"
         )
 
@@ -107,7 +108,7 @@ class HalfParity:
             if not ratio >= LEAST_OF_OUTPUT:
                 raise ParityError(
                     f"output {name[:80]}: expected a signal-to-noise ratio of at least "
-                    f"{LEAST_OF_OUTPUT:g} dB in float16, got {ratio:.1f} dB",
+                    f"{LEAST_OF_OUTPUT:g} dB in 16 bits, got {ratio:.1f} dB",
                     hint="this model amplifies rounding: compile it in float32, or with weights-fp16",
                 )
 
@@ -212,7 +213,12 @@ def _values(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Ar
 
 
 def _as(array: Array, shape: tuple[int, ...]) -> Array | None:
-    """Return a tensor of ours in the model's shape; None if it has another number of elements."""
+    """Return a tensor of ours in the model's shape; None if it has another number of elements.
+
+    One of 16-bit integers has the bits of bfloat16.
+    """
+    if array.dtype == BITS:
+        array = numbers_of(array)
     if array.dtype.kind != "f":
         return None
     if array.shape == shape:

@@ -68,7 +68,7 @@ def test_rounding_passes() -> None:
     found.check()
     assert [block.name for block in found.blocks] == ["r"]
     assert found.blocks[0].decibels > 60
-    assert "1 tensors agree in float16" in found.summary()
+    assert "1 tensors agree in 16 bits" in found.summary()
 
 
 def _scaled(value: Array) -> Array:
