@@ -36,11 +36,10 @@ from typing import Final
 import tvm
 import tvm_ffi
 from tvm import sym, tirx
-from tvm.ir import Call, TensorLoad
-from tvm.tirx import StringImm
+from tvm.ir import Call, StringImm, TensorLoad
 
 from builder.codegen.bodies import with_bodies
-from builder.codegen.instructions import instruction
+from builder.codegen.instructions import instruction, number_of
 from builder.errors import BuildError
 from builder.kernels.rewriter import op_name
 from builder.kernels.spaces.bfloat_numbers import BITS, as_factor, unwidened
@@ -49,6 +48,19 @@ from builder.target.dot import Dot
 
 # Type of sums -> those of factors.
 _FACTORS: Final[Mapping[str, tuple[str, ...]]] = {"int32": ("uint8", "int8", "int16"), "float32": (BITS,)}
+_EXTERN: Final = "tirx.call_pure_extern"
+_DPBF16PS: Final = "x86.avx512bf16.dpbf16ps.512"
+_BFLOATS: Final = "edge.dpbf16ps"
+_BFLOATS_IN_LLVM: Final = f"""
+declare <16 x float> @llvm.{_DPBF16PS}(<16 x float>, <32 x bfloat>, <32 x bfloat>)
+
+define <16 x float> @{_BFLOATS}(<16 x float> %sums, <16 x i32> %left, <16 x i32> %right) {{
+  %a = bitcast <16 x i32> %left to <32 x bfloat>
+  %b = bitcast <16 x i32> %right to <32 x bfloat>
+  %new = call <16 x float> @llvm.{_DPBF16PS}(<16 x float> %sums, <32 x bfloat> %a, <32 x bfloat> %b)
+  ret <16 x float> %new
+}}
+"""
 # For a processor without an instruction.
 _NONE: Final = Dot("", 8, 1, BITS, 8, 4)
 
@@ -306,22 +318,21 @@ class _LaneLoop:
         return total
 
 
-def write_bfloat_calls(mod: tvm.IRModule) -> tvm.IRModule:
-    """Write the calls by name that `write_dot_products` left for bfloat16.
+def link_bfloats(mod: tvm.IRModule) -> tvm.IRModule:
+    """Link what `write_dot_products` calls for bfloat16 to the functions that call it.
 
-    No vector of bfloat16 may be there earlier: TVM makes integers of all.
+    It is written in LLVM's language, because TVM's code generation has no vectors of bfloat16. LLVM inlines it.
     """
 
-    def call(expr: Call) -> tirx.Expr:
-        name = expr.args[0] if op_name(expr) == "tirx.call_pure_extern" else None
-        if not isinstance(name, StringImm) or name.value not in _BFLOATS:
-            return expr
-        _, old, *words = expr.args
-        lanes = int(old.ty.dtype.lanes)
-        factors = [tirx.reinterpret(f"bfloat16x{2 * lanes}", each) for each in words]
-        return instruction(name.value, f"float32x{lanes}", old, *factors)
+    def linked(body: tirx.Stmt) -> tirx.Stmt:
+        calls: list[Call] = []
+        tvm_ffi.structural_walk(body, (Call, calls.append))
+        if not any(op_name(call) == _EXTERN and call.args[0].value == _BFLOATS for call in calls):
+            return body
+        number_of(_DPBF16PS)  # refuses a TVM whose LLVM does not have it
+        return tirx.AttrStmt(_int(0), "pragma_import_llvm", StringImm(_BFLOATS_IN_LLVM), body)
 
-    return with_bodies(mod, lambda body: tvm_ffi.structural_map(body, (Call, call)))
+    return with_bodies(mod, linked)
 
 
 def factors_of(store: tirx.BufferStore) -> tuple[TensorLoad, TensorLoad] | None:
@@ -383,17 +394,17 @@ def _halves(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
 
 
 def _bfloats(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
-    """Return old sums and the sums of pairs of products of bfloat16, as a call by name."""
+    """Return old sums and the sums of pairs of products of bfloat16 (VDPBF16PS); see `link_bfloats`."""
     words = [
         tirx.reinterpret(f"int32x{dot.lanes}", each)
         for each in (loop.repeated_data(dot.lanes), loop.some_weights(first, dot.lanes))
     ]
     old = loop.sums.load(first, dot.lanes)
-    return tirx.call_pure_extern(f"float32x{dot.lanes}", dot.name, old, *words)
+    return tirx.call_pure_extern(f"float32x{dot.lanes}", _BFLOATS, old, *words)
 
 
 _INSTRUCTIONS: Final[Mapping[str, Callable[[_DotLoop, int, Dot], tirx.Expr]]] = {
-    "x86.avx512bf16.dpbf16ps.512": _bfloats,
+    _DPBF16PS: _bfloats,
     "x86.avx512.vpdpbusd.512": _added,
     "x86.avx512.vpdpbusd.256": _added,
     "x86.avx512.pmaddw.d.512": _pairs,
@@ -437,7 +448,5 @@ _INTERLEAVED: Final[Mapping[str, Callable[[_LaneLoop, int, int], tirx.Expr]]] = 
     "x86.avx512.vpdpbusd.256": _transposed,
     "aarch64.neon.sdot.v4i32.v16i8": _zipped,
 }
-
-_BFLOATS: Final = tuple(name for name, write in _INSTRUCTIONS.items() if write is _bfloats)
 
 _LOOPS: Final[Mapping[str, type[_DotLoop] | type[_LaneLoop]]] = {DOT_MARK: _DotLoop, LANES_MARK: _LaneLoop}

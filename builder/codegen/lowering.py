@@ -11,7 +11,7 @@ from tvm.tirx import transform as t
 from builder.codegen.byte_rounding import write_byte_rounding
 from builder.codegen.byte_tables import write_byte_tables
 from builder.codegen.carried_nan import carry_nan
-from builder.codegen.dot_products import write_bfloat_calls, write_dot_products
+from builder.codegen.dot_products import link_bfloats, write_dot_products
 from builder.codegen.linear_indices import simplify_indices
 from builder.codegen.loop_tails import split_loop_tails
 from builder.codegen.named_values import expand_functions
@@ -80,7 +80,7 @@ def lower_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
     tables = write_byte_tables(vectors, features_of(target))
     rounded = write_byte_rounding(tables, arch_of(target))
     functions = tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(rounded)
-    return t.LowerIntrin()(carry_nan(write_bfloat_calls(expand_functions(functions)), arch_of(target)))
+    return t.LowerIntrin()(carry_nan(link_bfloats(expand_functions(functions)), arch_of(target)))
 
 
 def build_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:

@@ -51,11 +51,18 @@ def rounded(x: te.Tensor) -> te.Tensor:
 
 
 def as_factor(element: tirx.Expr) -> tirx.Expr:
-    """Return an element of a factor as its products are added: bfloat16 in float32, an integer in int32."""
-    dtype = str(element.ty.dtype)
+    """Return an element of a factor, or a vector, as its products are added.
+
+    A bfloat16 becomes a float32, an integer an int32.
+    """
+    dtype, *lanes = str(element.ty.dtype).split("x")
+
+    def of(kind: str) -> str:
+        return "x".join([kind, *lanes])
+
     if dtype != BITS:
-        return element.astype("int32")
-    return tirx.reinterpret("float32", element.astype("uint32") << tirx.const(16, "uint32"))
+        return element.astype(of("int32"))
+    return tirx.reinterpret(of("float32"), element.astype(of("uint32")) << tirx.const(16, of("uint32")))
 
 
 def unwidened(factor: tirx.Expr) -> tirx.Expr:

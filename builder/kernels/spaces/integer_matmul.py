@@ -147,8 +147,8 @@ def product(a: te.Tensor, b: te.Tensor, columns: int, kind: str = KIND) -> te.Te
     kg = group_axes(group, halves=len(lanes) > 2)
 
     def element(*i: tirx.Var) -> tirx.Expr:
-        value = as_factor(a[(*i[:-1], ko * group + member(kg))])
-        factor = as_factor(b[(i[-1] // panel, ko, *lane_index(i[-1] % panel, kg))])
+        value = as_factor(a(*i[:-1], ko * group + member(kg)))
+        factor = as_factor(b(i[-1] // panel, ko, *lane_index(i[-1] % panel, kg)))
         return te.sum(value * factor, axis=[ko, *kg])
 
     full = te.compute(

@@ -98,8 +98,8 @@ def product(a: te.Tensor, b: te.Tensor, columns: int, kind: str = KIND) -> te.Te
     kg = te.reduce_axis((0, group), "kg")
 
     def element(*i: tirx.Var) -> tirx.Expr:
-        value = as_factor(a[(*i[:-1], (ko * STEPS + kq) * group + kg)])
-        factor = as_factor(b[i[-1] // panel, ko * STEPS + kq, i[-1] % panel, kg])
+        value = as_factor(a(*i[:-1], (ko * STEPS + kq) * group + kg))
+        factor = as_factor(b(i[-1] // panel, ko * STEPS + kq, i[-1] % panel, kg))
         return te.sum(value * factor, axis=[ko, kq, kg])
 
     full = te.compute((*a.shape[:-1], panels * panel), element, name="matmul", attrs={SPACE_MARK: kind})
