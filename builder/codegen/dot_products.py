@@ -321,7 +321,7 @@ class _LaneLoop:
 def link_bfloats(mod: tvm.IRModule) -> tvm.IRModule:
     """Link what `write_dot_products` calls for bfloat16 to the functions that call it.
 
-    It is written in LLVM's language, because TVM's code generation has no vectors of bfloat16. LLVM inlines it.
+    It is written in LLVM's language, which LLVM inlines: TVM's code generation has no vectors of bfloat16.
     """
 
     def linked(body: tirx.Stmt) -> tirx.Stmt:

@@ -66,7 +66,7 @@ def write_tile_products(mod: tvm.IRModule, dot: Dot, bfloat: Dot | None = None) 
         The functions.
     dot, bfloat
         The instructions of the processor, for bytes and for bfloat16. Products for which it has no tiles stay
-        as they are.
+        as they are; without any tiles, `mod` is returned.
 
     Raises
     ------
@@ -74,6 +74,8 @@ def write_tile_products(mod: tvm.IRModule, dot: Dot, bfloat: Dot | None = None) 
         If a marked product has another form than described above: a fault of the design space.
     """
     has_tiles = {"int32": dot.tiles, "float32": bfloat is not None and bfloat.tiles}
+    if not any(has_tiles.values()):
+        return mod
     return with_bodies(mod, lambda body: _on_tiles(body) if has_tiles.get(_sums_of(body)) else body)
 
 
