@@ -20,6 +20,7 @@ from builder.importer import ImportedModel
 from builder.importer.multiply_adds import multiply_adds_of
 from builder.importer.onnx_graph import OnnxGraph
 from builder.kernels.passes.bfloats import mark
+from builder.kernels.spaces.bfloat_matmul import FEW_ROWS, pays
 from builder.target.device_target import DeviceTarget
 from builder.target.half_arithmetic import require_bfloat_arithmetic
 
@@ -92,7 +93,7 @@ def to_bfloats(model: ImportedModel, target: DeviceTarget) -> BfloatsModel:
     TargetError
         If the device does not multiply bfloat16.
     ModelError
-        If the model is quantised, or has no product that would be in bfloat16.
+        If the model is quantised, or no product of it would be faster in bfloat16.
     """
     require_bfloat_arithmetic(target)
     if is_quantised(model.onnx):
@@ -102,20 +103,24 @@ def to_bfloats(model: ImportedModel, target: DeviceTarget) -> BfloatsModel:
         )
     graph = OnnxGraph(model.onnx)
     work = [(node, count) for node in model.onnx.graph.node if (count := multiply_adds_of(node, graph))]
-    bfloat = sum(count for node, count in work if is_rounded(node, graph))
+    bfloat = sum(count for node, count in work if is_rounded(node, graph, target))
     if not bfloat:
+        few = "" if target.core.bfloats > 1 else f" of at most {FEW_ROWS} rows"
         raise ModelError(
-            "--precision bf16: expected matrix products with constant weights (MatMul, Gemm), got none",
-            hint="only these are computed in bfloat16; compile the model in float32 or int8",
+            f"--precision bf16: expected matrix products with constant weights (MatMul, Gemm){few}, got none",
+            hint=f"only these are faster in bfloat16 on {target.cpu}; compile the model in float32 or int8",
         )
-    floats = Counter(node.op_type for node, _ in work if not is_rounded(node, graph))
+    floats = Counter(node.op_type for node, _ in work if not is_rounded(node, graph, target))
     report = BfloatsReport(model.name, "bf16", sum(c for _, c in work), bfloat, dict(floats.most_common()))
     return BfloatsModel(replace(model, mod=mark(model.mod)), report)
 
 
-def is_rounded(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
+def is_rounded(node: onnx.NodeProto, graph: OnnxGraph, target: DeviceTarget) -> bool:
     """Whether a node is a product of rows with a constant matrix, whose operands are rounded."""
     if node.op_type not in ("Gemm", "MatMul") or node.domain:
         return False
     left, right = (graph.shape_of(name) or () for name in node.input[:2])
-    return len(left) >= 2 and len(right) == 2 and graph.is_constant(node.input[1])
+    if len(left) < 2 or len(right) != 2 or not graph.is_constant(node.input[1]):
+        return False
+    rows = left[1:] if any(each.name == "transA" and each.i for each in node.attribute) else left[:-1]
+    return pays(rows, target)

@@ -86,7 +86,7 @@ class _Packing:
         self._bound[var] = call
         if name == "relax.nn.conv2d":
             return self._convolutions.emit(table, var, call)
-        if name == "relax.matmul" and self._rounds and bfloat_matmul.fits(call):
+        if name == "relax.matmul" and self._rounds and bfloat_matmul.fits(call, self._target):
             weight = constant_of(call.args[1])
             assert weight is not None
             x = table.rounded(table.plain(call.args[0]))

@@ -6,6 +6,8 @@ Both operands are bits of bfloat16 (`bfloat_numbers`). Layouts and loops are tho
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -26,14 +28,26 @@ from builder.target.dot import Dot
 
 KIND: Final = "bfloat_matmul"
 TILE_KIND: Final = "bfloat_tile_matmul"
+# With so few rows, a product takes as long as its weights take to arrive, which are half as many bytes.
+FEW_ROWS: Final = 4
 
 
-def fits(call: Call) -> bool:
-    """Whether a product of float32 has a constant matrix on its right."""
+def fits(call: Call, target: DeviceTarget) -> bool:
+    """Whether a product of float32 has a constant matrix on its right, and is faster in bfloat16."""
     weight = constant_of(call.args[1])
     if weight is None or weight.ndim != 2 or weight.dtype != np.float32 or not weight.size:
         return False
-    return str(call.args[0].ty.dtype) == "float32" and len(shape_of(call.args[0])) >= 2
+    shape = shape_of(call.args[0])
+    return str(call.args[0].ty.dtype) == "float32" and len(shape) >= 2 and pays(shape[:-1], target)
+
+
+def pays(lead: Sequence[int], target: DeviceTarget) -> bool:
+    """Whether a product whose left operand is `[*lead, K]` is faster in bfloat16 than in float32."""
+    return _on_tiles(lead, target) or target.core.bfloats > 1 or math.prod(lead) <= FEW_ROWS
+
+
+def _on_tiles(lead: Sequence[int], target: DeviceTarget) -> bool:
+    return _dot_of(target).tiles and tiled.whole_rows(lead) >= FEWEST_ROWS
 
 
 def emit(bb: relax.BlockBuilder, x: relax.Expr, weight: np.ndarray, target: DeviceTarget) -> relax.Expr:
@@ -58,7 +72,7 @@ def emit(bb: relax.BlockBuilder, x: relax.Expr, weight: np.ndarray, target: Devi
     dot = _dot_of(target)
     columns, rows = weight.shape[1], tiled.whole_rows(shape_of(x)[:-1])
     bits = bits_of(weight)
-    if dot.tiles and rows >= FEWEST_ROWS:
+    if _on_tiles(shape_of(x)[:-1], target):
         panels = tile_matmul.pack_panels(bits, rows, dot.group)
 
         def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:

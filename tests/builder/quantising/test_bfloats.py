@@ -90,6 +90,14 @@ def test_a_target_without_the_instruction_is_refused(target: str) -> None:
         compile(marked, target)
 
 
+def test_products_that_would_be_slower_are_not_counted() -> None:
+    target = resolve("llvm -mtriple=x86_64-linux-gnu -mcpu=emeraldrapids -mattr=-amx-tile")
+    with pytest.raises(ModelError, match="of at most 4 rows, got none"):
+        to_bfloats(import_onnx(network()), target)
+    with_tiles = resolve("llvm -mtriple=x86_64-linux-gnu -mcpu=emeraldrapids")
+    assert to_bfloats(import_onnx(network()), with_tiles).report.floats == {"MatMul": 1}
+
+
 def test_a_model_without_products_is_refused() -> None:
     with pytest.raises(ModelError, match="expected matrix products with constant weights"):
         to_bfloats(import_onnx(convolution()), resolve(COOPERLAKE))
