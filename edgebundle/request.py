@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from agent import array_file
 from agent.bundle.tensor_spec import TensorSpec
 from agent.wire import document
 from agent.wire.beginnings import PNG_SIGNATURE, content_type_of
@@ -342,18 +343,13 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     OSError
         If it cannot be read.
     """
-    import zipfile  # loaded by numpy anyway, and by nothing else here
-
-    import numpy as np
-
     size = path.stat().st_size
     if size > MAX_REQUEST_BYTES:
         raise UsageError(f"{path}: expected at most {MAX_REQUEST_BYTES} bytes, got {size}")
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (ValueError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} cannot be read as .npz: {error}") from error
+        return array_file.read_arrays(path)
+    except array_file.damage() as error:
+        raise UsageError(f"{path} cannot be read as .npz: {array_file.reason_of(error)}") from error
 
 
 def _value(place: object, value: object) -> float | int | str | None:

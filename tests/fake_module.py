@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agent.bundle.graph import Graph
-from agent.bundle.node import Node, NodeEntry
+from agent.bundle.node import JOINS, Node, NodeEntry
 from agent.bundle.params import dump_params
 from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime.storage import allocate, view
@@ -46,6 +46,11 @@ def _sum(a: Array, out: Array) -> None:
     out[...] = a.sum(dtype=out.dtype)
 
 
+def _join(*arrays: Array) -> None:
+    *parts, out = arrays
+    out.reshape(-1)[...] = np.concatenate([part.reshape(-1) for part in parts])
+
+
 KERNELS: dict[str, Callable[..., None]] = {
     "add": _add,
     "relu": _relu,
@@ -54,6 +59,7 @@ KERNELS: dict[str, Callable[..., None]] = {
     "split": _split,
     "fail": _fail,
     "sum": _sum,
+    "join": _join,
 }
 
 
@@ -95,9 +101,11 @@ class GraphBuilder:
         *shapes: tuple[int, ...],
         dtype: str = "float32",
         storage: int | None = None,
+        joins: bool = False,
     ) -> NodeEntry:
         name = f"{func}_{len(self.nodes)}"
-        return self._append(Node.call(name, func, inputs, len(shapes)), list(shapes), dtype, storage)
+        node = Node.call(name, func, inputs, len(shapes), **({JOINS: "1"} if joins else {}))
+        return self._append(node, list(shapes), dtype, storage)
 
     def reshape(self, entry: NodeEntry, shape: tuple[int, ...]) -> NodeEntry:
         source = self._first[entry.node_id] + entry.index

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from agent.bundle.joins import check_joins
 from agent.bundle.node import MAX_ARGUMENTS, NOP, Node, NodeEntry
 from agent.bundle.strict_json import refuse_constant, unique_object
 from agent.bundle.tensor_spec import TensorSpec
@@ -84,6 +85,7 @@ class Graph:
         self._check_nodes()
         self._check_tables()
         self._check_storage()
+        check_joins(self)
 
     @classmethod
     def build(

@@ -19,6 +19,8 @@ MAX_ARGUMENTS: Final = 1024
 # Functions that are not kernels: the output is the input's memory, or a copy of it.
 NOP: Final = "__nop"
 COPY: Final = "__copy"
+# An attribute of a call whose output is its inputs, one after another (`agent.bundle.joins`); its value is 1.
+JOINS: Final = "joins"
 
 _SYMBOL: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 _NAME: Final = re.compile(r"[ -~]{1,256}")
@@ -128,6 +130,14 @@ class Node:
                 raise FormatError(
                     f"{self.name}: expected strings as further attributes, got {key!r:.80}: {value!r:.80}"
                 )
+        if self.joins:
+            if self.attrs[JOINS] != "1":
+                raise FormatError(f"{self.name}: expected {JOINS} to be 1, got {self.attrs[JOINS]!r:.80}")
+            if not self.inputs or self.num_outputs != 1 or self.func_name in (NOP, COPY):
+                raise FormatError(
+                    f"{self.name}: expected a kernel that joins its inputs to one output, "
+                    f"got {self.func_name} with {len(self.inputs)} and {self.num_outputs}"
+                )
 
     @classmethod
     def null(cls, name: str) -> Node:
@@ -145,6 +155,11 @@ class Node:
     def is_null(self) -> bool:
         """Whether this is an input or a weight."""
         return self.op == "null"
+
+    @property
+    def joins(self) -> bool:
+        """Whether the output is the inputs, one after another."""
+        return JOINS in self.attrs
 
     def to_json(self) -> dict[str, Any]:
         """Return the node as an object of mod.json."""

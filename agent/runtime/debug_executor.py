@@ -121,7 +121,7 @@ class GraphModuleDebug(GraphModule):
         return copy_of(self._memory.array(entry), out)
 
     def debug_get_outputs(self) -> list[Array]:
-        """Run, and return a copy of each output of each node that `run` executes, in order.
+        """Run, and return a copy of each output of each node that depends on an input, in order.
 
         Raises
         ------
@@ -131,8 +131,10 @@ class GraphModuleDebug(GraphModule):
         if not self._program.bound:
             self._program.bind(self._load_time.nodes)
         copies: list[Array] = []
-        for step in self._program.steps:
-            self._program.execute(step)
+        steps = frozenset(self._program.steps)
+        for step in sorted(steps | self._memory.left_out):
+            if step in steps:
+                self._program.execute(step)
             first = self._graph.node_row_ptr[step]
             entries = range(first, first + self._graph.nodes[step].num_outputs)
             copies += [copy_of(self._memory.array(entry), None) for entry in entries]

@@ -5,13 +5,15 @@ arguments are bound before the loop of the first `GraphModule.run`; every run is
 allocates nothing. Trusts the graph to be valid (`Graph` checks it) and the kernels to stay within their
 arguments. A module must be used by one thread at a time.
 
-It differs from the classic executor in three ways, none of which changes a result:
+It differs from the classic executor in four ways, none of which changes a result:
 
 - **Load-time nodes.** A node that reads only weights, or outputs of such nodes, runs once, in `load_params`,
   and is left out of `run`; weights that no other node reads are freed. Bundles express transformed weights
   this way. A classic executor, which runs these nodes every time, computes the same numbers.
 - **Memory.** As in the classic executor, a storage is allocated once. But inputs, weights and outputs of
   load-time nodes have their own memory, since they must survive a run.
+- **Joins.** A call whose output is its inputs, one after another, is left out: the inputs are made in their
+  places in the output (`agent.bundle.joins`).
 - **Copies.** `get_output` and `get_input` return copies, `output_view` and `input_view` the memory itself.
 """
 
@@ -369,7 +371,7 @@ class GraphModule:
 
     def _adopt(self, entry: int, value: Array) -> None:
         self._memory.adopt(entry, value)
-        self._program.rebind(self._memory.root[entry])
+        self._program.rebind(self._memory.owner(entry))
 
     def _argument(self, key: str | int) -> TensorSpec:
         index = self._index.get(key, -1) if isinstance(key, str) else key

@@ -1,8 +1,9 @@
 """The memory of a graph's tensors.
 
 Promises one allocation for each storage, made when it is first used. Inputs, weights and outputs of load-time
-nodes have their own memory, since they must survive a run. Leaves it to the planner that wrote the graph
-whether two tensors may share a storage.
+nodes have their own memory, since they must survive a run. The parts of a join (`agent.bundle.joins`) are in
+the memory of its output. Leaves it to the planner that wrote the graph whether two tensors may share a
+storage.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from agent.bundle.graph import Graph
-from agent.bundle.node import NOP
+from agent.bundle.joins import joined, roots_of
 from agent.runtime.shared_memory import SharedMemory
 from agent.runtime.storage import Array, Block, allocate, view
 
@@ -21,7 +22,8 @@ _NO_ROOTS: Final[frozenset[int]] = frozenset()
 class GraphMemory:
     """The memory of one graph's entries; with `shared`, inputs and storages are shared with other graphs.
 
-    The *root* of an entry is the entry whose memory it uses: itself or, through `__nop`, another.
+    The *root* of an entry is the entry whose value it has: itself or, through `__nop`, another. A root that
+    is part of a join is in the memory of its *owner*; any other is its own owner.
 
     Attributes
     ----------
@@ -34,10 +36,8 @@ class GraphMemory:
     def __init__(self, graph: Graph, shared: SharedMemory | None = None) -> None:
         self._graph = graph
         self._shared = shared
-        self.root = list(range(graph.num_entries))
-        for i, node in enumerate(graph.nodes):
-            if node.func_name == NOP:
-                self.root[graph.node_row_ptr[i]] = self.root[graph.entry_id(node.inputs[0])]
+        self.root = roots_of(graph)
+        self._joined = joined(graph, self.root)
         self._names = {graph.node_row_ptr[i]: graph.nodes[i].name for i in graph.arg_nodes}
         self._arguments = frozenset(self._names)
         self._constant = _NO_ROOTS
@@ -60,6 +60,17 @@ class GraphMemory:
             block = self._block(self.root[entry])
             kept = self._views[entry] = view(block, self._graph.dltype[entry], self._graph.shape[entry])
         return kept
+
+    @property
+    def left_out(self) -> frozenset[int]:
+        """Ids of the nodes that a run leaves out, because their parts are in place."""
+        return self._joined.nodes
+
+    def owner(self, entry: int) -> int:
+        """Return the entry in whose memory an entry is."""
+        root = self.root[entry]
+        place = self._joined.places.get(root)
+        return root if place is None else place.owner
 
     def adopt(self, entry: int, value: Array) -> None:
         """Use the caller's aligned array as the memory of an entry's root."""
@@ -91,16 +102,17 @@ class GraphMemory:
     def set_constant(self, roots: Iterable[int]) -> None:
         """Set which roots load-time nodes write; outputs of all other kernels move into their storages."""
         self._constant = frozenset(roots)
+        self._joined = joined(self._graph, self.root, self._constant)
         self._views.clear()
         self._pools.clear()
         for root in self._own.keys() - self._constant - self._arguments:
             del self._own[root]
 
     def storage_bytes(self) -> dict[int, int]:
-        """Return the size of each storage, without roots that have their own memory."""
+        """Return the size of each storage, without roots that have their own memory or are parts of joins."""
         sizes: dict[int, int] = {}
         for entry, storage in enumerate(self._graph.storage_id):
-            if not self._is_own(self.root[entry]):
+            if not self._is_own(self.root[entry]) and self.root[entry] not in self._joined.places:
                 sizes[storage] = max(sizes.get(storage, 0), self._graph.spec(entry).nbytes)
         return sizes
 
@@ -121,6 +133,9 @@ class GraphMemory:
             return adopted
         if self._is_own(root):
             return self.own(root)
+        place = self._joined.places.get(root)
+        if place is not None:
+            return self._block(place.owner)[place.offset : place.offset + self._graph.spec(root).nbytes]
         storage = self._graph.storage_id[root]
         block = self._pools.get(storage)
         if block is None:

@@ -77,7 +77,7 @@ class Program:
 
     def bind(self, skipped: Iterable[int]) -> None:
         """Bind the arguments of every call of a run; `skipped` are the nodes that ran at load time."""
-        left_out = set(skipped)
+        left_out = self._memory.left_out.union(skipped)
         self.steps = [
             i
             for i, node in enumerate(self._graph.nodes)
@@ -87,13 +87,13 @@ class Program:
         self._readers = {}
         for index, i in enumerate(self.steps):
             for entry in self.entries(i):
-                self._readers.setdefault(self._memory.root[entry], []).append(index)
+                self._readers.setdefault(self._memory.owner(entry), []).append(index)
         self.bound = True
 
-    def rebind(self, root: int) -> None:
-        """Rebind the calls that use a root whose memory has moved."""
+    def rebind(self, owner: int) -> None:
+        """Rebind the calls that use the memory of an entry, which has moved."""
         if self.bound:
-            for index in self._readers.get(root, ()):
+            for index in self._readers.get(owner, ()):
                 self.calls[index] = self.call(self.steps[index])
 
     def run(self) -> None:

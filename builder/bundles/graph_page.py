@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.bundle.graph import Graph
+from agent.bundle.joins import joined, roots_of
 from agent.bundle.layer import Layer
 from agent.bundle.node import NOP
 from agent.bundle.params import index_params
@@ -33,6 +34,7 @@ _WIDTH, _HEIGHT, _GAP_X, _GAP_Y = 230, 58, 26, 34
 _ROUTE_WIDTH: Final = 16.0
 _LONGEST_ROUTE: Final = 64  # ranks; a longer edge runs below nodes, as routes take time and memory
 _MOST_PLACES: Final = 50_000  # of all routes: a graph from a stranger may have a million edges
+_MOST_SOURCES: Final = 256  # of a join: in a graph from a stranger, each may contain all before it
 _SWEEPS: Final = 6  # over the ranks, which untangle edges
 
 
@@ -153,30 +155,43 @@ def _key(row: Row) -> str:
 def _nodes(package: Package, report: Report | None) -> list[_Node]:
     graph = Graph.from_json(package.members["mod.json"])
     weights = {entry.spec.name for entry in index_params(package.members["mod.params"])}
-    root = _roots(graph)
+    root = roots_of(graph)
     constant = _constant(graph, root, weights)
-    steps = [
+    joins = joined(graph, root, constant)
+    calls = [
         i
         for i, node in enumerate(graph.nodes)
         if not node.is_null and node.func_name != NOP and graph.node_row_ptr[i] not in constant
     ]
+    steps = [i for i in calls if i not in joins.nodes]
     rows: Sequence[Row | None] = [None] * len(steps) if report is None else report.rows
-    if [row.name for row in rows if row] not in ([], [graph.nodes[i].func_name for i in steps]):
+    # Agents of early versions make the calls of joins too.
+    names = [row.name for row in rows if row]
+    if len(names) == len(calls) > len(steps) and names == [graph.nodes[i].func_name for i in calls]:
+        rows = [row for i, row in zip(calls, rows, strict=True) if i not in joins.nodes]
+    elif names not in ([], [graph.nodes[i].func_name for i in steps]):
         raise PackageError("expected a profile of this bundle, got one with other kernels")
-    live = _live_bytes(graph, root, steps, constant)
-    maker: dict[int, int] = {}
+    home = [joins.places[each].owner if each in joins.places else each for each in root]
+    live = _live_bytes(graph, home, steps, constant)
+    maker: dict[int, tuple[int, ...]] = {}  # of a join in place, those of its parts
     found: list[_Node] = []
     for i, node in enumerate(graph.nodes):
         if node.is_null and node.name not in weights:
-            maker[graph.node_row_ptr[i]] = len(found)
+            maker[graph.node_row_ptr[i]] = (len(found),)
             shape = "x".join(map(str, graph.shape[graph.node_row_ptr[i]]))
             found.append(_end(len(found), "input", node.name, (), (), (shape,)))
-    for step, i in enumerate(steps):
-        node, row = graph.nodes[i], rows[step]
-        layer = Layer.from_attrs(node.attrs)
+    step = -1
+    for i in calls:
+        node = graph.nodes[i]
         entries = [graph.entry_id(entry) for entry in node.inputs]
+        sources = [each for entry in entries for each in maker.get(root[entry], ())]
+        if i in joins.nodes:
+            maker[graph.node_row_ptr[i]] = tuple(dict.fromkeys(sources))[-_MOST_SOURCES:]
+            continue
+        step += 1
+        row = rows[step]
+        layer = Layer.from_attrs(node.attrs)
         outputs = range(graph.node_row_ptr[i], graph.node_row_ptr[i + 1])
-        sources = [maker[root[entry]] for entry in entries if root[entry] in maker]
         flops = _number(node.attrs.get("flops"))
         found.append(
             _Node(
@@ -198,11 +213,11 @@ def _nodes(package: Package, report: Report | None) -> list[_Node]:
                 None if row is None else row.duration_us,
             )
         )
-        maker.update(dict.fromkeys(outputs, found[-1].id))
+        maker.update(dict.fromkeys(outputs, (found[-1].id,)))
     for head, spec in zip(graph.heads, package.manifest.outputs, strict=False):
-        source = maker.get(root[graph.entry_id(head)])
+        makers = maker.get(root[graph.entry_id(head)], ())
         shape = "x".join(map(str, spec.shape))
-        found.append(_end(len(found), "output", spec.name, () if source is None else (source,), (shape,), ()))
+        found.append(_end(len(found), "output", spec.name, makers, (shape,), ()))
     return _placed(found)
 
 
@@ -220,15 +235,6 @@ def _number(text: str | None) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _roots(graph: Graph) -> list[int]:
-    """Return for each entry the one whose memory it has: a reshape has that of its input."""
-    root = list(range(graph.num_entries))
-    for i, node in enumerate(graph.nodes):
-        if node.func_name == NOP:
-            root[graph.node_row_ptr[i]] = root[graph.entry_id(node.inputs[0])]
-    return root
-
-
 def _constant(graph: Graph, root: Sequence[int], weights: set[str]) -> set[int]:
     """Return the entries that depend only on weights: they are computed at load."""
     constant: set[int] = set()
@@ -243,17 +249,21 @@ def _constant(graph: Graph, root: Sequence[int], weights: set[str]) -> set[int]:
     return constant
 
 
-def _live_bytes(graph: Graph, root: Sequence[int], steps: Sequence[int], constant: set[int]) -> list[int]:
-    """Return the size of the values that are alive while each step runs."""
+def _live_bytes(graph: Graph, home: Sequence[int], steps: Sequence[int], constant: set[int]) -> list[int]:
+    """Return the size of the values that are alive while each step runs.
+
+    `home` has for each entry the one in whose memory it is.
+    """
     last: dict[int, int] = {}
     first: dict[int, int] = {}
     for step, i in enumerate(steps):
         for entry in (graph.entry_id(entry) for entry in graph.nodes[i].inputs):
-            last[root[entry]] = step
-            first.setdefault(root[entry], 0)
+            last[home[entry]] = step
+            first.setdefault(home[entry], 0)
         for entry in range(graph.node_row_ptr[i], graph.node_row_ptr[i + 1]):
-            first[entry], last[entry] = step, step
-    last.update({root[graph.entry_id(head)]: len(steps) for head in graph.heads})
+            first.setdefault(home[entry], step)
+            last[home[entry]] = step
+    last.update({home[graph.entry_id(head)]: len(steps) for head in graph.heads})
     change = [0] * (len(steps) + 1)
     for entry, start in first.items():
         if entry not in constant:

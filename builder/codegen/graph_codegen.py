@@ -4,13 +4,18 @@ Takes the `main` of `builder.compiling.lower`: a straight line of `call_tir` (wi
 reshapes, tuples and constants. A reshape becomes `__nop` on its input's storage. A constant becomes a
 parameter `p0`, `p1`, ...; equal constants share one. Computes lifetimes for `builder.codegen.memory_plan`;
 does not inspect kernels.
+
+A call that only puts its inputs one after another is marked as a join, if the inputs can be made in their
+places (`agent.bundle.joins`). Then the storage of its output is reserved from its first part on. The parts
+have storages too, which only readers use that do not know joins.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -19,8 +24,9 @@ import tvm
 from tvm import relax
 
 from agent.bundle.graph import Graph
+from agent.bundle.joins import ALIGNMENT
 from agent.bundle.layer import Layer, shorten
-from agent.bundle.node import NOP, Node, NodeEntry
+from agent.bundle.node import JOINS, NOP, Node, NodeEntry
 from agent.bundle.tensor_spec import TensorSpec
 from builder.codegen.memory_plan import Lifetime, plan
 from builder.errors import UnsupportedOperatorError
@@ -50,7 +56,8 @@ class GeneratedGraph:
     inputs, outputs
         In the function's order, with the model's names.
     arena_bytes
-        Total size of the storages, without those of inputs, parameters and values computed at load.
+        Total size of the storages, without those of inputs, parameters, values computed at load, and parts of
+        joins.
     """
 
     graph: Graph
@@ -66,6 +73,7 @@ def generate(
     output_names: Sequence[str],
     flops: Mapping[str, float] | None = None,
     layers: Mapping[relax.Var, Layer] | None = None,
+    joins: Collection[str] = (),
 ) -> GeneratedGraph:
     """Generate the graph of a lowered function.
 
@@ -79,13 +87,15 @@ def generate(
         Kernel's name -> floating-point operations of one call, written into each call's node for profiles.
     layers
         Variable of a call's result -> the part of the model that it computes, written there too.
+    joins
+        The kernels that only put their inputs one after another.
 
     Raises
     ------
     UnsupportedOperatorError
         If the function contains control flow, dynamic shapes or calls of anything but kernels.
     """
-    walk = _Walk(flops or {}, layers or {})
+    walk = _Walk(flops or {}, layers or {}, joins)
     for param, name in zip(main.params, input_names, strict=True):
         walk.add_input(param, name)
     body = main.body
@@ -105,6 +115,7 @@ class _Walk:
 
     flops: Mapping[str, float]
     layers: Mapping[relax.Var, Layer]
+    joins: Collection[str]
     nodes: list[Node] = field(default_factory=list)
     specs: list[TensorSpec] = field(default_factory=list)
     first_entry: list[int] = field(default_factory=list)
@@ -128,9 +139,14 @@ class _Walk:
                 f"expected {len(output_names)} outputs, got a function with {len(heads)}"
             )
         lifetimes = self._lifetimes(heads)
-        roots = sorted(lifetimes)
-        planned = plan([lifetimes[root] for root in roots])
-        storage_of_root = dict(zip(roots, planned.storage_id, strict=True))
+        whole, parts = self._join(heads, lifetimes)
+        planned = plan(list(whole.values()))
+        others = plan(list(parts.values()))
+        storage_of_root = dict(zip(whole, planned.storage_id, strict=True))
+        count = len(planned.storage_bytes)
+        storage_of_root |= {
+            root: count + number for root, number in zip(parts, others.storage_id, strict=True)
+        }
         storage_id = [storage_of_root[self._root(entry)] for entry in range(len(self.specs))]
         graph = Graph.build(
             self.nodes, heads, [s.dtype for s in self.specs], storage_id, [s.shape for s in self.specs]
@@ -141,6 +157,38 @@ class _Walk:
             for head, name in zip(heads, output_names, strict=True)
         )
         return GeneratedGraph(graph, tuple(self.params), inputs, outputs, planned.arena_bytes)
+
+    def _join(
+        self, heads: Sequence[NodeEntry], lifetimes: Mapping[int, Lifetime]
+    ) -> tuple[dict[int, Lifetime], dict[int, Lifetime]]:
+        """Mark the calls that are joins, and return the lifetimes of all other values and of their parts.
+
+        The output of a join that is no part itself lives from the first of all parts in it to the last use.
+        """
+        inside: dict[int, int] = {}  # a part -> the output of its join
+        fixed = {self._root(self._entry_id(head)) for head in heads}
+        candidates = [i for i, node in enumerate(self.nodes) if node.func_name in self.joins]
+        # A value can be part of one join only: of the one that copies most.
+        for i in sorted(candidates, key=lambda i: (-self.specs[self.first_entry[i]].nbytes, i)):
+            parts = [self._root(self._entry_id(entry)) for entry in self.nodes[i].inputs]
+            begins = itertools.accumulate((self.specs[part].nbytes for part in parts), initial=0)
+            if (
+                any(lifetimes[part].pinned or part in fixed or part in inside for part in parts)
+                or any(begin % ALIGNMENT for begin in list(begins)[:-1])
+                or len(set(parts)) < len(parts)
+            ):
+                continue
+            inside |= dict.fromkeys(parts, self.first_entry[i])
+            self.nodes[i] = replace(self.nodes[i], attrs={**self.nodes[i].attrs, JOINS: "1"})
+        whole = {root: lifetimes[root] for root in sorted(lifetimes) if root not in inside}
+        for part in inside:
+            owner = part
+            while owner in inside:
+                owner = inside[owner]
+            first = min(whole[owner].start, lifetimes[part].start)
+            last = max(whole[owner].end, lifetimes[part].end)
+            whole[owner] = replace(whole[owner], start=first, end=last)
+        return whole, {root: lifetimes[root] for root in sorted(inside)}
 
     def _value(self, value: relax.Expr) -> tuple[NodeEntry, ...]:
         if isinstance(value, relax.Var):

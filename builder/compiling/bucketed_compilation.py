@@ -57,6 +57,7 @@ from builder.importer.bounded.widening import Capacities, capacities, widened
 from builder.importer.bounded_shapes import BoundedShapes
 from builder.importer.onnx_import import ImportedModel
 from builder.kernels.decisions import Schedules
+from builder.kernels.spaces.concatenation import joins_of
 from builder.records.folder import Records
 from builder.running.in_memory import load_kernels
 from builder.target.device_target import DeviceTarget, resolve
@@ -214,7 +215,9 @@ def _lower(
         lowered = lower(model.mod, device, schedules)
         layers = Layers(model, lowered.main)
         names = [spec.name for spec in model.inputs], [spec.name for spec in model.outputs]
-        generated = generate(lowered.main, *names, count_flops(lowered.kernels), layers.by_call)
+        generated = generate(
+            lowered.main, *names, count_flops(lowered.kernels), layers.by_call, joins_of(lowered.kernels)
+        )
         merged.add(generated, lowered.kernels)
     return merged, lowered, layers
 

@@ -56,6 +56,7 @@ from builder.importer import ImportedModel, load
 from builder.kernels.decisions import Schedules
 from builder.kernels.passes.bfloats import rounds_products
 from builder.kernels.passes.halves import floats_of
+from builder.kernels.spaces.concatenation import joins_of
 from builder.records.best_records import BestRecords
 from builder.records.folder import Records
 from builder.records.shipped import NONE, ShippedChoices, shipped_for
@@ -153,7 +154,9 @@ def compile(
         progress(f"schedules from shipped records of {shipped.records.name} for {len(shipped.used)} kernels")
     names = [s.name for s in model.inputs], [s.name for s in model.outputs]
     layers = Layers(model, lowered.main)
-    graph = generate(lowered.main, *names, count_flops(lowered.kernels), layers.by_call)
+    graph = generate(
+        lowered.main, *names, count_flops(lowered.kernels), layers.by_call, joins_of(lowered.kernels)
+    )
     progress(f"generating code for {len(lowered.kernels.functions)} kernels")
     kernels = compile_kernels(lowered.kernels, device)
     code = link(kernels.code, device)

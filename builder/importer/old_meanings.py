@@ -38,7 +38,7 @@ from builder.importer.onnx_graph import (
 HELD: Final = "held"
 _CAST: Final = 6
 _TILE: Final = 6
-_PAD: Final = 2
+_PAD_AND_SPLIT: Final = 2
 _BROADCAST: Final = 7
 _SPATIAL: Final = 9
 _ALIGNED: Final = frozenset(
@@ -110,7 +110,7 @@ def _held(node: onnx.NodeProto, graph: OnnxGraph, options: dict[str, Any]) -> li
         tiles, axis = (int(np.asarray(value).item()) for value in values)
         repeats = [tiles if place == axis else 1 for place in range(len(shape))]
         new.input[1:] = [graph.add_constant(np.array(repeats, np.int64), f"{node.name}/repeats")]
-    elif node.op_type == "Pad" and version < _PAD:
+    elif node.op_type == "Pad" and version < _PAD_AND_SPLIT:
         pads = np.array(options["paddings"], np.int64)
         value = np.array(options.get("value", 0.0), np.float32)
         new.input.extend(
@@ -118,7 +118,7 @@ def _held(node: onnx.NodeProto, graph: OnnxGraph, options: dict[str, Any]) -> li
             for part, array in (("pads", pads), ("value", value))
         )
         set_attributes(new, ["paddings", "value"], {})
-    elif node.op_type == "Split" and version < _PAD:
+    elif node.op_type == "Split" and version < _PAD_AND_SPLIT:
         if "split" in options:
             sizes = np.array(options["split"], np.int64)
             new.input[1:] = [graph.add_constant(sizes, f"{node.name}/sizes")]

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from agent.array_file import damage, read_arrays, reason_of
 from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
@@ -208,21 +209,18 @@ def _headers(path: Path) -> Headers:
                         read = np.lib.format.read_array_header_2_0
                     shape, _, dtype = read(file)
                 found[entry.filename.removesuffix(".npy")] = (shape, dtype)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+    except damage() as error:
         raise ModelError(
-            f"{path}: expected an .npz file of arrays ({' '.join(str(error).split())[:120]})", hint=_HINT
+            f"{path}: expected an .npz file of arrays ({reason_of(error)})", hint=_HINT
         ) from error
     return found
 
 
 def _arrays(path: Path) -> dict[str, Array]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, MemoryError) as error:
-        raise ModelError(
-            f"{path}: cannot be read ({' '.join(str(error).split())[:120]})", hint=_HINT
-        ) from error
+        return read_arrays(path)
+    except damage() as error:
+        raise ModelError(f"{path}: cannot be read ({reason_of(error)})", hint=_HINT) from error
 
 
 def _count(headers: Headers, inputs: Sequence[TensorSpec], source: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from agent.array_file import damage, read_arrays, reason_of
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError, ShapeError
 
@@ -113,11 +113,10 @@ def _read_npz(path: Path) -> dict[str, npt.NDArray[np.generic]]:
                 f"{path}: expected {_TAKEN if path.suffix != '.npz' else 'an .npz file'}, got another file",
                 hint="the suffix says what a file is; numpy.savez('inputs.npz', data=array) writes arrays",
             )
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, AttributeError) as error:
+        return read_arrays(path)
+    except damage() as error:
         raise ModelError(
-            f"{path}: expected an .npz file, a JPEG, a PNG or a WAV ({str(error)[:120]})",
+            f"{path}: expected an .npz file, a JPEG, a PNG or a WAV ({reason_of(error)})",
             hint="numpy.savez('inputs.npz', data=array) makes one",
         ) from error
 

@@ -14,6 +14,7 @@ from PIL import Image
 from agent.bundle.tensor_spec import TensorSpec
 from edgebundle import Request, UsageError
 from edgebundle.request import MAX_REQUEST_BYTES
+from tests import damaged_archives
 from tests.edgebundle.rig import PNG
 
 
@@ -39,6 +40,13 @@ def test_file_becomes_a_request_by_its_content(tmp_path: Path) -> None:
         Request.from_file(tmp_path / "large.png")
     with pytest.raises(OSError, match="No such file"):
         Request.from_file(tmp_path / "absent.png")
+
+
+@pytest.mark.parametrize("which", damaged_archives.DAMAGED)
+def test_damaged_arrays_give_one_line(which: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"damaged\.npz cannot be read as \.npz: ") as caught:
+        Request.from_file(damaged_archives.write(tmp_path, which))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (3, 5, 1), (3, 5, 3), (3, 5, 4), (1, 1, 3)])

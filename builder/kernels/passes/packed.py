@@ -98,6 +98,7 @@ class LayoutValues(Values):
         self._calls: dict[relax.Var, Call] = {}
         self._rounded: dict[relax.Expr, relax.Expr] = {}
         self.routes: dict[relax.Expr, Route] = {}
+        self._followed: dict[relax.Var, Route] = {}  # the routes of packed values
 
     def lanes_of(self, expr: relax.Expr) -> int:
         """Return how many elements of a tensor fit a vector: twice as many if it is float16."""
@@ -122,7 +123,9 @@ class LayoutValues(Values):
         if not isinstance(expr, relax.Var):
             return None
         if expr not in self._packed and expr in self.routes:
-            self._packed[expr] = self._follow(self.routes[expr])
+            self._packed[expr] = self._follow(self.routes[expr].over(self._followed))
+            if self.routes[expr].spread is None:
+                self._followed[expr] = self.routes[expr]
         return self._packed.get(expr)
 
     def plain(self, expr: relax.Expr) -> relax.Expr:

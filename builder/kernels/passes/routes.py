@@ -68,6 +68,40 @@ class Route:
         chosen = _chosen(call, [shape_of(part)[1] for part in parts])
         return None if chosen is None else cls._through(known, parts, [chosen])
 
+    def over(self, made: Mapping[relax.Var, Route]) -> Route:
+        """Return the same route with values that exist already in place of their sources.
+
+        A layer of DenseNet reads a concatenation of all layers before, and so does the layer before it. So
+        each is a concatenation of two: the one before, and one more layer.
+
+        Parameters
+        ----------
+        made
+            Values and their routes, without spread.
+        """
+        if len(self.picks) != 1:
+            return self
+        own = [(self.sources[number], channel) for number, channel in self.picks[0]]
+        # By where they begin, the longest first.
+        known: dict[tuple[relax.Expr, int], list[tuple[relax.Var, list[tuple[relax.Expr, int]]]]] = {}
+        for value, route in sorted(made.items(), key=lambda item: -len(item[1].picks[0])):
+            if len(route.sources) > 1:
+                picked = [(route.sources[number], channel) for number, channel in route.picks[0]]
+                known.setdefault(picked[0], []).append((value, picked))
+        sources: dict[relax.Expr, int] = {}
+        picks: list[Pick] = []
+        at = 0
+        while at < len(own):
+            value, channels = own[at][0], [own[at][1]]
+            for other, picked in known.get(own[at], ()):
+                if own[at : at + len(picked)] == picked:
+                    value, channels = other, list(range(len(picked)))
+                    break
+            number = sources.setdefault(value, len(sources))
+            picks += [(number, channel) for channel in channels]
+            at += len(channels)
+        return Route(tuple(sources), (tuple(picks),), self.spread)
+
     @classmethod
     def _through(
         cls,

@@ -18,7 +18,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as ir
 
 from builder.kernels.rewriter import shape_of
-from builder.kernels.spaces.concatenation import JOBS, WORTH_A_LAUNCH
+from builder.kernels.spaces.concatenation import JOBS, JOINS, WORTH_A_LAUNCH
 from builder.kernels.spaces.epilogue import NEVER_FUSED
 
 # The kernel is written out, not scheduled: this names where its loops come from.
@@ -106,7 +106,29 @@ def emit(
         )
 
     attrs = {"edge.written": KIND, **NEVER_FUSED}
+    if spread.strides == (1, 1) and joins(shape, [shape_of(source) for source in sources], picks[0]):
+        attrs[JOINS] = 1
     return bb.emit(bb.call_te(compute, *sources, primfunc_name_hint="channels", primfunc_attrs=attrs))
+
+
+def joins(shape: Sequence[int], sources: Sequence[Sequence[int]], picked: Sequence[Pick]) -> bool:
+    """Whether a packed result is its sources, one after another in memory.
+
+    Parameters
+    ----------
+    shape, sources
+        The shapes of the result and its sources, `[N, blocks, H, W, block]`.
+    picked
+        Where each channel of the result comes from. In the padding of its last block may be anything.
+    """
+    n, blocks, *pixels = shape
+    places = [(i, c) for i, source in enumerate(sources) for c in range(source[1] * source[4])]
+    return (
+        n == 1
+        and all([*source[2:]] == pixels for source in sources)
+        and blocks == sum(source[1] for source in sources)
+        and places[: len(picked)] == list(picked)
+    )
 
 
 @dataclass(frozen=True, slots=True)

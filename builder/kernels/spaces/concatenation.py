@@ -3,6 +3,9 @@
 In TVM's expression each element asks which input it comes from. For a few inputs LLVM moves the question out
 of the loops, and other operators can be fused. For the thirty inputs of a layer of DenseNet it takes as long
 as a convolution. So such loops are written out, and LLVM turns them into `memcpy`.
+
+A kernel that only puts its inputs one after another has the attribute `JOINS`. It is not called if the graph
+can let its inputs be made in their places (`builder.codegen.graph_codegen`).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+import tvm
 from tvm import relax, te, tirx
 from tvm.ir import Call
 from tvm.script.ir_builder import IRBuilder
@@ -22,6 +26,7 @@ from builder.kernels.spaces.epilogue import NEVER_FUSED
 
 # The kernel is written out, not scheduled: this names where its loops come from.
 KIND: Final = "concatenate"
+JOINS: Final = "edge.joins"  # a kernel's attribute: its output is its inputs, one after another
 # TVM's expression is as fast for fewer.
 _FEWEST_INPUTS: Final = 4
 # Enough for the cores of a small board, and so few that a job copies more than it costs to hand it out.
@@ -51,8 +56,15 @@ def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
             out_buffers=[tirx.decl_buffer(shape, dtype)],
         )
 
-    attrs = {"edge.written": KIND, **NEVER_FUSED}
+    attrs = {"edge.written": KIND, **NEVER_FUSED, **({JOINS: 1} if rows == 1 else {})}
     return bb.call_te(compute, *parts, primfunc_name_hint="concatenate", primfunc_attrs=attrs)
+
+
+def joins_of(kernels: tvm.IRModule) -> frozenset[str]:
+    """Return the names of the kernels that only put their inputs one after another."""
+    return frozenset(
+        var.name_hint for var, func in kernels.functions.items() if func.attrs and JOINS in func.attrs
+    )
 
 
 def _copies(rows: int, widths: Sequence[int], ins: Sequence[tirx.Buffer], out: tirx.Buffer) -> tirx.Stmt:

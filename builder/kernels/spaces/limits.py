@@ -100,10 +100,11 @@ def _extremum(of: Extremum, plain: Callable[..., te.Tensor], carrying: AbstractS
         if constant_of(y) is not None:
             x, y = y, x
         number = constant_of(x)
-        # A constant comes first, so that NaN of the tensor is carried.
-        may_drop = number is None and str(call.ty.dtype) not in carrying
+        # A constant comes first, so that NaN of the tensor is carried; NaN of the constant would be dropped.
+        is_number = number is not None and not np.isnan(number).any()
+        may_drop = not is_number and str(call.ty.dtype) not in carrying
         name = plain.__name__
-        if number is not None and number.ndim == 0:
+        if number is not None and is_number and number.ndim == 0:
             bound = tirx.const(number.item(), str(call.ty.dtype))
 
             def limit(t: te.Tensor) -> te.Tensor:

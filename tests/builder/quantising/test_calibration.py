@@ -16,6 +16,7 @@ from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import InputFault
 from builder.quantising import calibration
 from builder.quantising.calibration import MAX_SAMPLES, Source, describe, open_calibration
+from tests import damaged_archives
 from tests.builder.quantising.networks import Array, samples
 
 IMAGE = TensorSpec("image", "FP32", (1, 3, 4, 6))
@@ -179,6 +180,14 @@ def arrays(**values: object) -> Callable[[Path], Source]:
 def test_unusable_data_give_one_line(make: Callable[[Path], Source], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputFault, match=message) as caught:
         open_calibration(make(tmp_path), [IMAGE], DECLARED).read(0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("which", damaged_archives.DAMAGED)
+def test_damaged_arrays_give_one_line(which: str, tmp_path: Path) -> None:
+    path = damaged_archives.write(tmp_path, which)
+    with pytest.raises(InputFault, match=r"damaged\.npz: expected") as caught:
+        open_calibration(path, [TensorSpec("x", "FP32", (1, 8))]).read(0)
     assert "\n" not in str(caught.value)
 
 

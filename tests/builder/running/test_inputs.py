@@ -9,6 +9,7 @@ from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError, ShapeError
 from builder.running import inputs
 from builder.running.inputs import Picture, Sound, read_inputs
+from tests import damaged_archives
 
 SPECS = (TensorSpec("image", "FP32", (1, 4)), TensorSpec("mask", "INT64", (1, 4)))
 
@@ -38,6 +39,13 @@ def test_picture_is_recognised_by_its_suffix(tmp_path: Path, name: str, content_
     (tmp_path / name).write_bytes(b"bytes")
     expected = Picture(b"bytes", content_type, Path(name).suffix.lower())
     assert read_inputs(str(tmp_path / name), SPECS) == expected
+
+
+@pytest.mark.parametrize("which", damaged_archives.DAMAGED)
+def test_damaged_arrays_give_one_line(which: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"damaged\.npz: expected an \.npz file") as caught:
+        read_inputs(damaged_archives.write(tmp_path, which), SPECS)
+    assert "\n" not in str(caught.value)
 
 
 def test_unknown_name_lists_the_inputs(tmp_path: Path) -> None:

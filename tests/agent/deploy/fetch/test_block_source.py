@@ -70,6 +70,11 @@ class HangingDisk:
         self._append = part.append
         monkeypatch.setattr(part, "append", self._hang)
 
+    async def until_it_hangs(self) -> None:
+        """Wait until a thread appends."""
+        while not self.hangs.is_set():
+            await asyncio.sleep(0.001)
+
     def _hang(self, data: bytes) -> None:
         self.hangs.set()
         assert self.back.wait(30)
@@ -147,8 +152,7 @@ async def test_disk_that_hangs_holds_up_neither_the_event_loop_nor_the_memory(
     rescue.start()
     for offset in range(0, 1000, 10):
         download.source.on_block(HEX, offset, bytes(10))
-        while not disk.hangs.is_set():
-            await asyncio.sleep(0.001)
+        await disk.until_it_hangs()
     assert not disk.back.is_set(), "taking a block waits for the disk"
     (pulling,) = download.source._pulling.values()
     assert len(pulling.arrived) <= WINDOW_BLOCKS
@@ -174,8 +178,7 @@ async def test_connection_that_is_lost_often_does_not_fill_the_memory_while_the_
     download = Download(part)
     await asyncio.sleep(0)
     download.source.on_block(HEX, 0, bytes(10))
-    while not disk.hangs.is_set():
-        await asyncio.sleep(0.001)
+    await disk.until_it_hangs()
     (pulling,) = download.source._pulling.values()
     for _ in range(5):
         for offset in range(0, 1000, 10):
@@ -216,8 +219,7 @@ async def test_download_that_is_cancelled_while_it_writes_ends_after_the_write(
     download = Download(part)
     await asyncio.sleep(0)
     download.source.on_block(HEX, 0, bytes(1000))
-    while not disk.hangs.is_set():
-        await asyncio.sleep(0.001)
+    await disk.until_it_hangs()
     download.task.cancel()
     await settle()
     assert not download.task.done(), "its file would be closed, and another one could get its descriptor"

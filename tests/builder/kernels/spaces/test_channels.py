@@ -91,6 +91,29 @@ def routes(draw: st.DrawFn) -> tuple[int, list[int], list[Step]]:
     return batch, counts, steps
 
 
+A, B, WIDE = (1, 2, 5, 7, 8), (1, 1, 5, 7, 8), (1, 3, 5, 7, 8)
+BOTH = [(0, c) for c in range(16)] + [(1, c) for c in range(8)]
+JOINED: dict[str, tuple[tuple[int, ...], list[tuple[int, ...]], list[channels.Pick], bool]] = {
+    "whole tensors": (WIDE, [A, B], BOTH, True),
+    "padding at the end": (WIDE, [A, B], BOTH[:-3], True),
+    "one tensor": (A, [A], BOTH[:16], True),
+    "a part of a tensor": (B, [A], BOTH[:8], False),
+    "a tensor that is left over": (A, [A, B], BOTH[:16], False),
+    "padding between": (WIDE, [A, B], BOTH[:15] + BOTH[16:], False),
+    "another order": (WIDE, [A, B], BOTH[16:] + BOTH[:16], False),
+    "channels that change places": (A, [A], BOTH[15::-1], False),
+    "other blocks": (WIDE, [(1, 4, 5, 7, 4), B], BOTH, False),
+    "other pixels": (WIDE, [A, (1, 1, 7, 5, 8)], BOTH, False),
+    "a batch": ((2, *WIDE[1:]), [(2, *A[1:]), (2, *B[1:])], BOTH, False),
+}
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_only_whole_tensors_one_after_another_are_joined(case: str) -> None:
+    shape, sources, picked, joins = JOINED[case]
+    assert channels.joins(shape, sources, picked) == joins
+
+
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(route=routes(), lanes=st.sampled_from(LANES), last=st.booleans())

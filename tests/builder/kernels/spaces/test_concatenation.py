@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from tvm import relax
 
 from builder.kernels.spaces import concatenation
-from tests.builder.kernels.machines import Randn, Result, close, conv2d, in_turn, machine, run
+from tests.builder.kernels.machines import (
+    Randn,
+    Result,
+    close,
+    conv2d,
+    in_turn,
+    lower_expression,
+    machine,
+    run,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +37,17 @@ def concatenate(parts: Sequence[np.ndarray], axis: int, lanes: int = 8) -> Resul
 def test_many_inputs_of_any_type_are_copied(dtype: str) -> None:
     parts = [np.arange(2 * n * 3).reshape(2, n, 3).astype(dtype) for n in (1, 4, 2, 7, 1)]
     assert concatenate(parts, 1).schedules == {concatenation.KIND}
+
+
+@pytest.mark.parametrize(
+    ("rows", "axis", "joins"), [((), 0, True), ((1, 1), 2, True), ((2,), 1, False), ((1, 3), 2, False)]
+)
+def test_only_parts_that_follow_each_other_in_memory_are_joined(
+    rows: tuple[int, ...], axis: int, *, joins: bool
+) -> None:
+    inputs = {f"x{n}": np.zeros((*rows, n + 1, 16), "f4") for n in range(concatenation._FEWEST_INPUTS)}
+    lowered = lower_expression(lambda *xs: relax.op.concat(list(xs), axis), inputs, machine(8))
+    assert bool(concatenation.joins_of(lowered.kernels)) == joins
 
 
 @settings(max_examples=8, deadline=None)

@@ -64,7 +64,11 @@ def test_of_two_tensors_either_may_be_nan(kind: str, swapped: bool, other: np.nd
 
 
 @pytest.mark.parametrize("kind", ["Max", "Min"])
-@pytest.mark.parametrize("number", [np.float32(1), np.full((1, 8), 1, np.float32)], ids=["number", "vector"])
+@pytest.mark.parametrize(
+    "number",
+    [np.float32(1), np.full((1, 8), 1, np.float32), np.float32(NAN), Y[:1], Z],
+    ids=["number", "vector", "NaN", "row with NaN", "column with NaN"],
+)
 @pytest.mark.parametrize("swapped", [False, True])
 def test_of_a_tensor_and_a_constant(kind: str, number: np.ndarray, swapped: bool) -> None:
     build = {"Max": relax.op.maximum, "Min": relax.op.minimum}[kind]
