@@ -40,11 +40,13 @@ def require_bfloat_arithmetic(target: DeviceTarget) -> None:
     Raises
     ------
     TargetError
-        If it has none.
+        If it has none. The hint names fp16 where the target computes in it.
     """
     if target.bfloat is None:
         raise TargetError(
-            f"--precision bf16: expected a target that multiplies bfloat16, an x86-64 with AVX512-BF16, "
-            f"got {target.name} ({target.cpu})",
-            hint="weights-fp16 only stores the weights in 16 bits, and runs on any target",
+            f"--precision bf16: expected a target that multiplies bfloat16, an x86-64 with AVX512-BF16 or "
+            f"AMX, got {target.name} ({target.cpu})",
+            hint="use --precision fp16, which this target computes in"
+            if computes_halves(target)
+            else "use weights-fp16, which only stores the weights in 16 bits, and runs on any target",
         )

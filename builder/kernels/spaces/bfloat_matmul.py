@@ -43,7 +43,22 @@ def fits(call: Call, target: DeviceTarget) -> bool:
 
 def pays(lead: Sequence[int], target: DeviceTarget) -> bool:
     """Whether a product whose left operand is `[*lead, K]` is faster in bfloat16 than in float32."""
-    return _on_tiles(lead, target) or target.core.bfloats > 1 or math.prod(lead) <= FEW_ROWS
+    if _on_tiles(lead, target):
+        return True
+    return _has_pairs(target) and (target.core.bfloats > 1 or math.prod(lead) <= FEW_ROWS)
+
+
+def rows_that_pay(target: DeviceTarget) -> str:
+    """Return the condition of `pays` as words that follow "products"; "" if there is none."""
+    if _has_pairs(target) and target.core.bfloats > 1:
+        return ""
+    few = [f"at most {FEW_ROWS}"] if _has_pairs(target) else []
+    many = [f"at least {FEWEST_ROWS}"] if _dot_of(target).tiles else []
+    return f" of {' or '.join([*few, *many])} rows"
+
+
+def _has_pairs(target: DeviceTarget) -> bool:
+    return bool(_dot_of(target).name)
 
 
 def _on_tiles(lead: Sequence[int], target: DeviceTarget) -> bool:
