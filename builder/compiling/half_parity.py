@@ -39,6 +39,9 @@ LEAST_OF_OUTPUT: Final = 20.0
 _SIMILAR: Final = 10.0
 # If it agrees so much better with another, it is that one.
 _CLEARLY: Final = 3.0
+# Those that agree to this are one.
+_SAME: Final = 120.0
+_AT_ONCE: Final = 1 << 16  # numbers of each tensor that are compared at once, as float64
 _PACKED: Final = 5  # axes of `[N, C/b, H, W, b]`
 
 
@@ -186,12 +189,40 @@ def _likeness(values: Mapping[str, Array], stored: Sequence[Array]) -> dict[str,
 
     Those that are not similar are left out.
     """
-    likeness: dict[str, dict[int, float]] = {}
+    names_of: dict[tuple[int, ...], list[str]] = {}
     for name, value in values.items():
-        shaped = ((place, _as(array, value.shape)) for place, array in enumerate(stored))
-        ratios = {place: decibels(array, value) for place, array in shaped if array is not None}
-        likeness[name] = {place: ratio for place, ratio in ratios.items() if ratio >= _SIMILAR}
+        names_of.setdefault(value.shape, []).append(name)
+    likeness: dict[str, dict[int, float]] = {name: {} for name in values}
+    for shape, names in names_of.items():
+        ours = {place: own for place, array in enumerate(stored) if (own := _as(array, shape)) is not None}
+        if not ours:
+            continue
+        ratios = _ratios([*ours.values()], [values[name] for name in names])
+        for name, row in zip(names, ratios, strict=True):
+            found = {place: float(ratio) for place, ratio in zip(ours, row, strict=True)}
+            likeness[name] = {place: ratio for place, ratio in found.items() if ratio >= _SIMILAR}
     return likeness
+
+
+def _ratios(ours: Sequence[Array], theirs: Sequence[Array]) -> Array:
+    """Return `decibels` of each of `ours`, columns, against each of `theirs`, rows; at most `_SAME`.
+
+    The noise is `|a|^2 + |b|^2 - 2 a b`, so that one product of matrices has all pairs.
+    """
+    products = np.zeros((len(theirs), len(ours)))
+    own, signal = np.zeros(len(ours)), np.zeros((len(theirs), 1))
+    # Numbers of ours need not be finite.
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        for start in range(0, theirs[0].size, _AT_ONCE):
+            a, b = (
+                np.array([each.ravel()[start : start + _AT_ONCE] for each in side], np.float64)
+                for side in (ours, theirs)
+            )
+            products += b @ a.T
+            own += np.square(a).sum(axis=1)
+            signal += np.square(b).sum(axis=1, keepdims=True)
+        noise = np.maximum(own + signal - 2 * products, signal * 10 ** (-_SAME / 10))
+        return 10 * np.log10(signal / noise)
 
 
 def decibels(ours: Array, theirs: Array) -> float:

@@ -253,9 +253,24 @@ def test_bf16_elsewhere_is_refused_in_one_line(terminal: Terminal, tmp_path: Pat
         "compile", MODEL, "--precision", "bf16", "--target", "rpi5", "-o", tmp_path / "x.bundle", "-q"
     )
     assert done.code != 0
-    assert done.err[0].endswith("an x86-64 with AVX512-BF16, got rpi5 (cortex-a76)")
-    assert "weights-fp16" in done.err[1]
+    assert done.err[0].endswith("an x86-64 with AVX512-BF16 or AMX, got rpi5 (cortex-a76)")
+    assert done.err[1] == "edgebundle: hint: use --precision fp16, which this target computes in"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bf16_says_that_convolutions_stay_in_float32(terminal: Terminal, tmp_path: Path) -> None:
+    target = "llvm -mtriple=x86_64-linux-gnu -mcpu=sapphirerapids"
+    arguments = ("compile", MODEL, "--precision", "bf16", "--target", target, "-o", tmp_path / "x.bundle")
+    done = terminal(*arguments, "-q")
+    assert done.code == 0
+    assert any(" Conv (" in line and "only matrix products" in line for line in done.out.splitlines())
+    assert "note: less than half of the work is in bfloat16" in done.out
+    assert "use --precision fp16" in done.out
+    report = json.loads(terminal(*arguments, "--json").out)["quantisation"]
+    assert report["precision"] == "bf16"
+    assert 0 < report["bfloat_macs"] < report["total_macs"] / 2
+    assert [layers["operator"] for layers in report["floats"]] == ["Conv"]
+    assert len(report["warnings"]) == 1
 
 
 def test_bf16_of_convolutions_only_is_refused_in_one_line(terminal: Terminal, tmp_path: Path) -> None:

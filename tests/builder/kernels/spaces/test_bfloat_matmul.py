@@ -100,6 +100,8 @@ def test_products_of_two_computed_matrices_stay_in_float32() -> None:
         ("sapphirerapids", (1, 5), False),
         ("sapphirerapids", (8, 2), False),
         ("sapphirerapids", (2, 8), True),
+        ("sapphirerapids -mattr=-avx512bf16", (2, 8), True),
+        ("sapphirerapids -mattr=-avx512bf16", (1, 2), False),
         ("znver4", (1, 5), True),
     ],
 )
