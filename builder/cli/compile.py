@@ -92,8 +92,8 @@ def add_parsers(subparsers: SubParsers) -> None:
         choices=(*PRECISIONS, HALVES, BFLOATS),
         help="quantise the model first, as `edgebundle quantize` does (default: compile the model as it is); "
         "int8 needs --calibration, the weights-only ones do not; fp16 computes in float16, where the "
-        "target can, as rpi5 does; bf16 computes matrix products in bfloat16, where the target has "
-        "AVX512-BF16 or AMX",
+        "target can, as rpi5 does; bf16 computes matrix products in bfloat16 on x86-64 with AMX or "
+        "AVX512-BF16, where that is faster, and convolutions in float32",
     )
     add_quantising(parser)
     add_bounds(parser)

@@ -178,6 +178,6 @@ def test_ours_may_have_another_shape() -> None:
     found.check()
     assert [block.name for block in found.blocks] == ["a", "n", "m", "y"]
     # A product of the rows before they were scaled is still seen.
-    wrong = reference / np.float32(1.05)
+    wrong: Array = np.divide(reference, 1.05, dtype=np.float32)
     with pytest.raises(ParityError, match="tensor y"):
         compare_halves(model, inputs, ours[:1], [wrong], [reference]).check()
