@@ -148,14 +148,15 @@ def compare_halves(
     stored = [np.asarray(array) for array in ours]
     values = _values(model, inputs)
     likeness = _likeness(values, stored)
-    most = {
-        place: max(each.get(place, _SIMILAR) for each in likeness.values()) for place in range(len(stored))
-    }
+    most: dict[int, float] = {}
+    for like in likeness.values():
+        for place, ratio in like.items():
+            most[place] = max(ratio, most.get(place, ratio))
     blocks: list[HalfBlock] = []
     doubtful: list[tuple[HalfBlock, Array]] = []
     is_another = False
     for name, like in likeness.items():
-        clearest = [place for place, found in like.items() if found > most[place] - _CLEARLY]
+        clearest = [place for place, ratio in like.items() if ratio > most[place] - _CLEARLY]
         is_another |= len(clearest) < len(like)
         similar = [a for place in clearest if (a := _as(stored[place], values[name].shape)) is not None]
         if not similar:

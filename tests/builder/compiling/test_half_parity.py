@@ -181,3 +181,16 @@ def test_ours_may_have_another_shape() -> None:
     wrong: Array = np.divide(reference, 1.05, dtype=np.float32)
     with pytest.raises(ParityError, match="tensor y"):
         compare_halves(model, inputs, ours[:1], [wrong], [reference]).check()
+
+
+def test_a_model_of_one_node_has_no_tensors_inside() -> None:
+    model, inputs = scaled_rows(1.0)
+    del model.graph.node[1:]
+    model.graph.node[0].output[0] = "y"
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))
+    (reference,) = run_as_defined(model, inputs)
+    found = compare_halves(model, inputs, [inputs["x"]], [reference.astype("f2")], [reference])
+    found.check()
+    assert found.blocks == ()
+    with pytest.raises(ParityError, match="output y"):
+        compare_halves(model, inputs, [inputs["x"]], [inputs["x"]], [reference]).check()
