@@ -146,8 +146,10 @@ def compare_halves(
     graph = Cuts(model)
     known: dict[str, Array] = dict(inputs)
     stored = [np.asarray(array) for array in ours]
+    names = [value.name for value in model.graph.output]
     values = _values(model, inputs)
-    likeness = _likeness(values, stored)
+    ends = {**inputs, **dict(zip(names, reference, strict=True))}
+    likeness = _likeness(values | {name: each for name, each in ends.items() if _is_comparable(each)}, stored)
     most: dict[int, float] = {}
     for like in likeness.values():
         for place, ratio in like.items():
@@ -155,7 +157,8 @@ def compare_halves(
     blocks: list[HalfBlock] = []
     doubtful: list[tuple[HalfBlock, Array]] = []
     is_another = False
-    for name, like in likeness.items():
+    for name in values:
+        like = likeness[name]
         clearest = [place for place, ratio in like.items() if ratio > most[place] - _CLEARLY]
         is_another |= len(clearest) < len(like)
         similar = [a for place in clearest if (a := _as(stored[place], values[name].shape)) is not None]
@@ -169,7 +172,6 @@ def compare_halves(
             known[name] = own
         else:
             doubtful.append((block, own))
-    names = [value.name for value in model.graph.output]
     agreed = [known[block.name] for block in blocks]
     wrong = [block for block, own in doubtful if not any(_is_the_same(own, each) for each in agreed)]
     if is_another or len(wrong) < len(doubtful):
@@ -260,11 +262,11 @@ def _values(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Ar
     del tapped.graph.output[:]
     tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     values = dict(zip(names, run_as_defined(tapped, inputs), strict=True))
-    return {
-        name: value
-        for name, value in values.items()
-        if name not in ends and value.dtype == np.float32 and value.ndim > 1 and value.any()
-    }
+    return {name: value for name, value in values.items() if name not in ends and _is_comparable(value)}
+
+
+def _is_comparable(value: Array) -> bool:
+    return bool(value.dtype == np.float32 and value.ndim > 1 and value.any())
 
 
 def _as(array: Array, shape: tuple[int, ...]) -> Array | None:

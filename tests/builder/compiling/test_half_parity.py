@@ -183,6 +183,18 @@ def test_ours_may_have_another_shape() -> None:
         compare_halves(model, inputs, ours[:1], [wrong], [reference]).check()
 
 
+def test_an_output_is_no_wrong_form_of_a_tensor_that_it_is_like() -> None:
+    """The tensor before it is not stored."""
+    model, inputs = scaled_rows(1.05)
+    del model.graph.node[2:]
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("n", TensorProto.FLOAT, [1, 32, 64]))
+    (reference,) = run_as_defined(model, inputs)
+    ours = reference.astype("f2")
+    found = compare_halves(model, inputs, [ours], [ours], [reference])
+    found.check()
+    assert [block.name for block in found.blocks] == ["n"]
+
+
 def test_a_model_of_one_node_has_no_tensors_inside() -> None:
     model, inputs = scaled_rows(1.0)
     del model.graph.node[1:]
