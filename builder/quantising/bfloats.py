@@ -169,9 +169,12 @@ def to_bfloats(model: ImportedModel, target: DeviceTarget) -> BfloatsModel:
 
 def _instead(target: DeviceTarget) -> str:
     """Return what to use for a model that bfloat16 does not make faster, as an instruction."""
+    others = ["int8, whose convolutions run on tiles too"] if target.dot.tiles else []
     if computes_halves(target):
-        return "use --precision fp16, which this target computes in, convolutions included"
-    return "compile the model in float32, or with --precision int8"
+        others.append("fp16, whose convolutions are in float16")
+    if not others:
+        return "compile the model in float32, or with --precision int8"
+    return f"use --precision {', or '.join(others)}"
 
 
 def reason_against(node: onnx.NodeProto, graph: OnnxGraph, target: DeviceTarget) -> Reason | None:

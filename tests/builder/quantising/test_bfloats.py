@@ -89,7 +89,13 @@ def test_the_report_says_what_stays_in_float32() -> None:
     assert document["floats"][0]["reason"] == "not rows times a constant matrix"
 
 
-@pytest.mark.parametrize(("cpu", "advice"), [("cooperlake", "--precision int8"), ("sapphirerapids", "fp16")])
+@pytest.mark.parametrize(
+    ("cpu", "advice"),
+    [
+        ("cooperlake", "--precision int8"),
+        ("sapphirerapids", "int8, whose convolutions run on tiles too, or fp16"),
+    ],
+)
 def test_convolutions_stay_in_float32_and_the_report_says_so(cpu: str, advice: str) -> None:
     target = resolve(f"llvm -mtriple=x86_64-linux-gnu -mcpu={cpu}")
     report = to_bfloats(import_onnx(convolutions(2)), target).report
