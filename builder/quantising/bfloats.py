@@ -171,7 +171,7 @@ def _instead(target: DeviceTarget) -> str:
     """Return what to use for a model that bfloat16 does not make faster, as an instruction."""
     others = ["int8, whose convolutions run on tiles too"] if target.dot.tiles else []
     if computes_halves(target):
-        others.append("fp16, whose convolutions are in float16")
+        others.append("fp16, for convolutions and products of any size")
     if not others:
         return "compile the model in float32, or with --precision int8"
     return f"use --precision {', or '.join(others)}"

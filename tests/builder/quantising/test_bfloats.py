@@ -182,3 +182,23 @@ def test_a_model_without_products_is_refused() -> None:
     tiles = resolve("llvm -mtriple=x86_64-linux-gnu -mcpu=sapphirerapids")
     with pytest.raises(ModelError, match="of at most 4 or at least 8 rows, got none"):
         to_bfloats(import_onnx(convolutions()), tiles)
+
+
+def test_a_product_that_would_be_slower_is_named() -> None:
+    rng = np.random.default_rng(0)
+    constants = [
+        numpy_helper.from_array(rng.standard_normal(shape).astype("f4"), name)
+        for name, shape in (("w0", (64, 32)), ("w1", (32, 64)))
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["h"], name="six rows"),
+        helper.make_node("ReduceMax", ["h"], ["m"], axes=[0], keepdims=1),
+        helper.make_node("MatMul", ["m", "w1"], ["y"], name="one row"),
+    ]
+    ends = [value("x", TensorProto.FLOAT, [6, 64]), value("y", TensorProto.FLOAT, [1, 64])]
+    graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    xeon = resolve("llvm -mtriple=x86_64-linux-gnu -mcpu=emeraldrapids")
+    report = to_bfloats(import_onnx(model), xeon).report
+    assert report.floats == (FloatLayers("MatMul", Reason.SLOWER, 1, 6 * 64 * 32),)
+    assert report.lines()[1].endswith("1 MatMul (85.7 %): bfloat16 would be slower")
