@@ -28,7 +28,7 @@ from builder.cli.early_checks import (
     sound_note,
 )
 from builder.cli.progress import show_steps
-from builder.cli.quantize import HALVES, PRECISIONS, add_quantising, check_flags, quantise
+from builder.cli.quantize import BFLOATS, HALVES, PRECISIONS, add_quantising, check_flags, quantise
 from builder.compiling import tolerances
 from builder.compiling.identity import Identity
 
@@ -38,9 +38,12 @@ if TYPE_CHECKING:
     from builder.compiling.audio_presets import AudioPreset
     from builder.compiling.outline import Outline
     from builder.compiling.recognition import Proposal
+    from builder.quantising.bfloats import BfloatsReport
     from builder.quantising.halves import HalvesReport
     from builder.quantising.report import QuantisationReport
     from builder.quantising.weights_only import WeightsReport
+
+    Quantisation = QuantisationReport | WeightsReport | HalvesReport | BfloatsReport
 
 _NAMED: Final = 3  # kernels without a design space, or layers in float32, that the summary names
 
@@ -58,6 +61,7 @@ EXAMPLES: Final = """examples:
   edgebundle compile bert.onnx --input-shapes "input_ids:[1,s=1..512] attention_mask:[1,s]"
   edgebundle compile model.onnx --preprocess imagenet --precision int8 --calibration pictures/
   edgebundle compile model.onnx --target rpi5 --precision fp16
+  edgebundle compile bert.onnx --target "llvm -mtriple=x86_64-linux-gnu -mcpu=sapphirerapids" --precision bf16
 """
 
 
@@ -85,10 +89,11 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument("-O", "--opt-level", type=int, choices=range(4), default=3, help=argparse.SUPPRESS)
     parser.add_argument(
         "--precision",
-        choices=(*PRECISIONS, HALVES),
+        choices=(*PRECISIONS, HALVES, BFLOATS),
         help="quantise the model first, as `edgebundle quantize` does (default: compile the model as it is); "
         "int8 needs --calibration, the weights-only ones do not; fp16 computes in float16, where the "
-        "target can, as rpi5 does",
+        "target can, as rpi5 does; bf16 computes matrix products in bfloat16 on x86-64 with AMX or "
+        "AVX512-BF16, where that is faster, and convolutions in float32",
     )
     add_quantising(parser)
     add_bounds(parser)
@@ -183,13 +188,17 @@ def _compile(args: argparse.Namespace) -> int:
             from builder.target.half_arithmetic import require_half_arithmetic
 
             require_half_arithmetic(target)
+        elif args.precision == BFLOATS:
+            from builder.target.half_arithmetic import require_bfloat_arithmetic
+
+            require_bfloat_arithmetic(target)
         progress(f"importing {args.model}")
         model, states = None, tuple(args.state or ())
         if is_bounded and args.state:
             model, states = load_with_states(args, progress)
         elif not is_bounded:
             model = load_model(args, progress)
-        quantisation: QuantisationReport | WeightsReport | HalvesReport | None = None
+        quantisation: Quantisation | None = None
         if model is not None and args.precision == HALVES:
             from builder.quantising.halves import to_halves
 
@@ -197,6 +206,11 @@ def _compile(args: argparse.Namespace) -> int:
                 model, target, calibration=args.calibration, preprocess=args.preprocess, progress=progress
             )
             model, quantisation = halves.model, halves.report
+        elif model is not None and args.precision == BFLOATS:
+            from builder.quantising.bfloats import to_bfloats
+
+            bfloats = to_bfloats(model, target)
+            model, quantisation = bfloats.model, bfloats.report
         elif model is not None and args.precision is not None:
             quantised = quantise(args, model, target, progress)
             model, quantisation = quantised.imported(progress), quantised.report
@@ -361,7 +375,7 @@ def _report(
     package: Package,
     output: str,
     proposal: Proposal | None,
-    quantisation: QuantisationReport | WeightsReport | HalvesReport | None,
+    quantisation: Quantisation | None,
     *,
     as_json: bool,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Sums of products of integers, as the instructions that processors have for them.
+"""Sums of products of numbers of few bits, as the instructions that processors have for them.
 
 A design space marks the loop over the lanes of a vector of int32 sums (`dot_loops.mark_dot`). Inside it runs
 a short loop, the group, over adjacent elements of both factors:
@@ -15,12 +15,15 @@ are in several rows, or in adjacent pixels, which are `lanes` apart:
 
             sums[s + v] += int32(x[a + g * row + v]) * int32(weights[b + v * group + g])
 
+Factors may also be bfloat16, kept as the bits of 16 bits, with sums in float32 (`bfloat_numbers.as_factor`).
+
 LLVM does not find the instruction for such loops. So they are written here: with the instruction if the
 processor has it, else with arithmetic that any processor has. So the kernels of another device also run on
-this machine, and give exactly the same sums. All sums wrap around as int32.
+this machine, and give exactly the same sums of integers. All of these wrap around as int32. Sums of bfloat16
+differ in their last bits: an instruction rounds sums of two products.
 
 What the instructions compute: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2
-(PMADDWD, VPDPBUSD); Arm Architecture Reference Manual for A-profile architecture (SDOT).
+(PMADDWD, VPDPBUSD, VDPBF16PS); Arm Architecture Reference Manual for A-profile architecture (SDOT).
 """
 
 from __future__ import annotations
@@ -33,18 +36,36 @@ from typing import Final
 import tvm
 import tvm_ffi
 from tvm import sym, tirx
-from tvm.ir import TensorLoad
+from tvm.ir import Call, StringImm, TensorLoad
 
 from builder.codegen.bodies import with_bodies
 from builder.errors import BuildError
-from builder.kernels.instructions import instruction
+from builder.kernels.instructions import instruction, number_of
+from builder.kernels.rewriter import op_name
+from builder.kernels.spaces.bfloat_numbers import BITS, as_factor, unwidened
 from builder.kernels.spaces.dot_loops import DOT_MARK, LANES_MARK
 from builder.target.dot import Dot
 
-_FACTORS: Final = ("uint8", "int8", "int16")
+# Type of sums -> those of factors.
+_FACTORS: Final[Mapping[str, tuple[str, ...]]] = {"int32": ("uint8", "int8", "int16"), "float32": (BITS,)}
+_EXTERN: Final = "tirx.call_pure_extern"
+_DPBF16PS: Final = "x86.avx512bf16.dpbf16ps.512"
+_BFLOATS: Final = "edge.dpbf16ps"
+_BFLOATS_IN_LLVM: Final = f"""
+declare <16 x float> @llvm.{_DPBF16PS}(<16 x float>, <32 x bfloat>, <32 x bfloat>)
+
+define <16 x float> @{_BFLOATS}(<16 x float> %sums, <16 x i32> %left, <16 x i32> %right) {{
+  %a = bitcast <16 x i32> %left to <32 x bfloat>
+  %b = bitcast <16 x i32> %right to <32 x bfloat>
+  %new = call <16 x float> @llvm.{_DPBF16PS}(<16 x float> %sums, <32 x bfloat> %a, <32 x bfloat> %b)
+  ret <16 x float> %new
+}}
+"""
+# For a processor without an instruction.
+_NONE: Final = Dot("", 8, 1, BITS, 8, 4)
 
 
-def write_dot_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
+def write_dot_products(mod: tvm.IRModule, dot: Dot, bfloat: Dot | None = None) -> tvm.IRModule:
     """Write the marked loops of all functions of `mod`, whose buffers are flat and whose tiles are complete.
 
     Parameters
@@ -54,6 +75,8 @@ def write_dot_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
     dot
         The instruction of the processor that will run them. It need not be the one that they were scheduled
         for.
+    bfloat
+        The same for bfloat16.
 
     Raises
     ------
@@ -67,7 +90,8 @@ def write_dot_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
         if kind is None:
             return stmt
         try:
-            return kind.of(stmt).write(dot)
+            found = kind.of(stmt)
+            return found.write(bfloat or _NONE if found.sums.dtype == "float32" else dot)
         except BuildError as error:  # TVM, which calls this, would make a RuntimeError of it
             errors.append(error)
             return stmt
@@ -180,7 +204,8 @@ class _DotLoop:
         halves = self.stride != self.group
         fits = self.group == group and self.lanes % dot.lanes == 0 and halves == dot.halves
         dtypes = (self.data.dtype, self.weights.dtype)
-        if dot.name in _INSTRUCTIONS and fits and dtypes in ((dot.data, "int8"), ("int16", dot.data)):
+        known = ((BITS, BITS),) if dot.data == BITS else ((dot.data, "int8"), ("int16", dot.data))
+        if dot.name in _INSTRUCTIONS and fits and dtypes in known:
             return self._vectors(dot.lanes, lambda first: _INSTRUCTIONS[dot.name](self, first, dot))
         return self._vectors(self.lanes, self._plain)
 
@@ -193,11 +218,10 @@ class _DotLoop:
         """Return the sums of all lanes, in arithmetic that any processor has."""
         total = self.sums.load(first, self.lanes)
         for number, member in enumerate(self.members):
-            factor = tirx.Broadcast(self.data.load(number, 1).astype("int32"), self.lanes)
+            factor = tirx.Broadcast(as_factor(self.data.load(number, 1)), self.lanes)
             w = self.weights.at + member
             index = w if self.lanes == 1 else tirx.Ramp(w, _int(self.stride), self.lanes)
-            weights = tirx.BufferLoad(self.weights.buffer, [index])
-            total = total + factor * weights.astype(f"int32x{self.lanes}")
+            total = total + factor * as_factor(tirx.BufferLoad(self.weights.buffer, [index]))
         return total
 
     def repeated_data(self, lanes: int) -> tirx.Expr:
@@ -294,17 +318,36 @@ class _LaneLoop:
         return total
 
 
+def link_bfloats(mod: tvm.IRModule) -> tvm.IRModule:
+    """Link what `write_dot_products` calls for bfloat16 to the functions that call it.
+
+    It is written in LLVM's language, which LLVM inlines: TVM's code generation has no vectors of bfloat16.
+    """
+
+    def linked(body: tirx.Stmt) -> tirx.Stmt:
+        calls: list[Call] = []
+        tvm_ffi.structural_walk(body, (Call, calls.append))
+        if not any(op_name(call) == _EXTERN and call.args[0].value == _BFLOATS for call in calls):
+            return body
+        number_of(_DPBF16PS)  # refuses a TVM whose LLVM does not have it
+        return tirx.AttrStmt(_int(0), "pragma_import_llvm", StringImm(_BFLOATS_IN_LLVM), body)
+
+    return with_bodies(mod, linked)
+
+
 def factors_of(store: tirx.BufferStore) -> tuple[TensorLoad, TensorLoad] | None:
-    """Return the two loads of `sums[...] = sums[...] + int32(load) * int32(load)`, else None."""
+    """Return the two loads of `sums[...] = sums[...] + int32(load) * int32(load)`, else None.
+
+    Those of bfloat16 are widened to float32 instead.
+    """
     value = store.value
     if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
         return None
-    loads = [factor.value if isinstance(factor, tirx.Cast) else factor for factor in (value.b.a, value.b.b)]
+    loads = [unwidened(factor) for factor in (value.b.a, value.b.b)]
     if not all(isinstance(load, TensorLoad) for load in (value.a, *loads)):
         return None
-    if str(store.buffer.dtype) != "int32" or not value.a.source.same_as(store.buffer):
-        return None
-    if any(str(load.source.dtype) not in _FACTORS for load in loads):
+    factors = _FACTORS.get(str(store.buffer.dtype), ())
+    if not value.a.source.same_as(store.buffer) or any(str(f.source.dtype) not in factors for f in loads):
         return None
     return loads[0], loads[1]
 
@@ -350,7 +393,18 @@ def _halves(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
     return loop.sums.load(first, dot.lanes) + instruction(dot.name, f"int32x{dot.lanes}", products)
 
 
+def _bfloats(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
+    """Return old sums and the sums of pairs of products of bfloat16 (VDPBF16PS); see `link_bfloats`."""
+    words = [
+        tirx.reinterpret(f"int32x{dot.lanes}", each)
+        for each in (loop.repeated_data(dot.lanes), loop.some_weights(first, dot.lanes))
+    ]
+    old = loop.sums.load(first, dot.lanes)
+    return tirx.call_pure_extern(f"float32x{dot.lanes}", _BFLOATS, old, *words)
+
+
 _INSTRUCTIONS: Final[Mapping[str, Callable[[_DotLoop, int, Dot], tirx.Expr]]] = {
+    _DPBF16PS: _bfloats,
     "x86.avx512.vpdpbusd.512": _added,
     "x86.avx512.vpdpbusd.256": _added,
     "x86.avx512.pmaddw.d.512": _pairs,

@@ -11,12 +11,12 @@ from tvm.tirx import transform as t
 from builder.codegen.byte_rounding import write_byte_rounding
 from builder.codegen.byte_tables import write_byte_tables
 from builder.codegen.carried_nan import carry_nan
-from builder.codegen.dot_products import write_dot_products
+from builder.codegen.dot_products import link_bfloats, write_dot_products
 from builder.codegen.linear_indices import simplify_indices
 from builder.codegen.loop_tails import split_loop_tails
 from builder.codegen.named_values import expand_functions
 from builder.codegen.tile_products import write_tile_products
-from builder.target.device_target import arch_of, dot_of, features_of
+from builder.target.device_target import arch_of, bfloat_of, dot_of, features_of
 
 # TVM's `tvm.s_tir.pipeline` without the passes for GPUs, in three parts.
 _TO_LOOPS: Final = (
@@ -74,13 +74,13 @@ def lower_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
         The processor, for LLVM.
     """
     bound = t.BindTarget(target.with_host(target))(kernels)
-    dot = dot_of(target)
-    loops = write_dot_products(write_tile_products(to_loops(bound), dot), dot)
+    dot, bfloat = dot_of(target), bfloat_of(target)
+    loops = write_dot_products(write_tile_products(to_loops(bound), dot, bfloat), dot, bfloat)
     vectors = tvm.transform.Sequential([make() for make in _TO_VECTORS])(loops)
     tables = write_byte_tables(vectors, features_of(target))
     rounded = write_byte_rounding(tables, arch_of(target))
     functions = tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(rounded)
-    return t.LowerIntrin()(carry_nan(expand_functions(functions), arch_of(target)))
+    return t.LowerIntrin()(carry_nan(link_bfloats(expand_functions(functions)), arch_of(target)))
 
 
 def build_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:

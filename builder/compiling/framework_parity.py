@@ -20,6 +20,7 @@ from builder.compiling.truth import exact_outputs
 from builder.errors import ParityError
 from builder.importer import ImportedModel
 from builder.importer.frameworks.sample import FrameworkSample
+from builder.kernels.passes.bfloats import rounds_products
 from builder.kernels.passes.halves import floats_of
 
 Progress = Callable[[str], None]
@@ -96,7 +97,8 @@ def check_kernels(
     if sample is None:
         return
     progress(f"comparing with {sample.framework}")
-    if block_parity.is_quantised(model.onnx) or floats_of(model.mod) is not None:
+    in_halves = floats_of(model.mod) is not None or rounds_products(model.mod)
+    if block_parity.is_quantised(model.onnx) or in_halves:
         # Our kernels agree with the definition block by block, and so must the framework.
         agreement = check_import(model)
     else:

@@ -1,21 +1,21 @@
-"""Parity of models that are computed in float16: block by block, then as a whole.
+"""Parity of models that are computed in float16 or bfloat16: block by block, then as a whole.
 
 A float16 model differs from its reference by rounding, and a deep model by more than a shallow one. So the
 reference computes each tensor from the tensors that *we* stored before it (as in `block_parity`). What is
 left is the rounding of one kernel, whose size is known: a wrong bias, a missing limit, a channel whose scale
 is off by five percent or a chunk of products that is left out stand out in one channel.
 
-Which of our tensors is which of the model's is found by its shape, without the padding of its channels, and
-its numbers. A tensor that is not found belongs to the next block. What we store after a ReLU is often like
-the tensor before it, too: one of ours that agrees with a tensor of the model is not a wrong form of another,
-provided that the outputs which are computed from it agree.
+Which of our tensors is which of the model's is found by its numbers, without the padding of its channels. A
+tensor that is not found belongs to the next block. One of ours is often like several of the model's, such as
+those before and after a ReLU or a layer norm. It is taken for the one that it is like most; and if it agrees
+with that, it is not a wrong form of another, provided that the outputs which are computed from it agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,11 @@ import onnx
 from builder.compiling.block_parity import Cuts
 from builder.compiling.parity import run_as_defined
 from builder.errors import ParityError
+from builder.kernels.spaces.bfloat_numbers import BITS, numbers_of
 
 Array = npt.NDArray[Any]
 
-# Of a tensor, in decibels. One kernel's rounding leaves 60, with Winograd's algorithm 46.
+# Of a tensor, in decibels. One kernel's rounding leaves 60, with Winograd's algorithm 46; in bfloat16, 50.
 LEAST_OF_BLOCK: Final = 38.0
 # Of a single channel. A channel with few numbers beside zero is compared with a part of its tensor.
 LEAST_OF_CHANNEL: Final = 28.0
@@ -36,6 +37,11 @@ _FLOOR: Final = 0.25
 LEAST_OF_OUTPUT: Final = 20.0
 # A tensor is taken for one of the model's if they agree to this.
 _SIMILAR: Final = 10.0
+# If it agrees so much better with another, it is that one.
+_CLEARLY: Final = 3.0
+# Those that agree to this are one.
+_SAME: Final = 120.0
+_AT_ONCE: Final = 1 << 16  # numbers of each tensor that are compared at once, as float64
 _PACKED: Final = 5  # axes of `[N, C/b, H, W, b]`
 
 
@@ -83,7 +89,7 @@ class HalfParity:
         worst = min(self.blocks, key=lambda block: block.decibels, default=None)
         noisiest = "" if worst is None else f", each by itself to at least {worst.decibels:.0f} dB"
         return (
-            f"{len(self.blocks)} tensors agree in float16{noisiest}; "
+            f"{len(self.blocks)} tensors agree in 16 bits{noisiest}; "
             f"the outputs agree to {min(self.outputs.values()):.0f} dB"
         )
 
@@ -107,7 +113,7 @@ class HalfParity:
             if not ratio >= LEAST_OF_OUTPUT:
                 raise ParityError(
                     f"output {name[:80]}: expected a signal-to-noise ratio of at least "
-                    f"{LEAST_OF_OUTPUT:g} dB in float16, got {ratio:.1f} dB",
+                    f"{LEAST_OF_OUTPUT:g} dB in 16 bits, got {ratio:.1f} dB",
                     hint="this model amplifies rounding: compile it in float32, or with weights-fp16",
                 )
 
@@ -140,10 +146,22 @@ def compare_halves(
     graph = Cuts(model)
     known: dict[str, Array] = dict(inputs)
     stored = [np.asarray(array) for array in ours]
+    names = [value.name for value in model.graph.output]
+    values = _values(model, inputs)
+    ends = {**inputs, **dict(zip(names, reference, strict=True))}
+    likeness = _likeness(values | {name: each for name, each in ends.items() if _is_comparable(each)}, stored)
+    most: dict[int, float] = {}
+    for like in likeness.values():
+        for place, ratio in like.items():
+            most[place] = max(ratio, most.get(place, ratio))
     blocks: list[HalfBlock] = []
     doubtful: list[tuple[HalfBlock, Array]] = []
-    for name, value in _values(model, inputs).items():
-        similar = [a for a in (_as(array, value.shape) for array in stored) if _is_similar(a, value)]
+    is_another = False
+    for name in values:
+        like = likeness[name]
+        clearest = [place for place, ratio in like.items() if ratio > most[place] - _CLEARLY]
+        is_another |= len(clearest) < len(like)
+        similar = [a for place in clearest if (a := _as(stored[place], values[name].shape)) is not None]
         if not similar:
             continue
         (expected,) = graph.compute([name], known)
@@ -154,10 +172,9 @@ def compare_halves(
             known[name] = own
         else:
             doubtful.append((block, own))
-    names = [value.name for value in model.graph.output]
     agreed = [known[block.name] for block in blocks]
     wrong = [block for block, own in doubtful if not any(_is_the_same(own, each) for each in agreed)]
-    if len(wrong) < len(doubtful):
+    if is_another or len(wrong) < len(doubtful):
         # One of ours was like two of the model's. If a kernel reads it as the wrong one, an output shows it.
         computed = graph.compute(names, known)
         wrong += [
@@ -168,6 +185,47 @@ def compare_halves(
     blocks += wrong
     ratios = {n: decibels(a, b) for n, a, b in zip(names, outputs, reference, strict=True)}
     return HalfParity(tuple(blocks), ratios)
+
+
+def _likeness(values: Mapping[str, Array], stored: Sequence[Array]) -> dict[str, dict[int, float]]:
+    """Return how much our tensors are like each of the model's: name -> place among ours -> decibels.
+
+    Those that are not similar are left out.
+    """
+    names_of: dict[tuple[int, ...], list[str]] = {}
+    for name, value in values.items():
+        names_of.setdefault(value.shape, []).append(name)
+    likeness: dict[str, dict[int, float]] = {name: {} for name in values}
+    for shape, names in names_of.items():
+        ours = {place: own for place, array in enumerate(stored) if (own := _as(array, shape)) is not None}
+        if not ours:
+            continue
+        ratios = _ratios([*ours.values()], [values[name] for name in names])
+        for name, row in zip(names, ratios, strict=True):
+            found = {place: float(ratio) for place, ratio in zip(ours, row, strict=True)}
+            likeness[name] = {place: ratio for place, ratio in found.items() if ratio >= _SIMILAR}
+    return likeness
+
+
+def _ratios(ours: Sequence[Array], theirs: Sequence[Array]) -> Array:
+    """Return `decibels` of each of `ours`, columns, against each of `theirs`, rows; at most `_SAME`.
+
+    The noise is `|a|^2 + |b|^2 - 2 a b`, so that one product of matrices has all pairs.
+    """
+    products = np.zeros((len(theirs), len(ours)))
+    own, signal = np.zeros(len(ours)), np.zeros((len(theirs), 1))
+    # Numbers of ours need not be finite.
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        for start in range(0, theirs[0].size, _AT_ONCE):
+            a, b = (
+                np.array([each.ravel()[start : start + _AT_ONCE] for each in side], np.float64)
+                for side in (ours, theirs)
+            )
+            products += b @ a.T
+            own += np.square(a).sum(axis=1)
+            signal += np.square(b).sum(axis=1, keepdims=True)
+        noise = np.maximum(own + signal - 2 * products, signal * 10 ** (-_SAME / 10))
+        return 10 * np.log10(signal / noise)
 
 
 def decibels(ours: Array, theirs: Array) -> float:
@@ -204,33 +262,31 @@ def _values(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Ar
     del tapped.graph.output[:]
     tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     values = dict(zip(names, run_as_defined(tapped, inputs), strict=True))
-    return {
-        name: value
-        for name, value in values.items()
-        if name not in ends and value.dtype == np.float32 and value.ndim > 1 and value.any()
-    }
+    return {name: value for name, value in values.items() if name not in ends and _is_comparable(value)}
+
+
+def _is_comparable(value: Array) -> bool:
+    return bool(value.dtype == np.float32 and value.ndim > 1 and value.any())
 
 
 def _as(array: Array, shape: tuple[int, ...]) -> Array | None:
-    """Return a tensor of ours in the model's shape; None if it has another number of elements."""
+    """Return a tensor of ours in the model's shape; None if it has another number of elements.
+
+    One of 16-bit integers has the bits of bfloat16.
+    """
+    if array.dtype == BITS:
+        array = numbers_of(array)
     if array.dtype.kind != "f":
         return None
-    if array.shape == shape:
-        return array.astype(np.float32)
-    if array.ndim != _PACKED or len(shape) != _PACKED - 1:
-        return None
-    n, blocks, height, width, block = array.shape
-    whole, channels = blocks * block, shape[1]
-    if (n, height, width) != (shape[0], *shape[2:]) or not whole - block < channels <= whole:
-        return None
-    plain = array.transpose(0, 1, 4, 2, 3).reshape(n, whole, height, width)
-    return np.ascontiguousarray(plain[:, :channels], np.float32)
-
-
-def _is_similar(ours: Array | None, theirs: Array) -> TypeGuard[Array]:
-    return ours is not None and decibels(ours, theirs) >= _SIMILAR
+    if array.ndim == _PACKED and len(shape) == _PACKED - 1:
+        n, blocks, height, width, block = array.shape
+        whole, channels = blocks * block, shape[1]
+        if (n, height, width) == (shape[0], *shape[2:]) and whole - block < channels <= whole:
+            plain = array.transpose(0, 1, 4, 2, 3).reshape(n, whole, height, width)
+            return np.ascontiguousarray(plain[:, :channels], np.float32)
+    return array.reshape(shape).astype(np.float32) if array.size == np.prod(shape) else None
 
 
 def _is_the_same(a: Array, b: Array) -> bool:
     """Whether two of our tensors are one, or copies that were rounded."""
-    return a.shape == b.shape and decibels(a, b) >= LEAST_OF_BLOCK
+    return a.size == b.size and decibels(a.ravel(), b.ravel()) >= LEAST_OF_BLOCK

@@ -51,6 +51,8 @@ class DeviceTarget:
         The vector unit.
     dot
         Its instruction for products of small integers.
+    bfloat
+        Its instruction for products of bfloat16, None if it has none.
     cores
         Number of cores, for choices that are made at compile time.
     core
@@ -66,6 +68,7 @@ class DeviceTarget:
     zig_target: str
     simd: Simd
     dot: Dot
+    bfloat: Dot | None
     cores: int
     core: Core
 
@@ -100,7 +103,7 @@ _CPUINFO_NAMES: Mapping[str, Mapping[str, str]] = {
         "avx512bf16": "avx512_bf16", "avx512ifma": "avx512ifma", "avx512vbmi": "avx512vbmi",
         "avx512vbmi2": "avx512_vbmi2", "avx512bitalg": "avx512_bitalg",
         "avx512vpopcntdq": "avx512_vpopcntdq", "avx512fp16": "avx512_fp16", "avxvnni": "avx_vnni",
-        "gfni": "gfni", "amx-tile": "amx_tile", "amx-int8": "amx_int8",
+        "gfni": "gfni", "amx-tile": "amx_tile", "amx-int8": "amx_int8", "amx-bf16": "amx_bf16",
     },
     "aarch64": {
         "neon": "asimd", "fp-armv8": "fp", "dotprod": "asimddp", "fullfp16": "asimdhp", "lse": "atomics",
@@ -213,6 +216,7 @@ def _build(name: str, config: dict[str, Any]) -> DeviceTarget:
         zig_target=f"{'arm' if arch == 'armv7l' else arch}-linux-{abi}.{GLIBC}",
         simd=simd,
         dot=Dot.of(arch, known),
+        bfloat=Dot.of_bfloat16(arch, known),
         cores=int(config["num-cores"]),
         core=with_caches_of_this_machine(core) if here else core,
     )
@@ -227,6 +231,11 @@ def arch_of(target: Target) -> str:
 def dot_of(target: Target) -> Dot:
     """Return the instruction for products of small integers of a TVM target."""
     return Dot.of(arch_of(target), features_of(target))
+
+
+def bfloat_of(target: Target) -> Dot | None:
+    """Return the instruction for products of bfloat16 of a TVM target, None if it has none."""
+    return Dot.of_bfloat16(arch_of(target), features_of(target))
 
 
 def features_of(target: Target) -> frozenset[str]:
@@ -290,7 +299,7 @@ def without_tiles(cpu: str) -> list[str]:
     return ["-amx-tile"] if any(str(feature) in _TILES for feature in known) else []
 
 
-_TILES: Final = ("amx-tile", "amx-int8")
+_TILES: Final = ("amx-tile", "amx-int8", "amx-bf16")
 _AMD: Final = ("znver5", "znver4", "znver3", "znver2", "znver1")
 _INTEL: Final = (
     "sapphirerapids",

@@ -1,8 +1,9 @@
-"""The example model in float16 has the accuracy of float32."""
+"""The example model in float16, and with products in bfloat16, has the accuracy of float32."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -15,10 +16,11 @@ from builder.codegen.graph_codegen import generate
 from builder.compiling.compilation import build_for_host
 from builder.compiling.lower import lower
 from builder.compiling.parity import reference_outputs
-from builder.importer import load
+from builder.importer import ImportedModel, load
+from builder.quantising.bfloats import to_bfloats
 from builder.quantising.halves import to_halves
 from builder.running.in_memory import load_kernels
-from builder.target.device_target import resolve
+from builder.target.device_target import DeviceTarget, resolve
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
@@ -32,12 +34,26 @@ def pictures() -> ModuleType:
     return module
 
 
-@pytest.mark.slow
-def test_as_many_held_out_digits_are_right_as_in_float32() -> None:
+def in_float16() -> tuple[ImportedModel, DeviceTarget]:
     target = resolve("rpi5")
     found = to_halves(load(DIGITS / "digits.onnx"), target)
     assert found.report.half_macs == found.report.total_macs
-    model = found.model
+    return found.model, target
+
+
+def in_bfloat16() -> tuple[ImportedModel, DeviceTarget]:
+    target = resolve("llvm -mtriple=x86_64-linux-gnu -mcpu=cooperlake")
+    found = to_bfloats(load(DIGITS / "digits.onnx"), target)
+    assert [layers.operator for layers in found.report.floats] == ["Conv"]
+    return found.model, target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prepare", [in_float16, in_bfloat16], ids=lambda f: f.__name__)
+def test_as_many_held_out_digits_are_right_as_in_float32(
+    prepare: Callable[[], tuple[ImportedModel, DeviceTarget]],
+) -> None:
+    model, target = prepare()
     lowered = lower(model.mod, target)
     names = [spec.name for spec in model.inputs], [spec.name for spec in model.outputs]
     graph = generate(lowered.main, *names)
@@ -45,12 +61,12 @@ def test_as_many_held_out_digits_are_right_as_in_float32() -> None:
     executor.load_params(dump_params((spec, data.data) for spec, data in graph.params))
     module = pictures()
     _, _, held_out, truth = module.load()
-    right = {"float16": 0, "float32": 0}
+    right = {"halves": 0, "float32": 0}
     for picture, answer in zip(module.preprocess(held_out), truth, strict=True):
         inputs = {model.inputs[0].name: np.ascontiguousarray(picture, np.float32).reshape(1, 1, 8, 8)}
         executor.set_input(model.inputs[0].name, inputs[model.inputs[0].name])
         executor.run()
-        right["float16"] += int(np.argmax(np.array(executor.get_output(0))) == answer)
+        right["halves"] += int(np.argmax(np.array(executor.get_output(0))) == answer)
         right["float32"] += int(np.argmax(reference_outputs(model.onnx, inputs)[0]) == answer)
     assert len(held_out) == module.HELD_OUT
-    assert right["float16"] == right["float32"]
+    assert right["halves"] == right["float32"]

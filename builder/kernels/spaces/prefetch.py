@@ -20,6 +20,7 @@ from tvm import tirx
 from tvm.ir import Call, Op, TensorLoad
 from tvm_ffi import WalkResult
 
+from builder.kernels.spaces.bfloat_numbers import unwidened
 from builder.target.device_target import DeviceTarget
 
 _MARK: Final = "edge.panel_rounds"
@@ -114,11 +115,6 @@ def _second_factor(body: tirx.Stmt) -> tirx.Buffer | None:
     """Return the buffer of the weights: the second factor of the innermost product."""
     products: list[tirx.Mul] = []
     tvm_ffi.structural_walk(body, (tirx.Mul, products.append))
-    pairs = [(_widened(product.a), _widened(product.b)) for product in products]
+    pairs = [(unwidened(product.a), unwidened(product.b)) for product in products]
     loads = [b.source for a, b in pairs if isinstance(a, TensorLoad) and isinstance(b, TensorLoad)]
     return loads[0] if loads else None
-
-
-def _widened(factor: tirx.Expr) -> tirx.Expr:
-    """Return a factor of a product of small integers without its conversion to a wider type."""
-    return factor.value if isinstance(factor, tirx.Cast) else factor

@@ -20,6 +20,7 @@ from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import Values, constant_of, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch, tiled
+from builder.kernels.spaces.bfloat_numbers import as_factor
 from builder.kernels.spaces.dot_loops import mark_dot
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.integer_matmul import filled_rows, pack
@@ -49,12 +50,7 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
     rows = tiled.whole_rows(left[:-1])
     if rows < FEWEST_ROWS:
         return False
-    depth, columns = weight.shape
-    together = min(MOST_SUMS // rows_at_once(rows), -(-columns // TILE.columns))
-    width = TILE.columns * together
-    full = np.zeros((-(-depth // TILE.bytes) * TILE.bytes, -(-columns // width) * width), np.int8)
-    full[:depth, :columns] = weight
-    packed = pack(full, TILE.columns, GROUP)
+    columns, packed = weight.shape[1], pack_panels(weight, rows, GROUP)
     new = table.bb.call_te(
         lambda a, b: product(filled_rows(a, TILE.bytes, target.dot.data), b, columns),
         table.plain(call.args[0]),
@@ -66,35 +62,47 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
     return True
 
 
+def pack_panels(weight: np.ndarray, rows: int, group: int) -> np.ndarray:
+    """Return `[K, N]` as `[N/16, K/g, 16, g]` for a left operand of `rows` rows, filled to whole tiles."""
+    depth, columns = weight.shape
+    together = min(MOST_SUMS // rows_at_once(rows), -(-columns // TILE.columns))
+    width, step = TILE.columns * together, STEPS * group
+    full = np.zeros((-(-depth // step) * step, -(-columns // width) * width), weight.dtype)
+    full[:depth, :columns] = weight
+    return pack(full, TILE.columns, group)
+
+
 def rows_at_once(rows: int) -> int:
     """Return how many tiles of `rows` rows are multiplied at once: two, if all tiles are whole."""
     m = even_part(rows, TILE.rows)
     return 2 if rows % (2 * m) == 0 else 1
 
 
-def product(a: te.Tensor, b: te.Tensor, columns: int) -> te.Tensor:
+def product(a: te.Tensor, b: te.Tensor, columns: int, kind: str = KIND) -> te.Tensor:
     """Return the tensor expression of a product with packed panels.
 
     Parameters
     ----------
     a
-        The left operand, `[..., K]`, K a multiple of 64.
+        The left operand, `[..., K]`, K a multiple of 64 bytes.
     b
-        The panels, `[N / 16, K / 4, 16, 4]`.
+        The panels, `[N / 16, K / g, 16, g]`, where a group has g elements: 4 bytes.
     columns
         N. If the panels have more, the product has them too, and a copy without them follows.
+    kind
+        Of its design space.
     """
-    panels, steps, panel, _ = (int(d) for d in b.shape)
+    panels, steps, panel, group = (int(d) for d in b.shape)
     ko = te.reduce_axis((0, steps // STEPS), "ko")
     kq = te.reduce_axis((0, STEPS), "kq")
-    kg = te.reduce_axis((0, GROUP), "kg")
+    kg = te.reduce_axis((0, group), "kg")
 
     def element(*i: tirx.Var) -> tirx.Expr:
-        value = a[(*i[:-1], ko * TILE.bytes + kq * GROUP + kg)].astype("int32")
-        factor = b[i[-1] // panel, ko * STEPS + kq, i[-1] % panel, kg].astype("int32")
+        value = as_factor(a(*i[:-1], (ko * STEPS + kq) * group + kg))
+        factor = as_factor(b(i[-1] // panel, ko * STEPS + kq, i[-1] % panel, kg))
         return te.sum(value * factor, axis=[ko, kq, kg])
 
-    full = te.compute((*a.shape[:-1], panels * panel), element, name="matmul", attrs={SPACE_MARK: KIND})
+    full = te.compute((*a.shape[:-1], panels * panel), element, name="matmul", attrs={SPACE_MARK: kind})
     if columns == panels * panel:
         return full
     return te.compute((*a.shape[:-1], columns), full, name="columns")
@@ -148,7 +156,8 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, *, 
     mark_dot(sch, v)
     for operand in operands:
         *rows, row = sch.get_loops(operand)
-        sch.vectorize(sch.split(row, [None, TILE.bytes])[1])
+        itemsize = np.dtype(str(sch.get(operand).writes[0].source.dtype)).itemsize
+        sch.vectorize(sch.split(row, [None, TILE.bytes // itemsize])[1])
         sch.parallel(sch.fuse(*rows) if len(rows) > 1 else rows[0])
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import tvm
 from tvm import relax
 
 from benchmarks.interpreter import Interpreter
@@ -47,23 +48,35 @@ class RandomChooser:
 
 
 def lower_for(
-    build: Build, inputs: Mapping[str, np.ndarray], target: DeviceTarget, choose: Any = heuristic
+    build: Build,
+    inputs: Mapping[str, np.ndarray],
+    target: DeviceTarget,
+    choose: Any = heuristic,
+    mark: Callable[[tvm.IRModule], tvm.IRModule] | None = None,
 ) -> LoweredModule:
-    """Lower the expression, or the tuple of expressions, that `build` returns, in strict mode."""
+    """Lower the expression, or the tuple of expressions, that `build` returns, in strict mode.
+
+    `mark` may mark the module before.
+    """
     bb = relax.BlockBuilder()
     params = [relax.Var(k, relax.TensorType(v.shape, str(v.dtype))) for k, v in inputs.items()]
     with bb.function("main", params):
         with bb.dataflow():
             out = bb.emit_output(bb.normalize(build(*params)))
         bb.emit_func_output(out)
-    return lower(bb.get(), target, Schedules(choose=choose, strict=True))
+    mod = bb.get() if mark is None else mark(bb.get())
+    return lower(mod, target, Schedules(choose=choose, strict=True))
 
 
 def run_here(
-    build: Build, inputs: Mapping[str, np.ndarray], target: DeviceTarget, choose: Any = heuristic
+    build: Build,
+    inputs: Mapping[str, np.ndarray],
+    target: DeviceTarget,
+    choose: Any = heuristic,
+    mark: Callable[[tvm.IRModule], tvm.IRModule] | None = None,
 ) -> Result:
     """Lower for `target` and run: with its instruction if this machine has it, else in arithmetic."""
-    lowered = lower_for(build, inputs, target, choose)
+    lowered = lower_for(build, inputs, target, choose, mark)
     machine = target if target.is_native else device("host")
     return Result(list(Interpreter(lowered, machine.tvm_target).run(inputs)), lowered)
 

@@ -24,6 +24,7 @@ from agent.bundle.machine import Machine
 from benchmarks.interpreter import Interpreter
 from builder.codegen.link.linker import _zig
 from builder.kernels.decisions import heuristic
+from builder.kernels.passes.bfloats import mark
 from builder.target.device_target import DeviceTarget, resolve
 from tests.builder.kernels.integer_machines import RandomChooser, any_bytes, device, lower_for, numbers
 from tests.builder.kernels.machines import conv2d
@@ -35,20 +36,22 @@ _ROOT: Final = Path(__file__).parents[3]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A product of random bytes.
+    """A product of random bytes, or of small integers as bfloat16, so that all sums are exact in float32.
 
     Attributes
     ----------
     shape
-        Of the uint8 operand: `[N, C, H, W]` of a convolution, else `[..., K]`.
+        Of the left operand, uint8 if it is bytes: `[N, C, H, W]` of a convolution, else `[..., K]`.
     weights
-        Of the int8 operand: `[OC, IC, KH, KW]` or `[K, N]`.
+        Of the right operand, int8 if it is bytes: `[OC, IC, KH, KW]` or `[K, N]`.
     zero
         The zero point of the uint8 operand.
     how
         The geometry of a convolution.
     seed
         Of random decisions; None for the heuristic's.
+    bfloat
+        Whether the operands are bfloat16.
     """
 
     shape: tuple[int, ...]
@@ -56,6 +59,7 @@ class Case:
     zero: int = 7
     how: dict[str, Any] | None = None
     seed: int | None = None
+    bfloat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ def require_x86() -> None:
 def with_tiles() -> DeviceTarget:
     """Return this machine as if its processor had tiles, whatever else it multiplies bytes with."""
     host = resolve("host")
-    attributes = ["+amx-tile", "+amx-int8"]
+    attributes = ["+amx-tile", "+amx-int8", "+amx-bf16"]
     return resolve({"kind": "llvm", "mtriple": host.triple, "mcpu": host.cpu, "mattr": attributes})
 
 
@@ -136,19 +140,24 @@ def exact_on_tiles(cases: Sequence[Case], shared_file: Shared) -> list[tuple[Cas
 
 def _run(case: Case, count: Any) -> Outcome:
     target, random = device("sapphirerapids"), np.random.default_rng(len(case.shape) + case.weights[0])
-    x, w = any_bytes(random, case.shape, "uint8"), any_bytes(random, case.weights, "int8")
+    if case.bfloat:
+        x, w = (random.integers(-9, 10, shape).astype("f4") for shape in (case.shape, case.weights))
+    else:
+        x, w = any_bytes(random, case.shape, "uint8"), any_bytes(random, case.weights, "int8")
 
     def build(v: relax.Expr) -> relax.Expr:
+        if case.bfloat:
+            return relax.op.matmul(v, relax.const(w))
         left, right = numbers(v, case.zero, "uint8"), numbers(relax.const(w), 0, "int8")
         if case.how is None:
             return relax.op.matmul(left, right)
         return relax.op.nn.conv2d(left, right, **case.how)
 
     chooser = heuristic if case.seed is None else RandomChooser(case.seed)
-    lowered = lower_for(build, {"x": x}, target, chooser)
+    lowered = lower_for(build, {"x": x}, target, chooser, mark if case.bfloat else None)
     before = count()
     [result] = Interpreter(lowered, with_tiles().tvm_target).run({"x": x})
-    left = x.astype("i8") - case.zero
+    left = x.astype("i8") - (0 if case.bfloat else case.zero)
     wanted = left @ w.astype("i8") if case.how is None else conv2d(left, w, **case.how)
     kinds = tuple(str(f.attrs.get("edge.schedule")) for _, f in lowered.kernels.functions.items())
     decided = tuple(chooser.made) if isinstance(chooser, RandomChooser) else ()
@@ -161,7 +170,7 @@ def main() -> None:
     if libc.syscall(158, 0x1023, 18) != 0:
         raise SystemExit("the kernel refuses tiles")
     for each in json.load(sys.stdin):
-        case = Case(tuple(each["shape"]), tuple(each["weights"]), each["zero"], each["how"], each["seed"])
+        case = Case(**{**each, "shape": tuple(each["shape"]), "weights": tuple(each["weights"])})
         outcome = _run(case, libc.tile_products)
         left = libc.threads_with_tiles()
         if left:

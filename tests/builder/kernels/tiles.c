@@ -29,7 +29,7 @@ static __thread struct {
 } cpu;
 
 static int asked, permitted;
-static _Atomic long products; /* TDPBUSD that were executed */
+static _Atomic long products; /* TDPBUSD and TDPBF16PS that were executed */
 static _Atomic int configured_threads;
 
 static void fault(const char *what) {
@@ -98,17 +98,48 @@ static void in_use(int tile) {
   if (!cpu.configured || cpu.rows[tile] == 0 || cpu.bytes[tile] == 0) fault("a tile that is not configured");
 }
 
-static void add_products(int sums, int left, int right) {
+static void check_fit(int sums, int left, int right) {
   in_use(sums), in_use(left), in_use(right);
   if (cpu.rows[sums] != cpu.rows[left] || cpu.bytes[sums] != cpu.bytes[right] ||
       cpu.bytes[left] != 4 * cpu.rows[right] || sums == left || sums == right || left == right)
     fault("tiles that do not fit each other");
+}
+
+static void add_products(int sums, int left, int right) {
+  check_fit(sums, left, right);
   for (int m = 0; m < cpu.rows[sums]; ++m)
     for (int n = 0; n < cpu.bytes[sums] / 4; ++n) {
       uint32_t sum;
       memcpy(&sum, &cpu.data[sums][m][4 * n], 4);
       for (int k = 0; k < cpu.bytes[left]; ++k)
         sum += (uint32_t)(cpu.data[left][m][k] * (int8_t)cpu.data[right][k / 4][4 * n + k % 4]);
+      memcpy(&cpu.data[sums][m][4 * n], &sum, 4);
+    }
+  ++products;
+}
+
+/* A number of bfloat16; those that are too small to be normal are zero. */
+static float bfloat(const uint8_t *from) {
+  uint16_t upper;
+  memcpy(&upper, from, 2);
+  uint32_t bits = (uint32_t)upper << 16;
+  if ((upper & 0x7F80) == 0) bits &= 0x80000000u;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+/* Products of the even and of the odd elements have sums of their own, as the manual's operation says. */
+static void add_bfloat_products(int sums, int left, int right) {
+  check_fit(sums, left, right);
+  for (int m = 0; m < cpu.rows[sums]; ++m)
+    for (int n = 0; n < cpu.bytes[sums] / 4; ++n) {
+      float sum, parts[2] = {0, 0};
+      for (int k = 0; k < cpu.bytes[left] / 4; ++k)
+        for (int part = 0; part < 2; ++part)
+          parts[part] += bfloat(&cpu.data[left][m][4 * k + 2 * part]) * bfloat(&cpu.data[right][k][4 * n + 2 * part]);
+      memcpy(&sum, &cpu.data[sums][m][4 * n], 4);
+      sum += parts[0] + parts[1];
       memcpy(&cpu.data[sums][m][4 * n], &sum, 4);
     }
   ++products;
@@ -143,6 +174,8 @@ static void on_illegal(int number, siginfo_t *info, void *context) {
     length = 4 + at.length;
   } else if (code[3] == 0x5E && prefix == 1 && modrm >> 6 == 3) {
     add_products(tile, modrm & 7, other & 7);
+  } else if (code[3] == 0x5C && prefix == 2 && modrm >> 6 == 3) {
+    add_bfloat_products(tile, modrm & 7, other & 7);
   } else {
     fault("an instruction that kernels do not use");
   }
