@@ -1,6 +1,6 @@
 """When the retained messages of a subscription have all arrived: a broker does not say so.
 
-Promises: the wait ends only after a pause; each message begins the pause anew.
+Promises: the wait ends only after a pause; each message begins the pause again.
 Leaves to others: how long a pause says enough, and when to stop waiting for one (`asyncio.timeout`).
 """
 
