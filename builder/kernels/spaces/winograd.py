@@ -77,7 +77,7 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
     if not plain or not known or in_block < target.simd.lanes:
         return None
     lanes = target.simd.lanes
-    extents = _EXTENTS_ON_ARM if on_arm else _EXTENTS
+    extents: tuple[int, ...] = _EXTENTS_ON_ARM if on_arm else _EXTENTS
     if op.strides != (1, 1):
         extents = _EXTENTS_AT_STRIDE_2
     i, o = op.in_channels, op.out_channels
