@@ -363,7 +363,9 @@ def tiles_of(heads: int, rows: int, keys: int, columns: int, target: DeviceTarge
     most = max(scores, target.core.l2_bytes // 2 // (8 * keys))
     jobs = max(1, -(-_JOBS * target.cores // heads))
     share = min(most, -(-rows // jobs))
-    whole = max(scores, share // scores * scores)
+    # Divided evenly: a last part of a few rows costs as much as a whole one.
+    divided = 1 if share >= rows else -(-rows // max(scores, share // scores * scores))
+    whole = -(-rows // (divided * scores)) * scores
     parts = -(-keys // _KEYS_AT_ONCE)
     together = -(-keys // parts)
     return AttentionTiles(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -197,3 +198,12 @@ def test_scores_of_the_rows_of_a_core_fit_its_cache() -> None:
             tiles = attention.tiles_of(heads, length, length, 64, target)
             assert 8 * tiles.rows * length <= target.core.l2_bytes // 2
             assert tiles.rows % tiles.scores == 0 or tiles.rows == length
+
+
+def test_the_last_rows_of_a_head_are_not_few() -> None:
+    """A part of one row costs as much as a whole one: 257 tokens were 256 and one."""
+    for lanes in (4, 8, 16):
+        for heads, length in itertools.product((1, 6, 12, 48), range(2, 600)):
+            tiles = attention.tiles_of(heads, length, length, 64, machine(lanes))
+            parts = -(-length // tiles.rows)
+            assert parts * tiles.rows - length <= parts * tiles.scores, (lanes, heads, length)
