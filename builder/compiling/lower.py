@@ -27,6 +27,7 @@ from builder.kernels.passes.legalise import legalise
 from builder.kernels.passes.names import shorten_names
 from builder.kernels.passes.recognise import recognise
 from builder.kernels.passes.recurrent import write_recurrent
+from builder.kernels.passes.separables import join_separables
 from builder.kernels.rewriter import RESHAPES, op_name
 from builder.kernels.schedule import schedule
 from builder.target.device_target import DeviceTarget
@@ -80,7 +81,8 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
         mod = carry(mod, legalise(mod, target))
         # No constant folding from here on: it would transform weights now instead of at load.
         mod = _run(mod, t.AnnotateTIROpPattern(), t.DeadCodeElimination(["main"]))
-        mod = _run(fuse_operators(mod), t.CanonicalizeBindings(), t.DeadCodeElimination(["main"]))
+        mod = join_separables(fuse_operators(mod), target)
+        mod = _run(mod, t.CanonicalizeBindings(), t.DeadCodeElimination(["main"]))
         return shorten_names(mod)
 
 

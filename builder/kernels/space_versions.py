@@ -33,6 +33,7 @@ SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "planes": 1,
     "pool": 10,
     "rows": 10,
+    "separable": 1,
     "strassen_weights": 10,
     "tile_conv2d": 1,
     "tile_matmul": 1,

@@ -23,7 +23,7 @@ from builder.target.device_target import DeviceTarget
 KIND: Final = "depthwise"
 # A larger window stays a loop: unrolled, it would be more code than a core keeps decoded, and would take
 # LLVM longer.
-_MOST_TAPS: Final = 81
+MOST_TAPS: Final = 81
 
 
 def emit(
@@ -210,20 +210,27 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: DepthwiseTiles, 
     sch.parallel(outer)
     sch.vectorize(v)
     taps = [int(sch.get(loop).extent) for loop in (kh, kw)]
-    for loop in (zi, kw, kh) if math.prod(taps) <= _MOST_TAPS else (zi,):
+    for loop in (zi, kw, kh) if math.prod(taps) <= MOST_TAPS else (zi,):
         sch.unroll(loop)
     sch.decompose_reduction(block, kh)
     for producer in padding:
-        sch.compute_at(producer, outer, preserve_unit_loops=True)
-        if tiles.zeros_first and not _converts(sch, producer):
-            zeros = sch.decompose_padding(producer, sch.get_loops(producer)[1])
-            for part in (zeros, producer):
-                *_, z, v = sch.get_loops(part)
-                _, zi = sch.split(z, [None, min(int(sch.get(z).extent), 8)])
-                sch.unroll(zi)
-                sch.vectorize(v)
-        else:
-            sch.vectorize(sch.get_loops(producer)[-1])
+        order_padding(sch, producer, outer, zeros_first=tiles.zeros_first)
+
+
+def order_padding(
+    sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.LoopRV, *, zeros_first: bool
+) -> None:
+    """Compute the padded copy `block` inside `loop`, where what it reads is needed."""
+    sch.compute_at(block, loop, preserve_unit_loops=True)
+    if zeros_first and not _converts(sch, block):
+        zeros = sch.decompose_padding(block, sch.get_loops(block)[1])
+        for part in (zeros, block):
+            *_, z, v = sch.get_loops(part)
+            _, zi = sch.split(z, [None, min(int(sch.get(z).extent), 8)])
+            sch.unroll(zi)
+            sch.vectorize(v)
+    else:
+        sch.vectorize(sch.get_loops(block)[-1])
 
 
 def _converts(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:
