@@ -1,11 +1,11 @@
 """Join the stores of 16 bytes that follow each other in memory, on x86 with AVX-512.
 
-A tile's epilogue makes 16 bytes of 16 numbers: it limits and rounds them, takes the lowest byte of each, and
-stores them by themselves. That takes three instructions and three more in VPMOVDB. The bytes of adjacent
-columns are adjacent, so four vectors, or two, are rounded together: VCVTPS2DQ rounds to the nearest integer,
-to the even one if there are two; VPACKSSDW and VPACKUSWB (VPACKSSWB for int8) limit integers while they join
-two vectors; the zero point is added in between, limited to 16 bits. One VPERMD orders what the packing left
-in quarters of vectors, and one instruction stores 64 bytes. A table of bytes is read once for all of them.
+An epilogue rounds 16 numbers to 16 bytes: it limits and rounds them in three instructions, and VPMOVDB, which
+takes as long as three, stores the lowest byte of each. The bytes of adjacent columns are adjacent, so up to
+four vectors are rounded together: VCVTPS2DQ rounds to the nearest integer, to the even one if there are two;
+VPACKSSDW and VPACKUSWB (VPACKSSWB for int8) limit integers while they join two vectors; the zero point is
+added in between, limited to 16 bits. VPERMD orders what they left in quarters of vectors, and one instruction
+stores up to 64 bytes. A table of bytes is read once for all of them.
 
 Only the upper limit remains, because VCVTPS2DQ makes the lowest integer of a number that is too large. The
 bytes are the same for every number, infinities and NaN included.
