@@ -58,22 +58,19 @@ def join_byte_stores(mod: tvm.IRModule, features: AbstractSet[str]) -> tvm.IRMod
 
 
 def _joined_loop(loop: tirx.For) -> tirx.Stmt:
-    store, count = loop.body, loop.extent
-    if loop.kind != tirx.ForKind.UNROLLED or not isinstance(count, tirx.IntImm):
+    store, extent = loop.body, loop.extent
+    if loop.kind != tirx.ForKind.UNROLLED or not isinstance(extent, tirx.IntImm):
         return loop
-    if not isinstance(store, tirx.BufferStore) or len(store.indices) != 1:
-        return loop
-    [place] = store.indices
-    if not _follows(place, loop):
+    if not isinstance(store, tirx.BufferStore) or len(store.indices) != 1 or not _follows(store, loop):
         return loop
     steps: list[tirx.Stmt] = []
-    for first in range(0, int(count), _TOGETHER):
-        columns = [loop.min + k for k in range(first, min(first + _TOGETHER, int(count)))]
+    for first in range(0, int(extent), _TOGETHER):
+        columns = [loop.min + k for k in range(first, min(first + _TOGETHER, int(extent)))]
         values = [_at(store.value, loop.loop_var, column) for column in columns]
         joined = _joined([*values, *values[-1:] * (_TOGETHER - len(values))])
         if joined is None:
             return loop
-        base, lanes = _at(place.base, loop.loop_var, columns[0]), len(values) * _LANES
+        base, lanes = _at(store.indices[0].base, loop.loop_var, columns[0]), len(values) * _LANES
         steps.append(tirx.BufferStore(store.buffer, _lowest(joined, lanes), [tirx.Ramp(base, 1, lanes)]))
     return tirx.SeqStmt(steps) if len(steps) > 1 else steps[0]
 
@@ -82,9 +79,14 @@ def _at(expr: tirx.Expr, var: tirx.Var, value: tirx.Expr) -> tirx.Expr:
     return tvm_ffi.structural_map(expr, (tirx.Var, lambda old: value if old.same_as(var) else old))
 
 
-def _follows(place: tirx.Expr, loop: tirx.For) -> bool:
-    """Whether 16 bytes at `place` begin in each round where those of the round before end."""
+def _follows(store: tirx.BufferStore, loop: tirx.For) -> bool:
+    """Whether 16 bytes are stored where those of the round before end, and no round reads what is stored."""
+    [place] = store.indices
     if not isinstance(place, tirx.Ramp) or int(place.ty.dtype.lanes) != _LANES:
+        return False
+    loads: list[TensorLoad] = []
+    tvm_ffi.structural_walk(store.value, (TensorLoad, loads.append))
+    if any(load.source.same_as(store.buffer) for load in loads):
         return False
     analyzer = sym.Analyzer()
     step = _at(place.base, loop.loop_var, loop.loop_var + 1) - place.base
@@ -110,7 +112,10 @@ def _joined(values: list[tirx.Expr]) -> tirx.Expr | None:
         return None
     roundings = [Rounding.of(value) for value in values]
     known = [rounding for rounding in roundings if rounding is not None]
-    return _packed(known) if len(known) == len(values) else None
+    if len(known) < len(values):
+        return None
+    same = all(tvm_ffi.structural_equal(rounding.point, known[0].point) for rounding in known)
+    return _packed(known) if same else None
 
 
 def _packed(roundings: list[Rounding]) -> tirx.Expr:
@@ -127,7 +132,7 @@ def _packed(roundings: list[Rounding]) -> tirx.Expr:
 
 
 def _words(low: Rounding, high: Rounding) -> tirx.Expr:
-    """Return the integers of two vectors of numbers, limited to 16 bits, in quarters of four of each."""
+    """Return the integers of two vectors, their zero point added, limited to 16 bits, in quarters of each."""
     parts = [_integers(rounding) for rounding in (low, high)]
     words = instruction("x86.avx512.packssdw.512", f"int16x{_WORDS}", *parts)
     point = tirx.Broadcast(low.point.astype("int16"), _WORDS)

@@ -10,6 +10,7 @@ import pytest
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
+from tvm.ir import TensorLoad
 
 from builder.codegen.joined_bytes import join_byte_stores
 from builder.codegen.lowering import build_kernels
@@ -41,7 +42,7 @@ def stores_of(stmt: tirx.Stmt) -> list[tirx.BufferStore]:
 
 
 def loop(
-    kind: str, zero: int, count: int, *, is_even: bool, step: int = LANES, unrolled: bool = True
+    kind: str, zero: int, count: int, *, is_even: bool, step: int = LANES, way: int = tirx.ForKind.UNROLLED
 ) -> tirx.PrimFunc:
     """Return the function that rounds `count` vectors to bytes as `quantisation` says."""
     info = np.iinfo(kind)
@@ -61,7 +62,6 @@ def loop(
         whole = tirx.reinterpret(f"int32x{LANES}", limited + wide(rounder))
         value = tirx.Cast(f"{kind}x{LANES}", whole + wide(offset))
     body = tirx.BufferStore(target, value, [vectors(var * step)])
-    way = tirx.ForKind.UNROLLED if unrolled else tirx.ForKind.SERIAL
     func = tirx.PrimFunc([source, target], tirx.For(var, 0, count, way, body))
     return func.with_attr({"global_symbol": "main", "tirx.noalias": True})
 
@@ -116,7 +116,7 @@ def test_this_machine_computes_the_same(zero: int) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "features"),
-    [({"step": 32}, FEATURES), ({"unrolled": False}, FEATURES), ({}, frozenset({"avx2"}))],
+    [({"step": 32}, FEATURES), ({"way": tirx.ForKind.SERIAL}, FEATURES), ({}, frozenset({"avx2"}))],
 )
 def test_other_stores_stay(changes: dict[str, Any], features: frozenset[str]) -> None:
     mod = tvm.IRModule({"main": loop("uint8", 3, 4, is_even=False, **changes)})
@@ -157,3 +157,12 @@ def test_rows_of_any_width_have_the_bytes_of_the_formula(width: int) -> None:
     for looks_up in (False, True):
         got = run_here(_tabled(table, w, looks_up=looks_up), {"x": x}, device("host")).outputs[0]
         assert np.array_equal(got, table[expected] if looks_up else expected)
+
+
+def test_a_round_that_reads_what_is_stored_stays() -> None:
+    func = loop("uint8", 3, 4, is_even=False)
+    target, column = func.body.body.buffer, func.body.loop_var
+    own = tirx.Cast(f"float32x{LANES}", tirx.BufferLoad(target, [vectors(column * LANES)]))
+    reads = tvm_ffi.structural_map(func.body, (TensorLoad, lambda load: load + own))
+    mod = tvm.IRModule({"main": func.with_body(reads)})
+    assert tvm_ffi.structural_equal(join_byte_stores(mod, FEATURES), mod)
