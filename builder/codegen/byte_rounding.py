@@ -54,7 +54,7 @@ def write_byte_rounding(mod: tvm.IRModule, arch: str) -> tvm.IRModule:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rounding:
+class Rounding:
     """A vector of float32 that is rounded to bytes.
 
     Attributes
@@ -76,7 +76,7 @@ class _Rounding:
     kind: str
 
     @classmethod
-    def of(cls, cast: tirx.Cast) -> _Rounding | None:
+    def of(cls, cast: tirx.Cast) -> Rounding | None:
         """Read what `quantisation.quantize` wrote, vectorised; None if it is anything else."""
         kind, lanes = str(cast.ty.dtype).partition("x")[0], int(cast.ty.dtype.lanes)
         if kind not in _NARROW or lanes % _PAIR:
@@ -157,9 +157,9 @@ def _is_float(value: tirx.Expr) -> bool:
 def _written(cast: tirx.Cast) -> tirx.Expr:
     inner = cast.value
     if _is_float(cast) and isinstance(inner, tirx.Cast):
-        rounding = _Rounding.of(inner)
+        rounding = Rounding.of(inner)
         return cast if rounding is None else rounding.floats()
-    rounding = _Rounding.of(cast)
+    rounding = Rounding.of(cast)
     return cast if rounding is None else rounding.bytes()
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pytest
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
-from tvm.ir import Call, TensorLoad
-from tvm.target.codegen import llvm_get_intrinsic_name
 
 from builder.codegen.byte_rounding import write_byte_rounding
 from builder.codegen.lowering import build_kernels
-from builder.kernels.rewriter import op_name
 from builder.kernels.spaces.quantisation import ROUNDER
+from tests.builder.codegen.vector_values import value_of
 from tests.builder.kernels.integer_machines import const, device, lower_for, numbers
 
 LANES: Final = 16
@@ -30,59 +27,6 @@ EDGES: Final = np.array(
 NUMBERS: Final = np.concatenate(
     [EDGES, np.random.default_rng(1).normal(0, 150, 4096 - len(EDGES)).astype("f4")]
 )
-
-
-def _saturated(x: np.ndarray, dtype: str) -> np.ndarray:
-    info = np.iinfo(dtype)
-    return np.clip(x.astype("f8"), int(info.min), int(info.max)).astype(dtype)
-
-
-# What the instructions compute, by LLVM's names up to the types.
-INSTRUCTIONS: Final[Mapping[str, Callable[..., np.ndarray]]] = {
-    "llvm.aarch64.neon.fcvtns": lambda x: _saturated(np.rint(x), "int32"),
-    "llvm.aarch64.neon.sqxtn": lambda x: _saturated(x, {4: "int16", 2: "int8"}[x.itemsize]),
-    "llvm.aarch64.neon.sqxtun": lambda x: _saturated(x, "uint8"),
-    "llvm.sadd.sat": lambda a, b: _saturated(a.astype("i8") + b.astype("i8"), "int16"),
-    "llvm.minnum": np.fmin,
-    "llvm.maxnum": np.fmax,
-    "llvm.roundeven": np.rint,
-}
-
-
-def value_of(expr: Any, known: Mapping[str, Any]) -> Any:
-    """Evaluate an expression of vectors; `known` has the values of variables and buffers by name."""
-    part = lambda e: value_of(e, known)  # noqa: E731
-    match expr:
-        case tirx.Let():
-            return value_of(expr.body, {**known, expr.var.name: part(expr.value)})
-        case tirx.Var():
-            return known[expr.name]
-        case TensorLoad():
-            return known[expr.source.name]
-        case tirx.Broadcast():
-            return np.repeat(part(expr.value), int(expr.ty.dtype.lanes))
-        case tirx.Cast():
-            kind = str(expr.ty.dtype).partition("x")[0]
-            return np.asarray(part(expr.value)).astype(kind)
-        case tirx.Shuffle():
-            return np.concatenate([part(v) for v in expr.vectors])[[int(i) for i in expr.indices]]
-        case tirx.Min():
-            a, b = part(expr.a), part(expr.b)
-            return np.where(a < b, a, b)
-        case tirx.Max():
-            a, b = part(expr.a), part(expr.b)
-            return np.where(a > b, a, b)
-        case tirx.Add():
-            return part(expr.a) + part(expr.b)
-        case tirx.Sub():
-            return part(expr.a) - part(expr.b)
-        case Call() if op_name(expr) == "tirx.reinterpret":
-            return part(expr.args[0]).view(str(expr.ty.dtype).partition("x")[0])
-        case Call():
-            number, *operands = expr.args
-            return INSTRUCTIONS[llvm_get_intrinsic_name(int(number))](*map(part, operands))
-        case _:
-            return np.asarray(expr.value, str(expr.ty.dtype))
 
 
 def formula(point: tirx.Expr, kind: str, *, is_even: bool) -> tuple[tirx.Buffer, tirx.Expr]:
