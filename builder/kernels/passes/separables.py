@@ -1,4 +1,4 @@
-"""Joins the kernel of a depthwise convolution with that of the 1x1 convolution that alone reads its result.
+"""Joins the kernel of a depthwise convolution with that of the 1x1 convolution that reads its result.
 
 TVM's fusion ends a kernel at each convolution. After it, where one kernel pays (`spaces.separable`), the two
 become one, each with its own epilogue.

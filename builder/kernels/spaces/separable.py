@@ -1,4 +1,4 @@
-"""A depthwise convolution and the 1x1 convolution that alone reads it, as one kernel.
+"""A depthwise convolution and the 1x1 convolution of its result, as one kernel.
 
 Apart, each writes a whole picture to memory or to the L2 cache, and the next kernel reads it back. Together
 they do one band of rows after another: the depthwise convolution of all channels into a buffer that stays
