@@ -219,7 +219,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: DepthwiseTiles, 
             zeros = sch.decompose_padding(producer, sch.get_loops(producer)[1])
             for part in (zeros, producer):
                 *_, z, v = sch.get_loops(part)
-                _, zi = sch.split(z, [None, min(int(sch.get(z).extent), 8)])
+                _, zi = sch.split(z, [None, max(tilings(int(sch.get(z).extent), 16))])
                 sch.unroll(zi)
                 sch.vectorize(v)
         else:
