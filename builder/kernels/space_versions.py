@@ -19,7 +19,7 @@ SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "blocked_matmul": 1,
     "columns": 10,
     "conv2d": 11,
-    "depthwise": 10,
+    "depthwise": 11,
     "half_conv2d": 1,
     "half_matmul": 1,
     "half_winograd": 1,

@@ -226,7 +226,7 @@ def order_padding(
         zeros = sch.decompose_padding(block, sch.get_loops(block)[1])
         for part in (zeros, block):
             *_, z, v = sch.get_loops(part)
-            _, zi = sch.split(z, [None, min(int(sch.get(z).extent), 8)])
+            _, zi = sch.split(z, [None, max(tilings(int(sch.get(z).extent), 16))])
             sch.unroll(zi)
             sch.vectorize(v)
     else:
