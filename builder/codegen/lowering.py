@@ -15,6 +15,7 @@ from builder.codegen.dot_products import link_bfloats, write_dot_products
 from builder.codegen.linear_indices import simplify_indices
 from builder.codegen.loop_tails import split_loop_tails
 from builder.codegen.named_values import expand_functions
+from builder.codegen.register_tiles import keep_on_stack
 from builder.codegen.tile_products import write_tile_products
 from builder.target.device_target import arch_of, bfloat_of, dot_of, features_of
 
@@ -79,7 +80,7 @@ def lower_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
     vectors = tvm.transform.Sequential([make() for make in _TO_VECTORS])(loops)
     tables = write_byte_tables(vectors, features_of(target))
     rounded = write_byte_rounding(tables, arch_of(target))
-    functions = tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(rounded)
+    functions = keep_on_stack(tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(rounded))
     return t.LowerIntrin()(carry_nan(link_bfloats(expand_functions(functions)), arch_of(target)))
 
 

@@ -28,7 +28,7 @@ from builder.kernels.rewriter import (
     shape_of,
 )
 from builder.kernels.signature import SPACE_MARK
-from builder.kernels.spaces import shares, tiled
+from builder.kernels.spaces import prefetch, shares, tiled
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, tilings
 from builder.target.device_target import DeviceTarget
@@ -219,6 +219,8 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, pan
     epilogue.place(io, vector=width)
     if tiles.held:
         hold_operand(sch, block, ko)
+    sch.set_scope(block, 0, "local")
+    prefetch.mark(sch, ko, rows=1)
     whole = math.prod(extents) < _MANY_ROWS or shares.is_even(int(sch.get(jo).extent))
     sch.parallel(jo if whole else sch.fuse(jo, *lead, io))
     sch.vectorize(ji)
