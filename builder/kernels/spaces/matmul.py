@@ -206,10 +206,14 @@ def best_rows(rows: int, options: tuple[int, ...], vectors: int, most: int) -> i
     return min((r for r in options if r <= most), key=lambda r: (-(-rows // r) * (vectors + 1), -r))
 
 
-def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, panel: int, width: int) -> None:
+def apply(
+    sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, width: int, target: DeviceTarget
+) -> None:
     """Order the loops of a product with packed panels, and of its epilogue."""
+    panel = int(sch.get(block).annotations["edge.panel"])
     epilogue = Epilogue.after(sch, block)
     *lead, j, k = sch.get_loops(block)
+    panel_bytes = 4 * panel * int(sch.get(k).extent)
     extents = [int(sch.get(loop).extent) for loop in lead]
     i = lead.pop(max((at for at, extent in enumerate(extents) if extent > 1), default=len(lead) - 1))
     io, ii = sch.split(i, [None, tiles.rows])
@@ -219,9 +223,12 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, pan
     epilogue.place(io, vector=width)
     if tiles.held:
         hold_operand(sch, block, ko)
-    sch.set_scope(block, 0, "local")
-    prefetch.mark(sch, ko, rows=1)
     whole = math.prod(extents) < _MANY_ROWS or shares.is_even(int(sch.get(jo).extent))
+    if tiles.rows > 1 and target.core.prefetches and panel_bytes <= target.core.l2_bytes // 2:
+        # LLVM takes a prefetch for a reader of all memory but the stack. Sums elsewhere would leave the registers.
+        sch.set_scope(block, 0, "local")
+        rounds = math.prod(int(sch.get(loop).extent) for loop in (*lead, io))
+        prefetch.mark(sch, ko, rows=1 if whole else rounds, always=True)
     sch.parallel(jo if whole else sch.fuse(jo, *lead, io))
     sch.vectorize(ji)
     for loop in (jt, ii, ki):
@@ -236,7 +243,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     *rows, _, depth = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
     s = space(tiled.whole_rows(rows), depth, panel // width, target)
     tiles = MatmulTiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k), s.default.held)
-    apply(sch, block, tiles, panel, width)
+    apply(sch, block, tiles, width, target)
 
 
 def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
