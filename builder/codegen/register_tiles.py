@@ -1,9 +1,9 @@
 """Buffers of the scope `local` on the stack, where LLVM keeps them in registers.
 
-TVM takes buffers of 1 KB and more from the launcher, and a tile of 8 rows x 3 vectors of 64 bytes has 1.5 KB.
-LLVM does not know that such memory is not that of the weights. With a prefetch of weights inside a loop, it
-then stores all sums in each round, which took a tenth more time than no prefetch. What is on the stack and not
-passed on is read by nobody else.
+TVM takes buffers of 1 KB and more from the launcher, and a tile of 8 rows x 3 vectors of 64 bytes has
+1.5 KB. LLVM does not know that such memory is not that of the weights. If a loop prefetches weights, LLVM
+then stores all sums in each round, which took a tenth more time than no prefetch. A buffer on the stack that is
+passed to nobody is read by nobody else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FREE: Final = "tirx.TVMBackendFreeWorkspace"
 
 
 def keep_on_stack(mod: tvm.IRModule) -> tvm.IRModule:
-    """Keep local buffers of up to `MOST_BYTES` on the stack, in functions as `LowerTVMBuiltin` leaves them."""
+    """Keep small local buffers on the stack, in functions as `LowerTVMBuiltin` leaves them."""
     return with_bodies(mod, lambda body: tvm_ffi.structural_map(body, (tirx.SeqStmt, _kept)))
 
 

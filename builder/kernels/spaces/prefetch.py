@@ -5,6 +5,9 @@ find it in the L1 or L2 cache. On small planes, where a panel serves only a few 
 memory, which was idle before. So a design space marks the loop that reads a panel (`mark`), and
 `prefetch_panels` makes each round of that loop prefetch its share of the next panel.
 
+LLVM takes a prefetch for a reader of all memory that is not on the stack. Sums that a round changes must be
+there (scope `local`; `builder.codegen.register_tiles`), or every round stores them.
+
 Only x86 does this: small ARM cores track few outstanding cache misses, and each instruction costs them more.
 """
 
@@ -42,7 +45,7 @@ def mark(sch: st.Schedule, loop: st.schedule.LoopRV, rows: int, *, always: bool 
     rows
         Successive rounds of the parallel loop that read the same panel.
     always
-        Whether to prefetch however many tiles a panel serves: a round is so long that a prefetch costs nothing.
+        Whether to prefetch however many tiles a panel serves, because its rounds are long.
     """
     sch.annotate(loop, _MARK, rows)
     if always:
