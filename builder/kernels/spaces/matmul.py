@@ -225,7 +225,8 @@ def apply(
     if tiles.held:
         hold_operand(sch, block, ko)
     whole = math.prod(extents) < _MANY_ROWS or shares.is_even(int(sch.get(jo).extent))
-    if tiles.rows > 1 and target.core.prefetches and panel_bytes <= target.core.l2_bytes // 2:
+    several = int(sch.get(ii).extent) > 1
+    if several and target.core.prefetches and panel_bytes <= target.core.l2_bytes // 2:
         # A single row reads all weights in order, which the processor sees by itself.
         sch.set_scope(block, 0, "local")
         rounds = math.prod(int(sch.get(loop).extent) for loop in (*lead, io))
