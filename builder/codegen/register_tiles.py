@@ -2,8 +2,8 @@
 
 TVM takes buffers of 1 KB and more from the launcher, and a tile of 8 rows x 3 vectors of 64 bytes has
 1.5 KB. LLVM does not know that such memory is not that of the weights. If a loop prefetches weights, LLVM
-then stores all sums in each round, which took a tenth more time than no prefetch. A buffer on the stack that
-is passed to nobody is read by nobody else.
+then stores all sums in each round, which took a tenth more time than no prefetch. Nothing else reads a
+buffer on the stack whose address is not passed on.
 """
 
 from __future__ import annotations
