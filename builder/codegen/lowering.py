@@ -16,6 +16,7 @@ from builder.codegen.joined_bytes import join_byte_stores
 from builder.codegen.linear_indices import simplify_indices
 from builder.codegen.loop_tails import split_loop_tails
 from builder.codegen.named_values import expand_functions
+from builder.codegen.register_tiles import keep_on_stack
 from builder.codegen.row_bases import separate_rows
 from builder.codegen.tile_products import write_tile_products
 from builder.target.device_target import arch_of, bfloat_of, dot_of, features_of
@@ -83,7 +84,7 @@ def lower_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
     features = features_of(target)
     tables = write_byte_tables(join_byte_stores(apart, features), features)
     rounded = write_byte_rounding(tables, arch_of(target))
-    functions = tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(rounded)
+    functions = keep_on_stack(tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(rounded))
     return t.LowerIntrin()(carry_nan(link_bfloats(expand_functions(functions)), arch_of(target)))
 
 

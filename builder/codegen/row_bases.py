@@ -19,7 +19,7 @@ from tvm.ir import TensorLoad
 
 from builder.kernels.instructions import instruction
 from builder.kernels.schedule import SCHEDULE
-from builder.kernels.spaces import convolution, depthwise
+from builder.kernels.spaces import convolution, depthwise, separable
 
 # The first vectors of a nearer row are loaded in pairs anyway. Measured: with a limit of 512 bytes, LLVM
 # keeps so many addresses for pictures of 7 x 7 that a MobileNetV2 takes 1.3 % more instructions, not 0.9 %
@@ -27,7 +27,7 @@ from builder.kernels.spaces import convolution, depthwise
 _FAR_BYTES: Final = 1024
 _ELEMENT_BYTES: Final = 4
 # The kernels that gain. Winograd's transforms read more rows at once than there are registers for addresses.
-_KINDS: Final = (convolution.KIND, depthwise.KIND)
+_KINDS: Final = (convolution.KIND, depthwise.KIND, separable.KIND)
 
 
 def separate_rows(mod: tvm.IRModule, arch: str) -> tvm.IRModule:

@@ -3,7 +3,8 @@
 Weights become `[N/nb, K, nb]`, where a panel of `nb` columns is one to three vectors wide, or up to eight for
 a single row. A tile of `rows` rows x one panel is kept in registers while K runs. Panels are the outer,
 parallel loop, so each weight is read by one core; if cores cannot share the panels evenly, they share the
-tiles. The last panel is filled with zeros; only the zeros that complete a vector are multiplied.
+tiles. The last panel is filled with zeros; only the zeros that complete a vector are multiplied. On x86, each
+tile prefetches its share of the next panel. Without that, waiting for weights takes a fifth of the time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from builder.kernels.rewriter import (
     shape_of,
 )
 from builder.kernels.signature import SPACE_MARK
-from builder.kernels.spaces import shares, tiled
+from builder.kernels.spaces import prefetch, shares, tiled
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, tilings
 from builder.target.device_target import DeviceTarget
@@ -206,10 +207,14 @@ def best_rows(rows: int, options: tuple[int, ...], vectors: int, most: int) -> i
     return min((r for r in options if r <= most), key=lambda r: (-(-rows // r) * (vectors + 1), -r))
 
 
-def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, panel: int, width: int) -> None:
+def apply(
+    sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, width: int, target: DeviceTarget
+) -> None:
     """Order the loops of a product with packed panels, and of its epilogue."""
+    panel = int(sch.get(block).annotations["edge.panel"])
     epilogue = Epilogue.after(sch, block)
     *lead, j, k = sch.get_loops(block)
+    panel_bytes = 4 * panel * int(sch.get(k).extent)
     extents = [int(sch.get(loop).extent) for loop in lead]
     i = lead.pop(max((at for at, extent in enumerate(extents) if extent > 1), default=len(lead) - 1))
     io, ii = sch.split(i, [None, tiles.rows])
@@ -220,6 +225,12 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, pan
     if tiles.held:
         hold_operand(sch, block, ko)
     whole = math.prod(extents) < _MANY_ROWS or shares.is_even(int(sch.get(jo).extent))
+    several = int(sch.get(ii).extent) > 1
+    if several and target.core.prefetches and panel_bytes <= target.core.l2_bytes // 2:
+        # A single row reads all weights in order, which the processor sees by itself.
+        sch.set_scope(block, 0, "local")
+        rounds = math.prod(int(sch.get(loop).extent) for loop in (*lead, io))
+        prefetch.mark(sch, ko, rows=1 if whole else rounds, always=True)
     sch.parallel(jo if whole else sch.fuse(jo, *lead, io))
     sch.vectorize(ji)
     for loop in (jt, ii, ki):
@@ -234,7 +245,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     *rows, _, depth = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
     s = space(tiled.whole_rows(rows), depth, panel // width, target)
     tiles = MatmulTiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k), s.default.held)
-    apply(sch, block, tiles, panel, width)
+    apply(sch, block, tiles, width, target)
 
 
 def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:

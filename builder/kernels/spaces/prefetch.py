@@ -5,6 +5,9 @@ find it in the L1 or L2 cache. On small planes, where a panel serves only a few 
 memory, which was idle before. So a design space marks the loop that reads a panel (`mark`), and
 `prefetch_panels` makes each round of that loop prefetch its share of the next panel.
 
+LLVM takes a prefetch for a reader of all memory that is not on the stack. Sums that a round changes must be
+there (scope `local`; `builder.codegen.register_tiles`), or every round stores them.
+
 Only x86 does this: small ARM cores track few outstanding cache misses, and each instruction costs them more.
 """
 
@@ -24,12 +27,13 @@ from builder.kernels.spaces.bfloat_numbers import unwidened
 from builder.target.device_target import DeviceTarget
 
 _MARK: Final = "edge.panel_rounds"
+_ALWAYS: Final = "edge.always_prefetched"
 LINE_BYTES: Final = 64
 # Arguments of llvm.prefetch. The next panel goes to the L2 cache: the L1 cache holds the current panel.
 _READ, _L2, _DATA = 0, 2, 1
 
 
-def mark(sch: st.Schedule, loop: st.schedule.LoopRV, rows: int) -> None:
+def mark(sch: st.Schedule, loop: st.schedule.LoopRV, rows: int, *, always: bool = False) -> None:
     """Mark `loop` as the one that reads a panel of weights.
 
     Parameters
@@ -40,8 +44,12 @@ def mark(sch: st.Schedule, loop: st.schedule.LoopRV, rows: int) -> None:
         A loop of a reduction, inside one parallel loop and any number of others.
     rows
         Successive rounds of the parallel loop that read the same panel.
+    always
+        Whether to prefetch however many tiles a panel serves, because its rounds are long.
     """
     sch.annotate(loop, _MARK, rows)
+    if always:
+        sch.annotate(loop, _ALWAYS, 1)
 
 
 def prefetch_panels(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
@@ -57,7 +65,7 @@ def prefetch_panels(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
         inner, between = found
         prefetches = _prefetches(loop, between, inner) if wanted else ()
         body = tirx.SeqStmt([*prefetches, inner.body]) if prefetches else inner.body
-        others = {key: value for key, value in inner.annotations.items() if key != _MARK}
+        others = {key: value for key, value in inner.annotations.items() if key not in (_MARK, _ALWAYS)}
         new = tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, body, None, others)
 
         def replace(other: tirx.For) -> tirx.For:
@@ -87,8 +95,8 @@ def _marked(body: tirx.Stmt, outside: tuple[tirx.For, ...]) -> tuple[tirx.For, t
 def _prefetches(outer: tirx.For, between: tuple[tirx.For, ...], inner: tirx.For) -> tuple[tirx.Stmt, ...]:
     """Return the prefetches of a round of `inner`: its share of the next panel, in whole cache lines.
 
-    If a share is less than half a line, there are none: the panel then serves so many tiles that waiting for
-    it hardly matters.
+    If a share is less than half a line, there are none unless the loop is marked so: the panel then serves so
+    many tiles that waiting for it hardly matters.
     """
     weights = _second_factor(inner.body)
     if weights is None:
@@ -100,10 +108,14 @@ def _prefetches(outer: tirx.For, between: tuple[tirx.For, ...], inner: tirx.For)
     rounds = rows * math.prod(int(q.extent) for q in loops)
     line = LINE_BYTES // np.dtype(str(weights.dtype)).itemsize
     lines = round(panel / (rounds * line))
+    step = lines * line
+    if _ALWAYS in inner.annotations:
+        # Successive rounds may prefetch the same line, and all of them together only the next panel.
+        lines, step = -(-panel // (rounds * line)), -(-panel // rounds)
     at = outer.loop_var % rows
     for loop in loops:
         at = at * loop.extent + loop.loop_var
-    first = (outer.loop_var // rows + 1) * panel + at * (lines * line)
+    first = (outer.loop_var // rows + 1) * panel + at * step
     zeros = [0] * (len(weights.shape) - 1)
     how = [tirx.const(a, "int32") for a in (_READ, _L2, _DATA)]
     addresses = [tirx.address_of(weights[(*zeros, first + k * line)]) for k in range(lines)]

@@ -1,11 +1,14 @@
-"""Prefetches: on small planes, on x86 only, without a change of the result."""
+"""Prefetches: on small planes and in products, on x86 only, without a change of the result."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from tvm import relax
 
+from builder.codegen.lowering import lower_kernels
 from builder.target.device_target import DeviceTarget, resolve
 from tests.builder.kernels.integer_machines import device
 from tests.builder.kernels.machines import Randn, close, conv2d, lower_expression, machine, run
@@ -47,8 +50,56 @@ def test_products_of_bytes_prefetch_too(randn: Randn) -> None:
     assert "prefetch(" in str(lowered.kernels.script())
 
 
+def prefetches_of_product(randn: Randn, rows: int, depth: int, target: DeviceTarget) -> int:
+    """Count the prefetches in a round of a product with 96 columns."""
+    w = relax.const(randn(depth, 96))
+    lowered = lower_expression(lambda v: relax.op.matmul(v, w), {"x": randn(rows, depth)}, target)
+    return sum(f.script().count("prefetch(") for f in lowered.kernels.functions.values())
+
+
+def test_products_prefetch_however_many_rows_they_have(randn: Randn) -> None:
+    # A panel of 64 x 48 weights is 192 lines. A tile of 8 rows has 16 rounds.
+    target = machine(16)
+    assert prefetches_of_product(randn, 8, 64, target) == 192 // 16
+    assert prefetches_of_product(randn, 16, 64, target) == 192 // 32
+    assert prefetches_of_product(randn, 800, 64, target) == 1
+    assert prefetches_of_product(randn, 13, 63, target) > 0
+
+
+def test_products_of_one_row_prefetch_nothing(randn: Randn) -> None:
+    """They read all weights in order, which the processor sees by itself."""
+    assert prefetches_of_product(randn, 1, 64, machine(16)) == 0
+
+
+def test_products_prefetch_no_panel_that_the_cache_has_no_room_for(randn: Randn) -> None:
+    target = machine(16)
+    small = replace(target, core=replace(target.core, l2_bytes=2 * 64 * 48 * 4))
+    assert prefetches_of_product(randn, 16, 64, small) > 0
+    assert prefetches_of_product(randn, 16, 68, small) == 0
+
+
+@pytest.mark.slow
+def test_a_prefetch_leaves_the_sums_in_registers(randn: Randn) -> None:
+    """LLVM would store sums in memory of the launcher before each prefetch."""
+    w = relax.const(randn(64, 96))
+    lowered = lower_expression(lambda v: relax.op.matmul(v, w), {"x": randn(16, 64)}, machine(16))
+    code = str(lower_kernels(lowered.kernels, machine(16).tvm_target).script())
+    assert "prefetch" in code
+    assert "TVMBackendAllocWorkspace" not in code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "columns"), [(2, 96), (13, 100), (197, 48), (800, 96)])
+def test_prefetches_do_not_change_products(randn: Randn, rows: int, columns: int) -> None:
+    x, w = randn(rows, 64), randn(64, columns)
+    result = run(lambda v: relax.op.matmul(v, relax.const(w)), {"x": x}, machine(16))
+    close(result.outputs[0], x.astype("f8") @ w)
+    assert "prefetch(" in str(result.lowered.kernels.script())
+
+
 def test_arm_prefetches_nothing(randn: Randn) -> None:
     assert prefetches(randn, 7, resolve("rpi4")) == 0
+    assert prefetches_of_product(randn, 16, 64, resolve("rpi4")) == 0
 
 
 @pytest.mark.slow
