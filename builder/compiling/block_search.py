@@ -34,8 +34,9 @@ LARGEST_SHARE: Final = 1e-4
 FEWEST: Final = 2
 # In a tensor of few numbers, fewer may be steps away.
 _MOST_UNLIKE: Final = 0.5
-# So many steps are near.
+# So many steps are near, and so many of a word.
 _NEAR: Final = 1.5
+_NEAR_OF_WORDS: Final = 2 * STEPS_OF_WORDS
 # One tensor is taken for another if it is this close on average, in steps.
 _CLOSE: Final = 4.0
 
@@ -56,6 +57,8 @@ class Block:
         The largest difference in steps of its scale.
     elements
         How many elements it has.
+    near
+        How many steps of its scale are near.
     """
 
     name: str
@@ -63,19 +66,17 @@ class Block:
     unexplained: float
     largest: float
     elements: int
+    near: float = _NEAR
 
     @property
     def is_rounding(self) -> bool:
-        """Whether the difference is explained by rounding."""
-        return self.unexplained <= max(LARGEST_SHARE, FEWEST / self.elements)
+        """Whether the difference is explained by rounding.
 
-    @property
-    def is_recognised(self) -> bool:
-        """Whether it is the tensor, and not one that resembles it.
-
-        Of a tensor of two numbers, `FEWEST` forgives both: then they must be near.
+        Of a tensor of one number or two, `FEWEST` forgives all: then they must be near.
         """
-        return self.is_rounding and (self.unexplained < _MOST_UNLIKE or self.largest <= _NEAR)
+        if self.unexplained > max(LARGEST_SHARE, FEWEST / self.elements):
+            return False
+        return self.unexplained < _MOST_UNLIKE or self.largest <= self.near
 
 
 def is_halfway(source: Array, rounded: Array, scale: Floats) -> npt.NDArray[np.bool_] | bool:
@@ -101,6 +102,7 @@ def block_of(name: str, steps: Floats, halfway: npt.NDArray[np.bool_] | bool, dt
         float(unexplained.mean()),
         float(distance.max()),
         int(steps.size),
+        _NEAR_OF_WORDS if is_word else _NEAR,
     )
 
 
@@ -152,7 +154,7 @@ class Search:
         """
         halfway = is_halfway(source, expected, scale)
         close = list(_candidates(name, expected, halfway, self._ours, scale, zero))
-        agreeing = [candidate for candidate in close if candidate.block.is_recognised]
+        agreeing = [candidate for candidate in close if candidate.block.is_rounding]
         self._agreeing |= {candidate.at for candidate in agreeing}
         free = [candidate for candidate in agreeing if candidate.at not in self._taken]
         best = min(free, key=lambda candidate: candidate.mean, default=None)
@@ -169,7 +171,7 @@ class Search:
         """Take note of a tensor of the model that is compared elsewhere: what agrees with it is no other."""
         halfway = is_halfway(source, expected, scale)
         close = _candidates("", expected, halfway, self._ours, scale, zero)
-        self._agreeing |= {candidate.at for candidate in close if candidate.block.is_recognised}
+        self._agreeing |= {candidate.at for candidate in close if candidate.block.is_rounding}
 
     def suspects(self) -> dict[int, tuple[float, int]]:
         """Return our float tensors that are close to a tensor of bytes, but agree with none.

@@ -26,6 +26,7 @@ _INTEGERS: Final = {
     for name, dtype in (("INT4", np.int8), ("UINT4", np.uint8), ("INT2", np.int8), ("UINT2", np.uint8))
     if hasattr(TensorProto, name)
 }
+NARROW: Final = _FLOATS.union(_INTEGERS)
 
 
 def widen_narrow_weights(model: onnx.ModelProto) -> None:

@@ -14,6 +14,7 @@ from builder.importer.advice import CHANGES
 from builder.importer.bounded.padding import pad_lengths
 from builder.importer.classic.kept import is_kept
 from builder.importer.half_precision import HALVES
+from builder.importer.narrow_types import NARROW
 from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, describe, names_of, subgraphs
 from builder.importer.relax_module import supported_operators, to_relax
 from builder.importer.rewrites.loops import MAX_UNROLLED_NODES, is_too_long, stays_true
@@ -27,6 +28,9 @@ MAX_TRIALS: Final = 2000
 # Operators whose change is also the hint of the whole refusal.
 _HINTED: Final = frozenset({"If", "Loop", "NonMaxSuppression", "Scan"})
 _VALUE_HINT: Final = "if a shape or an axis is an input, fix it with --input-values NAME=VALUE"
+_NARROW_HINT: Final = (
+    "quantise activations to int8 or uint8: only constant weights may have 4 bits or 8-bit floats"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +100,19 @@ def explain(model: onnx.ModelProto, reason: str) -> ModelError:
     hint = next((CHANGES[o.operator] for o in found if o.operator in _HINTED and _is_helped(o)), None)
     if hint is None and any(o.reason.depends_on_values for o in found):
         hint = _VALUE_HINT
+    graph = OnnxGraph(model)
+    if hint is None and any(_is_narrow(node, graph) for o in found for node in o.nodes):
+        hint = _NARROW_HINT
     noun = "operator" if len(found) == 1 else "operators"
     obstacles = [Obstacle(o.operator, names_of(o.nodes), o.reason.text) for o in found]
     message = f"{len(found)} {noun} cannot be imported: {listed}"
     return UnsupportedOperatorError(message, hint=hint, obstacles=obstacles)
+
+
+def _is_narrow(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
+    """Whether a node reads or makes a tensor in 4 or 8 bits that no kernel takes."""
+    types = (graph.type_of(name) for name in (*node.input, *node.output) if name)
+    return any(found is not None and found.elem_type in NARROW for found in types)
 
 
 def _is_helped(refused: _Refused) -> bool:

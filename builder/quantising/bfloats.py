@@ -20,6 +20,7 @@ from builder.importer.multiply_adds import multiply_adds_of
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.kernels.passes.bfloats import mark
 from builder.kernels.spaces.bfloat_matmul import pays, rows_that_pay
+from builder.quantising import table
 from builder.target.device_target import DeviceTarget
 from builder.target.half_arithmetic import computes_halves, require_bfloat_arithmetic
 
@@ -95,7 +96,7 @@ class BfloatsReport:
                 for each in self.floats
             ),
         ]
-        return [f"  {name:<18}{text}" for name, text in rows] + [f"  note: {text}" for text in self.warnings]
+        return table.lines(rows, width=18) + [f"  note: {text}" for text in self.warnings]
 
     def _share(self, macs: int) -> str:
         return f"{100 * macs / max(self.total_macs, 1):.1f} %"

@@ -27,6 +27,7 @@ from builder.importer.onnx_graph import OnnxGraph
 from builder.importer.shapes import infer_shapes
 from builder.kernels.passes.half_limits import LARGEST, growth_of_convolution, growth_of_matrix, most_for
 from builder.kernels.passes.halves import mark
+from builder.quantising import table
 from builder.quantising.calibration import CalibrationData, Source, open_calibration
 from builder.quantising.folding import fold_into_weights
 from builder.quantising.session import Sample, Session
@@ -83,7 +84,7 @@ class HalvesReport:
             names = ", ".join(name[:40] for name in self.floats[:_NAMED])
             kept = f"{names} and {more} more" if more > 0 else names
         rows.append(("large numbers", f"{kept} (measured on {self.samples} {source})"))
-        return [f"  {name:<16}{text}" for name, text in rows]
+        return table.lines(rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from builder.quantising import table
 from builder.quantising.agreement import Agreement
 
 _NAMED: Final = 3  # blocks that a line of the table names
@@ -100,7 +101,7 @@ class QuantisationReport:
 
     def lines(self) -> list[str]:
         """Return the table that a person reads, one row each."""
-        return [f"  {name:<16}{text}" for name, text in self.rows()] + [f"  note: {w}" for w in self.warnings]
+        return table.lines(self.rows()) + [f"  note: {w}" for w in self.warnings]
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the table as pairs of a title and a text."""

@@ -36,6 +36,7 @@ from builder.importer.large_models import model_bytes
 from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, remove_dead_nodes
 from builder.importer.opset import WITH_BLOCKS, raise_opset
 from builder.importer.shapes import infer_shapes
+from builder.quantising import table
 from builder.quantising.agreement import Agreement, Comparison, class_scores, read_truths
 from builder.quantising.block_levels import quantise_blocks
 from builder.quantising.calibration import CalibrationData, Source, open_calibration
@@ -108,7 +109,7 @@ class WeightsReport:
             rows.append(("agreement", text))
         if found.sqnr_db is not None:
             rows.append(("noise", f"{found.sqnr_db:.1f} dB signal to noise on {found.samples} {source}"))
-        return [f"  {name:<16}{text}" for name, text in rows]
+        return table.lines(rows)
 
 
 @dataclass(frozen=True, slots=True)

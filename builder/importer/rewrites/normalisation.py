@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from builder.errors import ModelError
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, output_name
 
@@ -35,6 +36,13 @@ def mean_variance_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Seque
     if found is None:
         return None
     axes = list(attributes(node).get("axes", [0, 2, 3]))
+    rank = None if found.shape is None else len(found.shape)
+    if rank is not None and not all(-rank <= axis < rank for axis in axes):
+        # ONNX's default is for images, whatever the rank.
+        raise ModelError(
+            f"MeanVarianceNormalization ({node.name}): expected axes of {rank} dimensions, got {axes}",
+            hint="give the node the attribute `axes`: without it, ONNX takes 0, 2 and 3",
+        )
     new = Replacement(node, graph)
     x = node.input[0]
     centred = new.op("Sub", x, new.reduce("ReduceMean", x, axes, keep=True))

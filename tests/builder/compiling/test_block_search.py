@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from builder.compiling.block_search import Search
+from builder.compiling.block_search import Search, block_of
 
 ONE, ZERO = np.ones(1), np.zeros(1)
 RANDOM = np.random.default_rng(0)
@@ -104,3 +104,24 @@ def test_a_tensor_of_few_numbers_is_not_taken_for_one_that_is_steps_away(element
     assert find(Search([other]), "hidden", expected) is None
     near = expected + np.uint8(1)
     np.testing.assert_array_equal(find(Search([near]), "rounded", expected), near)
+
+
+@pytest.mark.parametrize(
+    ("elements", "steps", "dtype", "rounded"),
+    [
+        (1, 1.0, "uint8", True),
+        (2, 1.0, "int8", True),
+        (1, 3.0, "uint8", False),
+        (2, 3.0, "int8", False),
+        (4, 60.0, "uint8", False),
+        (1, 7.0, "uint16", True),
+        (1, 60.0, "int16", False),
+    ],
+)
+def test_an_output_of_few_numbers_that_is_steps_away_is_no_rounding(
+    elements: int, steps: float, dtype: str, rounded: bool
+) -> None:
+    """`FEWEST` forgives two numbers of a tensor: not all that it has, however wrong they are."""
+    distances = np.zeros(elements)
+    distances[:2] = steps
+    assert block_of("few", distances, False, dtype).is_rounding is rounded

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builder.errors import ModelError
+from builder.importer import import_onnx
 from tests.builder.importer.rewrites.cases import Case, ModelMaker, check_case, one
 
 CASES: dict[str, Case] = {
@@ -29,3 +31,12 @@ def test_batch_normalisation_in_training_mode_uses_the_batch(
     node = one("BatchNormalization", ["x", "s", "b", "m", "v"], ["y", "nm", "nv"], training_mode=1)
     model = make_model([node], {"x": [2, 3, 4]}, {"y": [2, 3, 4], "nm": [3], "nv": [3]}, weights)
     agrees(model, noise(2, 3, 4))
+
+
+def test_mean_and_variance_along_axes_that_do_not_exist(make_model: ModelMaker) -> None:
+    """The default axes are those of images: a matrix has no third axis."""
+    node = one("MeanVarianceNormalization", ["x"])
+    with pytest.raises(ModelError, match=r"expected axes of 2 dimensions, got \[0, 2, 3\]") as raised:
+        import_onnx(make_model([node], {"x": [3, 4]}, {"y": [3, 4]}, {}))
+    assert raised.value.hint is not None
+    assert "`axes`" in raised.value.hint
