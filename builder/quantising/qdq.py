@@ -239,12 +239,10 @@ class _Writer:
 def _gains_from_words(node: onnx.NodeProto, weight: NDArray[Any], axis: int) -> bool:
     """Whether a device without dot products of bytes adds four of this operator's products in 16 bits.
 
-    It computes 3x3 windows at stride 1 with Winograd's algorithm, depthwise convolutions by rows, and the first
-    layer in float32.
+    It adds rows of a depthwise convolution, and computes the first layer in float32. Large pictures with 3x3
+    windows use Winograd's algorithm, but their size may be chosen after quantising.
     """
     if node.op_type != "Conv":
         return weight.ndim == 2 and weight.shape[1 - axis] % 8 == 0
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    steps = (*given.get("strides", ()), *given.get("dilations", ()))
-    is_winograd = weight.shape[2:] == (3, 3) and set(steps) <= {1}
-    return given.get("group", 1) == 1 and weight.shape[1] > 4 and not is_winograd
+    return bool(given.get("group", 1) == 1 and weight.shape[1] > 4)

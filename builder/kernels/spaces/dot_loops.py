@@ -74,6 +74,15 @@ def words_group(pack: Callable[[int], np.ndarray], dot: Dot, depth: int) -> int:
     return next((group for group in (*groups, dot.group) if fits_words(pack(group))), 1)
 
 
+def is_shorter_than_wanted(func: tirx.PrimFunc) -> bool:
+    """Whether a kernel adds two products in 16 bits because its weights are too large for four."""
+    types = [param.ty for param in func.params if isinstance(param.ty, tirx.BufferType)]
+    shapes = [[int(d) for d in t.shape] for t in types if str(t.dtype) == "int8"]
+    # [OC/bo/t, IC/bi, KH, KW, bi/4, t, bo/4, 2, 4, 2], or [N/nb, K/4, nb/4, 2, 4, 2]: an even number of groups.
+    groups = {10: 4, 6: 1}
+    return any(s[-3:] == [2, 4, 2] and len(s) in groups and s[groups[len(s)]] % 2 == 0 for s in shapes)
+
+
 def group_axes(group: int, *, halves: bool) -> list[tirx.IterVar]:
     """Return the axes of the reduction over the elements of a group."""
     extents = (group // 2, 2) if halves else (group,)
