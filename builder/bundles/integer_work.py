@@ -33,8 +33,8 @@ class IntegerWork:
     floats
         The layers that are computed in float32, those with the most work first.
     in_twos
-        The multiply-adds of layers whose weights are too large to add four products in 16 bits, so that two are
-        added. Only processors without dot products of bytes add them so.
+        The multiply-adds of layers whose weights are too large to add four products in 16 bits, so that two
+        are added. Only processors without dot products of bytes add them so.
     """
 
     multiply_adds: int

@@ -184,7 +184,8 @@ class _DotLoop:
         datum = place(data, data.source, [0, *inside])
         first = place(weights, weights.source, *places)
         is_straight = sym.detect_linear_equation(weights.indices[0], variables)[0].value == group
-        members = range(group) if is_straight else (2 * lanes * h + g for h in range(group // 2) for g in range(2))
+        by_pairs = (2 * lanes * h + g for h in range(group // 2) for g in range(2))
+        members = range(group) if is_straight else by_pairs
         return cls(
             lanes,
             tuple(members),

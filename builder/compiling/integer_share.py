@@ -72,8 +72,7 @@ def integer_work(
         if count and whole.isdisjoint(fates[origin].kernels)
     ]
     floats.sort(key=lambda layer: (-layer.multiply_adds, layer.name))
-    twos = {
-        var.name_hint for var, func in lowered.kernels.functions.items() if dot_loops.is_shorter_than_wanted(func)
-    }
+    kernels = lowered.kernels.functions.items()
+    twos = {var.name_hint for var, func in kernels if dot_loops.is_shorter_than_wanted(func)}
     in_twos = sum(count for origin, count in work.items() if not twos.isdisjoint(fates[origin].kernels))
     return IntegerWork(total, tuple(floats), in_twos) if total else None

@@ -71,8 +71,8 @@ class QuantisationReport:
     warnings
         What the user should know; one line each.
     widened
-        For each layer whose sums of four products fit 16 bits: how much larger the steps of its weights are for
-        that, on average.
+        For each layer whose sums of four products fit 16 bits: how much larger the steps of its weights are
+        for that, on average.
     """
 
     model: str

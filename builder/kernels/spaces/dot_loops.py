@@ -29,7 +29,7 @@ def mark_lanes(sch: st.Schedule, loop: st.schedule.LoopRV) -> None:
 
 
 def in_pairs(weights: np.ndarray) -> np.ndarray:
-    """Return weights `[..., lanes, group]` as `[..., lanes / 4, group / 2, 4, 2]`: the pairs of four lanes."""
+    """Return weights `[..., lanes, group]` as `[..., lanes / 4, group / 2, 4, 2]`: pairs of four lanes."""
     *lead, lanes, group = weights.shape
     split = weights.reshape(*lead, lanes // 4, 4, group // 2, 2)
     return np.ascontiguousarray(split.swapaxes(-3, -2))
@@ -78,7 +78,7 @@ def is_shorter_than_wanted(func: tirx.PrimFunc) -> bool:
     """Whether a kernel adds two products in 16 bits because its weights are too large for four."""
     types = [param.ty for param in func.params if isinstance(param.ty, tirx.BufferType)]
     shapes = [[int(d) for d in t.shape] for t in types if str(t.dtype) == "int8"]
-    # [OC/bo/t, IC/bi, KH, KW, bi/4, t, bo/4, 2, 4, 2], or [N/nb, K/4, nb/4, 2, 4, 2]: an even number of groups.
+    # [OC/bo/t, IC/bi, KH, KW, bi/4, t, bo/4, 2, 4, 2] or [N/nb, K/4, nb/4, 2, 4, 2], with whole groups of 8.
     groups = {10: 4, 6: 1}
     return any(s[-3:] == [2, 4, 2] and len(s) in groups and s[groups[len(s)]] % 2 == 0 for s in shapes)
 

@@ -236,9 +236,7 @@ def space(
     return IntegerSpace(ocs, ows, ohs, iqs, IntegerTiles(oc, ow, oh, iq))
 
 
-def tile_cost(
-    vectors: int, columns: int, width: int, target: DeviceTarget, group: int = 1
-) -> float | None:
+def tile_cost(vectors: int, columns: int, width: int, target: DeviceTarget, group: int = 1) -> float | None:
     """Return the loads of a step of a tile, None if its sums do not fit the registers.
 
     Parameters
@@ -281,7 +279,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, ta
     io, iu = sch.split(iq, [None, tiles.iq])
     *vectors, v = lane_loops(sch, v, len(ig))
     if is_longer_group(sch, ig, target):
-        # The weights of a vector are then read for all columns before those of the next: they take few registers.
+        # Weights of a vector are then read for all columns before those of the next: they take few registers.
         sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, oi, *vectors, zi, v, *ig)
     else:
         sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, oi, zi, *vectors, v, *ig)
@@ -420,9 +418,7 @@ def lane_loops(sch: st.Schedule, loop: st.schedule.LoopRV, axes: int) -> list[st
     return [loop] if axes == 1 else list(sch.split(loop, [None, 4]))
 
 
-def is_longer_group(
-    sch: st.Schedule, loops: Sequence[st.schedule.LoopRV], target: DeviceTarget
-) -> bool:
+def is_longer_group(sch: st.Schedule, loops: Sequence[st.schedule.LoopRV], target: DeviceTarget) -> bool:
     """Whether the group of these loops is longer than that of the instruction (`dot_loops.words_group`)."""
     return math.prod(int(sch.get(loop).extent) for loop in loops) > target.dot.group
 

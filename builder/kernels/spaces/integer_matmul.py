@@ -187,9 +187,7 @@ class IntegerMatmulSpace:
     default: IntegerMatmulTiles
 
 
-def space(
-    rows: int, steps: int, panel: int, target: DeviceTarget, group: int = 1
-) -> IntegerMatmulSpace:
+def space(rows: int, steps: int, panel: int, target: DeviceTarget, group: int = 1) -> IntegerMatmulSpace:
     """Return the design space of a product of `rows` rows, `steps` groups and panels of `panel` columns.
 
     `group` is the length of a group, if it is longer than that of the instruction.

@@ -151,6 +151,32 @@ def test_a_tile_goes_by_what_it_loads_and_repeats(name: str, tile: tuple[int, in
     assert (tiles.oc, tiles.ow) == tile
 
 
+@pytest.mark.parametrize(("blocks", "tile"), [(4, (2, 2)), (1, (1, 3))])
+def test_a_tile_has_registers_for_the_data_of_a_longer_group(blocks: int, tile: tuple[int, int]) -> None:
+    """A tile of 1 x 4 has as many sums as one of 2 x 2, but repeats the data of twice as many columns."""
+    short, long = (
+        integer_convolution.space(blocks, 24, 16, device("rpi4"), group=group).default for group in (4, 8)
+    )
+    assert (long.oc, long.ow) == tile
+    assert blocks > 1 or short.ow == 4
+
+
+@pytest.mark.slow
+def test_longer_groups_do_not_spill_sums() -> None:
+    """In a loop of 128 products, LLVM may keep a few operands on the stack, but no sum for each product."""
+    w = np.full((64, 64, 1, 1), 60, "int8")
+    kernels = lower_for(
+        lambda v: relax.op.nn.conv2d(numbers(v, 0, "int8"), numbers(relax.const(w), 0, "int8")),
+        {"x": np.zeros((1, 64, 8, 14), "int8")},
+        device("rpi4"),
+    ).kernels
+    assembly = build_kernels(kernels, device("rpi4").tvm_target).inspect_source("asm")
+    loop = max(re.split(r"\n\.LBB\w+:", assembly), key=lambda part: part.count("sadalp"))
+    loop = loop[: loop.rindex("sadalp")]
+    assert loop.count("smull") + loop.count("smlal") == 4 * (loop.count("sadalp") + 1)
+    assert len(re.findall(r"\tst[rp]\tq.*\[sp", loop)) < 16
+
+
 @pytest.mark.parametrize("name", ["rpi5", "cascadelake"])
 def test_padding_of_few_channels_has_no_test_for_each_pixel(name: str) -> None:
     target, w = device(name), np.ones((16, 3, 3, 3), "i1")
@@ -209,7 +235,7 @@ def test_weights_are_packed_for_groups_and_tiles() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("lowest", "group"), [(-128, 1), (-127, 4), (-64, 4), (-63, 8)])
 def test_products_that_do_not_fit_16_bits_are_added_in_32(lowest: int, group: int) -> None:
-    """Two products of -128 and -128 are 2^15, as are four of -64: such sums are added earlier, and are exact."""
+    """Two products of -128 and -128 are 2^15, as are four of -64: such sums are added earlier."""
     target = device("rpi4")
     x, w = np.full((1, 32, 5, 5), -128, "int8"), np.full((16, 32, 1, 1), lowest, "int8")
     w[1:, ::3] = 64  # four of these with -128 are -2^15
