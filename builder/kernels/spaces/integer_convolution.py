@@ -254,7 +254,9 @@ def tile_cost(vectors: int, columns: int, width: int, target: DeviceTarget, grou
     weights = vectors * -(-width // target.simd.lanes)
     if target.dot.held:
         repeated = columns * max(1, group // target.dot.group)
-        others = min(weights, 4) + repeated + (5 if target.dot.halves else 2)
+        # For a core that works in order, LLVM loads the weights of a longer group early.
+        early = target.core.in_order and group > target.dot.group
+        others = (weights + 4 if early else min(weights, 4)) + repeated + (5 if target.dot.halves else 2)
         if weights * columns + others > registers:
             return None
         # Each half of a group of data is repeated in a vector, and weights are loaded in pairs.
