@@ -134,7 +134,7 @@ def prepare(
     from builder.quantising.halves import to_halves
     from builder.target.device_target import resolve
 
-    path = _saved(name, folder)
+    path = _saved(name, folder / target if name in INT8 else folder, target)
     place = path.parent
     model = import_onnx(path, input_shapes=fixed_shapes(name))
     inputs: dict[str, Any] = make_inputs(model.inputs, model.onnx)
@@ -168,7 +168,7 @@ def _write_members(members: Mapping[str, bytes], place: Path) -> None:
             (place / member).write_bytes(data)
 
 
-def _saved(name: str, folder: Path) -> Path:
+def _saved(name: str, folder: Path, target: str = "host") -> Path:
     """Save a model in a folder of its own and return its path; what was made of another file is deleted."""
     path = folder / Path(name).name / "model.onnx"
     if name not in _KNOWN:
@@ -179,7 +179,7 @@ def _saved(name: str, folder: Path) -> Path:
         path.write_bytes(content)
     elif not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        onnx.save(source(name), path)
+        onnx.save(source(name, target), path)
     return path
 
 

@@ -61,8 +61,10 @@ class Prepared:
     compile_s: float | None
 
 
-def source(name: str) -> onnx.ModelProto:
+def source(name: str, target: str = "host") -> onnx.ModelProto:
     """Return a model of `MODELS` or of the zoo, or one that is read from a file.
+
+    If it is in int8, its weights are chosen for `target`.
 
     Raises
     ------
@@ -72,7 +74,7 @@ def source(name: str) -> onnx.ModelProto:
     name = name.removesuffix(HALVES_SUFFIX)
     if name in INT8:
         before = generate(name.removesuffix(SUFFIX))
-        return quantised(before) if fixed_shapes(name) is None else dynamically_quantised(before)
+        return quantised(before, target) if fixed_shapes(name) is None else dynamically_quantised(before)
     if name in ARCHITECTURES:
         return generate(name)
     if name in NAMES:

@@ -32,10 +32,14 @@ class IntegerWork:
         All of it.
     floats
         The layers that are computed in float32, those with the most work first.
+    in_twos
+        The multiply-adds of layers whose weights are too large to add four products in 16 bits, so that two
+        are added. Only processors without dot products of bytes add them so.
     """
 
     multiply_adds: int
     floats: tuple[FloatLayer, ...]
+    in_twos: int = 0
 
     @property
     def share(self) -> float:
@@ -57,4 +61,6 @@ class IntegerWork:
         ]
         more = f" and {len(self.floats) - named} more" if len(self.floats) > named else ""
         rest = f"; in float32: {', '.join(names)}{more}" if names else ""
-        return f"{self.share:.1%} of {total} in integers{rest}"
+        large = f"{self.in_twos / max(self.multiply_adds, 1):.1%} with weights too large to add four products"
+        twos = f"; {large} in 16 bits (`quantize --target` makes smaller ones)" if self.in_twos else ""
+        return f"{self.share:.1%} of {total} in integers{rest}{twos}"

@@ -7,8 +7,9 @@ a short loop, the group, over adjacent elements of both factors:
         for g in range(group):
             sums[s + v] += int32(x[a + g]) * int32(weights[b + v * group + g])
 
-The group may be two loops, over halves `h` and the elements of a half, where weights are stored by halves:
-`weights[b + 2 * lanes * h + 2 * v + g]`.
+The group may be two loops, over pairs `h` and the elements of a pair, where weights are stored by pairs:
+`weights[b + 2 * lanes * h + 2 * v + g]`. Such a group may be a multiple of the instruction's, if the sums of
+its even and of its odd products fit 16 bits (`dot_loops.fits_words`).
 
 A depthwise convolution has lanes with data of their own (`dot_loops.mark_lanes`), and the elements of a group
 are in several rows, or in adjacent pixels, which are `lanes` apart:
@@ -183,7 +184,8 @@ class _DotLoop:
         datum = place(data, data.source, [0, *inside])
         first = place(weights, weights.source, *places)
         is_straight = sym.detect_linear_equation(weights.indices[0], variables)[0].value == group
-        members = range(group) if is_straight else (2 * lanes * h + g for h in range(2) for g in range(2))
+        by_pairs = (2 * lanes * h + g for h in range(group // 2) for g in range(2))
+        members = range(group) if is_straight else by_pairs
         return cls(
             lanes,
             tuple(members),
@@ -202,7 +204,8 @@ class _DotLoop:
         """Return the loop with an instruction of `dot` for each vector, or without one if it does not fit."""
         group = dot.word_group if self.data.dtype == "int16" else dot.group
         halves = self.stride != self.group
-        fits = self.group == group and self.lanes % dot.lanes == 0 and halves == dot.halves
+        whole = self.group == group or (halves and group > 1 and self.group % group == 0)
+        fits = whole and self.lanes % dot.lanes == 0 and halves == dot.halves
         dtypes = (self.data.dtype, self.weights.dtype)
         known = ((BITS, BITS),) if dot.data == BITS else ((dot.data, "int8"), ("int16", dot.data))
         if dot.name in _INSTRUCTIONS and fits and dtypes in known:
@@ -380,16 +383,20 @@ def _pairs(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
 
 
 def _halves(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
-    """Return old sums and the sums of pairs of 16-bit sums of two products (SMULL, SMLAL, SADALP)."""
-    pairs = tirx.reinterpret("int16x8", loop.repeated_data(dot.lanes))
-    repeated = tirx.reinterpret("int8x16", tirx.Shuffle([pairs], [_int(k // 4) for k in range(8)]))
-    weights = loop.some_weights(first, dot.lanes)
+    """Return old sums and the sums of pairs of 16-bit sums of products (SMULL, SMLAL, SADALP)."""
 
     def half(vector: tirx.Expr, number: int) -> tirx.Expr:
         part = tirx.Shuffle([vector], [_int(8 * number + k) for k in range(8)])
         return part.astype("int16x8")
 
-    products = half(weights, 0) * half(repeated, 0) + half(weights, 1) * half(repeated, 1)
+    terms: list[tirx.Expr] = []
+    for four in range(0, loop.group, 4):
+        word = tirx.reinterpret("int32", loop.data.load(four, 4))
+        pairs = tirx.reinterpret("int16x8", tirx.Broadcast(word, 4))
+        repeated = tirx.reinterpret("int8x16", tirx.Shuffle([pairs], [_int(k // 4) for k in range(8)]))
+        weights = loop.weights.load(first * loop.group + 4 * four, 16)
+        terms += [half(weights, number) * half(repeated, number) for number in range(2)]
+    products = sum(terms[1:], terms[0])
     return loop.sums.load(first, dot.lanes) + instruction(dot.name, f"int32x{dot.lanes}", products)
 
 

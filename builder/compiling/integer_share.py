@@ -2,7 +2,8 @@
 
 A layer counts as one of integers if the loops of one of its kernels are those of an integer design space. So
 this says what was compiled, not what the model asks for: on a processor on which bytes are no faster, a
-depthwise convolution of bytes is computed in float32, though its result is the same.
+depthwise convolution of bytes is computed in float32, though its result is the same. In the same way, it says
+whose weights are too large for the fastest loops of a processor without dot products of bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from builder.importer.multiply_adds import multiply_adds_of
 from builder.importer.onnx_graph import OnnxGraph
 from builder.kernels.schedule import SCHEDULE
 from builder.kernels.spaces import (
+    dot_loops,
     integer_convolution,
     integer_depthwise,
     integer_matmul,
@@ -70,4 +72,7 @@ def integer_work(
         if count and whole.isdisjoint(fates[origin].kernels)
     ]
     floats.sort(key=lambda layer: (-layer.multiply_adds, layer.name))
-    return IntegerWork(total, tuple(floats)) if total else None
+    kernels = lowered.kernels.functions.items()
+    twos = {var.name_hint for var, func in kernels if dot_loops.is_shorter_than_wanted(func)}
+    in_twos = sum(count for origin, count in work.items() if not twos.isdisjoint(fates[origin].kernels))
+    return IntegerWork(total, tuple(floats), in_twos) if total else None

@@ -40,10 +40,13 @@ class QdqModel:
         The model.
     raised
         Unit -> how many of its channels have a raised scale, so that sums fit int32.
+    widened
+        Unit whose sums of four products fit 16 bits -> how much larger its scales are for that, on average.
     """
 
     model: onnx.ModelProto
     raised: Mapping[str, int]
+    widened: Mapping[str, float]
 
 
 def write_qdq(
@@ -52,6 +55,8 @@ def write_qdq(
     activations: Activations,
     corrections: Corrections | None = None,
     scales: Scales | None = None,
+    *,
+    in_words: bool = False,
 ) -> QdqModel:
     """Quantise a model.
 
@@ -68,12 +73,15 @@ def write_qdq(
     scales
         Unit -> the best scales of its weights. What is missing is computed and added: they are the same
         wherever a model is quantised.
+    in_words
+        Whether sums of four products must fit 16 bits, where the device can gain from it.
     """
     quantised = onnx.ModelProto()
     quantised.CopyFrom(model)
     del quantised.graph.value_info[:]  # conversions would have to be added for nothing: it is inferred again
     writer = _Writer(quantised, placement, activations, corrections, {} if scales is None else scales)
-    return QdqModel(writer.write(), writer.raised)
+    writer.in_words = in_words
+    return QdqModel(writer.write(), writer.raised, writer.widened)
 
 
 class _Writer:
@@ -86,6 +94,8 @@ class _Writer:
         scales: Scales,
     ) -> None:
         self.raised: dict[str, int] = {}
+        self.widened: dict[str, float] = {}
+        self.in_words = False
         self._graph = OnnxGraph(model)
         self._model = model
         self._levels = placement.levels
@@ -163,9 +173,11 @@ class _Writer:
         scale = self._levels[unit.data[0]].scale
         if unit.name not in self._scales:
             self._scales[unit.name] = best_scales(weight, names.axis)
-        made = quantise_weights(
-            weight, names.axis, bias, scale, self._corrections.get(unit.name), self._scales[unit.name]
-        )
+        in_words = self.in_words and _gains_from_words(node, weight, names.axis)
+        correction, scales = self._corrections.get(unit.name), self._scales[unit.name]
+        made = quantise_weights(weight, names.axis, bias, scale, correction, scales, in_words=in_words)
+        if in_words:
+            self.widened[unit.name] = made.widened
         if made.raised:
             self.raised[unit.name] = made.raised
         nodes: list[onnx.NodeProto] = []
@@ -222,3 +234,15 @@ class _Writer:
             if value is not None:
                 bounds[index] = float(value.reshape(-1)[0])
         return bounds[0], bounds[1]
+
+
+def _gains_from_words(node: onnx.NodeProto, weight: NDArray[Any], axis: int) -> bool:
+    """Whether a device without dot products of bytes adds four of this operator's products in 16 bits.
+
+    It adds rows of a depthwise convolution, and computes the first layer in float32. Large pictures with 3x3
+    windows use Winograd's algorithm, but their size may be chosen after quantising.
+    """
+    if node.op_type != "Conv":
+        return weight.ndim == 2 and weight.shape[1 - axis] % 8 == 0
+    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    return bool(given.get("group", 1) == 1 and weight.shape[1] > 4)

@@ -151,7 +151,8 @@ def quantize(
     labels
         CSV with the classes of samples; see `builder.quantising.agreement.read_truths`.
     target
-        The device, which decides the type of activations: uint8 on x86, else int8.
+        The device, which decides the type of activations: uint8 on x86, else int8. If it has no dot products
+        of bytes, weights are such that sums of four products fit 16 bits.
     activations
         That type, instead.
     limits
@@ -176,8 +177,8 @@ def quantize(
         progress("importing the model")
         model = load(model, input_shapes=input_shapes, progress=progress)
     declared = declarations.preprocess(preprocess, model.inputs) if preprocess else None
+    device = target if isinstance(target, DeviceTarget) else resolve(target)
     if activations is None:
-        device = target if isinstance(target, DeviceTarget) else resolve(target)
         activations = "uint8" if device.arch == "x86_64" else "int8"
     prepared = _prepared(model.onnx)
     units = find_units(prepared)
@@ -197,6 +198,7 @@ def quantize(
             )
         truths = read_truths(Path(labels), data, _classes(model.outputs[scores]))
     work = _Work(model, prepared, units, data, activations, limits, scores, truths, progress)
+    work.in_words = device.dot.halves
     return work.run()
 
 
@@ -270,6 +272,7 @@ class _Work:
         self._source, self._model, self._units, self._data = model, prepared, units, data
         self._activations, self._limits, self._progress = activations, limits, progress
         self._scores, self._truths = scores, truths
+        self.in_words = False
         self._warnings: list[str] = []
         self._ranges: dict[str, Range] = {}
         self._corrections: Corrections = {}
@@ -322,7 +325,14 @@ class _Work:
     def _attempt(self, excluded: Sequence[str], count: int | None = None) -> _Attempt:
         """Quantise all units but these, and compare on all samples or on `count`."""
         placement = place(self._model, self._units, self._ranges, excluded)
-        qdq = write_qdq(self._model, placement, self._activations, self._corrections, self._scales)
+        qdq = write_qdq(
+            self._model,
+            placement,
+            self._activations,
+            self._corrections,
+            self._scales,
+            in_words=self.in_words,
+        )
         return _Attempt(placement, qdq, self._comparison.measure(qdq.model, count))
 
     def _is_enough(self, agreement: Agreement) -> bool:
@@ -447,6 +457,7 @@ class _Work:
             methods=count_methods([self._ranges[name].method for name in attempt.placement.levels]),
             bias_correction_db=correction_db,
             warnings=tuple(self._warnings),
+            widened=tuple(attempt.qdq.widened.values()),
         )
         return QuantisedModel(quantised, self._source.name, report)
 

@@ -71,6 +71,9 @@ class QuantisationReport:
         What correcting biases added to the model's signal to noise, in dB; None if it is not used.
     warnings
         What the user should know; one line each.
+    widened
+        For each layer whose sums of four products fit 16 bits: how much larger the steps of its weights are
+        for that, on average.
     """
 
     model: str
@@ -88,6 +91,7 @@ class QuantisationReport:
     methods: dict[str, int]
     bias_correction_db: float | None
     warnings: tuple[str, ...]
+    widened: tuple[float, ...] = ()
 
     @property
     def int8_share(self) -> float:
@@ -118,6 +122,7 @@ class QuantisationReport:
                 f"{self.int8_share:.1f} % of {self.total_macs / 1e6:,.1f} million multiply-adds, "
                 f"{sum(b.precision == 'int8' for b in self.blocks)} of {len(self.blocks)} blocks",
             ),
+            *([("16-bit sums", self._word_sums())] if self.widened else []),
             *([("left in float", _names(self.excluded))] if self.excluded else []),
             (
                 "ranges",
@@ -142,6 +147,11 @@ class QuantisationReport:
             text = f"{found.top1:.2f} % of {found.samples} samples have float's best class{allowed}"
             rows.append(("agreement", text))
         return rows
+
+    def _word_sums(self) -> str:
+        """Return how many layers add four products in 16 bits, and what their weights lost for that."""
+        larger = 100 * (sum(self.widened) / len(self.widened) - 1)
+        return f"four products in {len(self.widened)} layers, whose weights have {larger:.0f} % larger steps"
 
     def _noise(self) -> str:
         """Return the model's signal to noise, and the noisiest blocks."""

@@ -1,6 +1,7 @@
 """Levels of weights and biases: int8 for each output channel, int32 with the scale of the products.
 
 Promises that no sum of products and bias leaves int32, whatever the input: scales are raised until it fits.
+Where a device adds four products in 16 bits before it adds them to a sum, this is asked of these sums too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from builder.quantising.ranges import LEVELS, SMALLEST_SCALE
 
 LARGEST_WEIGHT: Final = 127  # -128 is not used, so that sums of two products fit int16 (docs/quantisation.md)
 _INT32_MAX: Final = (1 << 31) - 1
+# Of four weights whose products with any byte are added in 16 bits: 255 * 128 fits. Each may round up.
+_FOUR_IN_WORDS: Final = 255 - 4 / 2
 _CLIP_STEPS: Final = 20
 _CLIP_TO: Final = 0.5
 # Of int32, for rounding: a weight's level may round up where the bound below does not.
@@ -42,6 +45,9 @@ class QuantisedWeights:
         float32, shape [channels]: the input's scale times `scales`.
     raised
         How many channels have a larger scale than their weights ask for, so that sums fit int32.
+    widened
+        The mean of the channels' scales, relative to what their weights ask for, if sums of four products fit
+        16 bits for that; else 1.
     """
 
     weight: NDArray[np.int8]
@@ -49,6 +55,7 @@ class QuantisedWeights:
     bias: NDArray[np.int32] | None
     bias_scales: NDArray[np.float32]
     raised: int
+    widened: float = 1.0
 
 
 def quantise_weights(
@@ -58,6 +65,8 @@ def quantise_weights(
     input_scale: np.float32,
     correction: Array | None = None,
     scales: NDArray[np.float64] | None = None,
+    *,
+    in_words: bool = False,
 ) -> QuantisedWeights:
     """Quantise the constants of an operator.
 
@@ -76,10 +85,16 @@ def quantise_weights(
         corrects nothing, and adds no bias to an operator without one.
     scales
         The result of `best_scales` for this weight, if it is known.
+    in_words
+        Whether sums of four products of adjacent even, or odd, inputs must fit 16 bits.
     """
     rows = _rows(weight, axis)
     channels = len(rows)
     scales = best_scales(weight, axis) if scales is None else scales
+    widened = 1.0
+    if in_words:
+        wide = np.maximum(scales, _fours(weight, axis) / _FOUR_IN_WORDS)
+        scales, widened = wide, float((wide / scales).mean())
     shift = np.zeros(channels) if bias is None else np.broadcast_to(bias.astype(np.float64).ravel(), channels)
     if correction is not None:
         shift = shift - correction
@@ -100,7 +115,7 @@ def quantise_weights(
         added = np.clip(np.rint(shift / bias_scales.astype(np.float64)), -limit, limit).astype(np.int32)
     moved = (channels, *weight.shape[:axis], *weight.shape[axis + 1 :])
     restored = np.ascontiguousarray(np.moveaxis(levels.reshape(moved), 0, axis))
-    return QuantisedWeights(restored, wanted, added, bias_scales, raised)
+    return QuantisedWeights(restored, wanted, added, bias_scales, raised, widened)
 
 
 def best_scales(weight: Array, axis: int) -> NDArray[np.float64]:
@@ -119,6 +134,18 @@ def _rows(weight: Array, axis: int) -> Array:
     """The weights of each output channel as a row: [channels, inputs of a sum]."""
     rows: Array = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)
     return rows
+
+
+def _fours(weight: Array, axis: int) -> NDArray[np.float64]:
+    """The largest sum of four absolute weights of a channel whose products are added in 16 bits.
+
+    The four are the even, or the odd, ones of eight adjacent inputs, at one place of a window.
+    """
+    inputs = np.abs(np.moveaxis(weight, axis, 0))
+    channels, depth = inputs.shape[:2]
+    filled = np.pad(inputs.reshape(channels, depth, -1), [(0, 0), (0, -depth % 8), (0, 0)])
+    fours = filled.reshape(channels, -1, 4, 2, filled.shape[2]).sum(axis=2, dtype=np.float64)
+    return np.asarray(fours.reshape(channels, -1).max(axis=1, initial=0.0))
 
 
 def _parts(rows: Array) -> Iterator[slice]:

@@ -35,6 +35,8 @@ class Core:
         Whether it has enough cache misses in flight for prefetches of weights to pay.
     bfloats
         Multiply-adds of bfloat16 by the instruction for pairs (VDPBF16PS), for each one of float32.
+    in_order
+        Whether it executes instructions in their order: LLVM then loads operands long before they are used.
     """
 
     products_per_ns: float
@@ -45,6 +47,7 @@ class Core:
     prefetches: bool
     l2_cores: int = 1
     bfloats: float = 2.0
+    in_order: bool = False
 
     @classmethod
     def of(cls, arch: str, cpu: str, simd: Simd) -> Core:
@@ -84,7 +87,7 @@ _X86_CACHES: Final[Mapping[str, tuple[int, int]]] = {
 # They leave bfloat16 to tiles. On an Emerald Rapids, VDPBF16PS is completed every other cycle, and two
 # multiply-adds of float32 in each.
 _SLOW_PAIRS: Final = ("sapphirerapids", "emeraldrapids", "graniterapids")
-_A53: Final = Core(0.7, 32 * _K, 128 * _K, 4.0, 2.0, prefetches=False, l2_cores=4)
+_A53: Final = Core(0.7, 32 * _K, 128 * _K, 4.0, 2.0, prefetches=False, l2_cores=4, in_order=True)
 _A72: Final = Core(1.5, 32 * _K, 256 * _K, 8.0, 4.0, prefetches=False, l2_cores=4)
 _A76: Final = Core(4.8, 64 * _K, 512 * _K, 16.0, 9.0, prefetches=False)
 _OTHERS: Final[Mapping[str, Core]] = {

@@ -29,8 +29,9 @@ def test_the_same_network_gives_the_same_bytes() -> None:
 def test_a_name_says_which_network_is_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(INT8) < set(MODELS)
     monkeypatch.setattr("benchmarks.prepare.generate", lambda name: name)
-    monkeypatch.setattr("benchmarks.prepare.quantised", lambda model: f"int8 of {model}")
-    assert source("resnet18-int8") == "int8 of resnet18"
+    monkeypatch.setattr("benchmarks.prepare.quantised", lambda model, target: f"int8 of {model} for {target}")
+    assert source("resnet18-int8") == "int8 of resnet18 for host"
+    assert source("resnet18-int8", "rpi4") == "int8 of resnet18 for rpi4"
     assert source("resnet18-fp16") == "resnet18"
     assert fixed_shapes("bert-fp16") == fixed_shapes("bert") is not None
 

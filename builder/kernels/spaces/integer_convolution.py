@@ -27,12 +27,12 @@ from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.convolution import filled
 from builder.kernels.spaces.dot_loops import (
-    fits_halves,
     group_axes,
-    in_halves,
+    in_pairs,
     lane_index,
     mark_dot,
     member,
+    words_group,
 )
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.geometry import Conv2d, Rows
@@ -110,13 +110,14 @@ def emit(
     """
     dot = target.dot
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
-    oc = space(blocks, op.out_width, out_block, target).default.oc
-    packed = pack_weights(weight, in_block, out_block, oc, dot.group)
+    group = words_group(lambda g: pack_weights(weight, in_block, out_block, 1, g), dot, in_block)
+    oc = space(blocks, op.out_width, out_block, target, group=group).default.oc
+    packed = pack_weights(weight, in_block, out_block, oc, group)
     dtype = dot.data
-    if dot.halves and fits_halves(packed):
-        packed = in_halves(packed)
+    if dot.halves and group > 1:
+        packed = in_pairs(packed)
     elif dot.halves:
-        dtype, packed = "int16", pack_weights(weight, in_block, out_block, oc, 1)
+        dtype = "int16"
 
     # Kernels that differ only by their zero point are one, unless its padding is to be written at once.
     number = constant_of(zero) if in_block * np.dtype(dtype).itemsize < _PIXEL_BYTES else None
@@ -202,6 +203,7 @@ def space(
     target: DeviceTarget,
     rows: Rows | None = None,
     groups: int = 1,
+    group: int = 1,
 ) -> IntegerSpace:
     """Return the design space of an integer convolution.
 
@@ -220,11 +222,13 @@ def space(
         How output rows read the input; None for a single row.
     groups
         Groups of channels in a block of the input.
+    group
+        Channels in a group.
     """
     rows = rows or Rows()
     ocs, ows = tilings(out_blocks, 4), tilings(out_width, 16)
     choices = TileChoices((out_blocks, out_width), ocs, ows)
-    oc, ow = choices.least(lambda v, c: tile_cost(v, c, out_block, target))
+    oc, ow = choices.least(lambda v, c: tile_cost(v, c, out_block, target, group))
     ohs, oh = tilings(rows.count, rows.count), rows.at_once(target.core.l2_bytes)
     iqs = tuple(d for d in (1, 2, 4, 8) if groups % d == 0)
     # With a few registers or without held data, LLVM spills sums when it sees several groups at once.
@@ -232,7 +236,7 @@ def space(
     return IntegerSpace(ocs, ows, ohs, iqs, IntegerTiles(oc, ow, oh, iq))
 
 
-def tile_cost(vectors: int, columns: int, width: int, target: DeviceTarget) -> float | None:
+def tile_cost(vectors: int, columns: int, width: int, target: DeviceTarget, group: int = 1) -> float | None:
     """Return the loads of a step of a tile, None if its sums do not fit the registers.
 
     Parameters
@@ -243,11 +247,16 @@ def tile_cost(vectors: int, columns: int, width: int, target: DeviceTarget) -> f
         Sums that are adjacent in memory.
     target
         The device.
+    group
+        Elements of the left factor in a group.
     """
     registers = target.simd.registers
     weights = vectors * -(-width // target.simd.lanes)
     if target.dot.held:
-        others = min(weights, 4) + columns + (5 if target.dot.halves else 2)
+        repeated = columns * max(1, group // target.dot.group)
+        # For a core that works in order, LLVM loads the weights of a longer group early.
+        early = target.core.in_order and group > target.dot.group
+        others = (weights + 4 if early else min(weights, 4)) + repeated + (5 if target.dot.halves else 2)
         if weights * columns + others > registers:
             return None
         # Each half of a group of data is repeated in a vector, and weights are loaded in pairs.
@@ -267,10 +276,15 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, ta
     yo, yi = sch.split(y, [None, tiles.oh])
     zo, zi = sch.split(z, [None, tiles.ow])
     is_prefetched = not target.dot.held and _worth_prefetching(sch, tiles, zo, (kh, kw, iq, oi, v, *ig))
-    is_group = int(sch.get(iq).extent) == 1 < math.prod(int(sch.get(loop).extent) for loop in ig)
+    group = math.prod(int(sch.get(loop).extent) for loop in ig)
+    is_group = int(sch.get(iq).extent) == 1 < group and not is_longer_group(sch, ig, target)
     io, iu = sch.split(iq, [None, tiles.iq])
     *vectors, v = lane_loops(sch, v, len(ig))
-    sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, oi, zi, *vectors, v, *ig)
+    if is_longer_group(sch, ig, target):
+        # Weights of a vector are then read for all columns before those of the next: they take few registers.
+        sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, oi, *vectors, zi, v, *ig)
+    else:
+        sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, oi, zi, *vectors, v, *ig)
     if _has_short_rounds(sch, (kh, kw), ic, target):
         ic, inner = sch.split(ic, [None, 2])
         sch.unroll(inner)
@@ -406,6 +420,11 @@ def lane_loops(sch: st.Schedule, loop: st.schedule.LoopRV, axes: int) -> list[st
     return [loop] if axes == 1 else list(sch.split(loop, [None, 4]))
 
 
+def is_longer_group(sch: st.Schedule, loops: Sequence[st.schedule.LoopRV], target: DeviceTarget) -> bool:
+    """Whether the group of these loops is longer than that of the instruction (`dot_loops.words_group`)."""
+    return math.prod(int(sch.get(loop).extent) for loop in loops) > target.dot.group
+
+
 def start_sums(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.LoopRV) -> None:
     """Set the sums of a tile to zero before `loop`, as vectors."""
     zeros = sch.decompose_reduction(block, loop)
@@ -417,9 +436,9 @@ def start_sums(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
-    _, blocks, height, width, out_block, _, _, _, groups, *_ = extents
+    _, blocks, height, width, out_block, _, _, _, groups, *group = extents
     rows = Rows.of(height, sch.get(block).reads[0].source)
-    s = space(blocks, width, out_block, target, rows, groups)
+    s = space(blocks, width, out_block, target, rows, groups, math.prod(group))
     d = s.default
     tiles = IntegerTiles(
         choose("oc", s.oc, d.oc), choose("ow", s.ow, d.ow), choose("oh", s.oh, d.oh), choose("iq", s.iq, d.iq)

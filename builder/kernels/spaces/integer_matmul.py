@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -23,15 +24,15 @@ from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch, tiled
 from builder.kernels.spaces.bfloat_numbers import as_factor
 from builder.kernels.spaces.dot_loops import (
-    fits_halves,
     group_axes,
-    in_halves,
+    in_pairs,
     lane_index,
     mark_dot,
     member,
+    words_group,
 )
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
-from builder.kernels.spaces.integer_convolution import start_sums, tile_cost
+from builder.kernels.spaces.integer_convolution import is_longer_group, start_sums, tile_cost
 from builder.kernels.spaces.register_tile import hold_operand, tilings
 from builder.target.device_target import DeviceTarget
 
@@ -62,9 +63,9 @@ def panel_width(columns: int, rows: int, target: DeviceTarget) -> int:
     return min(widths or [lanes], key=lambda width: (loads(width), -width))
 
 
-def _rows(width: int, target: DeviceTarget) -> int:
+def _rows(width: int, target: DeviceTarget, group: int = 1) -> int:
     """Return how many rows of `width` sums fit the registers."""
-    return max((r for r in range(1, 17) if tile_cost(1, r, width, target) is not None), default=1)
+    return max((r for r in range(1, 17) if tile_cost(1, r, width, target, group) is not None), default=1)
 
 
 def pack(weight: np.ndarray, panel: int, group: int) -> np.ndarray:
@@ -93,13 +94,12 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
         return False
     columns = weight.shape[1]
     panel = panel_width(columns, int(np.prod(left[:-1])), target)
-    packed = pack(weight, panel, dot.group)
-    dtype, group = dot.data, dot.group
-    if dot.halves and fits_halves(packed):
-        packed = in_halves(packed)
+    group = words_group(partial(pack, weight, panel), dot, weight.shape[0])
+    packed, dtype = pack(weight, panel, group), dot.data
+    if dot.halves and group > 1:
+        packed = in_pairs(packed)
     elif dot.halves:
-        dtype, group = "int16", 1
-        packed = pack(weight, panel, group)
+        dtype = "int16"
     new = table.bb.call_te(
         lambda a, b: product(filled_rows(a, group, dtype), b, columns),
         table.plain(call.args[0]),
@@ -133,7 +133,7 @@ def product(a: te.Tensor, b: te.Tensor, columns: int, kind: str = KIND) -> te.Te
     a
         The left operand, `[..., K]`, K a multiple of the group.
     b
-        The panels, `[ceil(N / panel), K / group, panel, group]`, or groups as `dot_loops.in_halves`.
+        The panels, `[ceil(N / panel), K / group, panel, group]`, or groups as `dot_loops.in_pairs`.
     columns
         N. If it is not a multiple of the panel, the product has the panel's columns, and a copy without
         them follows.
@@ -187,14 +187,17 @@ class IntegerMatmulSpace:
     default: IntegerMatmulTiles
 
 
-def space(rows: int, steps: int, panel: int, target: DeviceTarget) -> IntegerMatmulSpace:
-    """Return the design space of a product of `rows` rows, `steps` groups and panels of `panel` columns."""
+def space(rows: int, steps: int, panel: int, target: DeviceTarget, group: int = 1) -> IntegerMatmulSpace:
+    """Return the design space of a product of `rows` rows, `steps` groups and panels of `panel` columns.
+
+    `group` is the length of a group, if it is longer than that of the instruction.
+    """
     options = tilings(rows, 32)
-    most = _rows(panel, target)
+    most = _rows(panel, target, group)
     best = min((r for r in options if r <= most), key=lambda r: (-(-rows // r) * (panel + r), -r))
     ks = tuple(k for k in (1, 2, 4, 8) if steps % k == 0)
     unrolled = _UNROLLED if target.dot.held or target.simd.registers < 32 else 2 * _UNROLLED
-    wanted = max(1, unrolled // (target.dot.group * np.dtype(target.dot.data).itemsize))
+    wanted = max(1, unrolled // (max(group, target.dot.group) * np.dtype(target.dot.data).itemsize))
     return IntegerMatmulSpace(options, ks, IntegerMatmulTiles(best, max(k for k in ks if k <= wanted)))
 
 
@@ -222,7 +225,8 @@ def apply(
     lanes = width if len(kg) == 1 else 4
     jo, jt, ji = sch.split(j, [None, panel // lanes, lanes])
     ko, ki = sch.split(k, [None, tiles.k])
-    sch.reorder(jo, *lead, io, ko, ki, ii, jt, ji, *kg)
+    tile = (jt, ii) if is_longer_group(sch, kg, target) else (ii, jt)
+    sch.reorder(jo, *lead, io, ko, ki, *tile, ji, *kg)
     epilogue.place(io, vector=width)
     if target.dot.held:
         hold_operand(sch, block, ko)
@@ -242,8 +246,9 @@ def apply(
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
     panel = int(sch.get(block).annotations["edge.panel"])
-    (*lead, _), (k, *_) = _loops(sch, block)
+    (*lead, _), (k, *kg) = _loops(sch, block)
+    group = math.prod(int(sch.get(loop).extent) for loop in kg)
     rows, steps = [int(sch.get(loop).extent) for loop in lead], int(sch.get(k).extent)
-    s = space(tiled.whole_rows(rows), steps, panel, target)
+    s = space(tiled.whole_rows(rows), steps, panel, target, group)
     tiles = IntegerMatmulTiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k))
     apply(sch, block, tiles, panel, target)

@@ -12,7 +12,7 @@ from builder.importer import import_onnx
 from tests.builder.quantising.networks import Network
 
 
-def quantised() -> onnx.ModelProto:
+def quantised(largest: int = 127) -> onnx.ModelProto:
     """A network in QDQ form: a dense convolution, a depthwise one, and a matrix product with a float one."""
     network = Network()
     scale, zero = network.constant(0.05), network.constant(120, np.uint8)
@@ -21,7 +21,7 @@ def quantised() -> onnx.ModelProto:
         return network.op("DequantizeLinear", network.op("QuantizeLinear", x, scale, zero), scale, zero)
 
     def weight(*shape: int) -> str:
-        codes = network.rng.integers(-127, 128, shape)
+        codes = network.rng.integers(-largest, largest + 1, shape)
         return network.op(
             "DequantizeLinear",
             network.constant(codes, np.int8),
@@ -45,12 +45,24 @@ def test_float_layers_of_a_quantised_model_are_named(target: str, *, named: bool
     """A depthwise convolution is computed with integers only where that is faster."""
     work = compile(import_onnx(quantised()), target).integers
     assert work is not None
+    assert work.in_twos == 0
     depthwise, last = 36 * 16 * 9, 16
     assert work.multiply_adds == 36 * 16 * 16 * 9 + depthwise + 16 * 4 + last
     assert [(layer.operator, layer.multiply_adds) for layer in work.floats] == [
         *([("Conv", depthwise)] if named else []),
         ("MatMul", last),
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("largest", "in_twos"), [(127, 36 * 16 * 16 * 9 + 16 * 4), (60, 0)])
+def test_weights_too_large_for_sums_of_16_bits_are_told(largest: int, in_twos: int) -> None:
+    """Those of the dense convolution and of the matrix product; the depthwise one adds rows."""
+    work = compile(import_onnx(quantised(largest)), "rpi4").integers
+    assert work is not None
+    assert work.in_twos == in_twos
+    told = "too large to add four products in 16 bits"
+    assert (told in work.summary(3)) == bool(in_twos)
 
 
 @pytest.mark.slow

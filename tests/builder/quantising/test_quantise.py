@@ -175,6 +175,28 @@ def test_type_of_activations_follows_the_target(network: Network) -> None:
     assert quantize(model, data, target="x86-64-v3", limits=ANY).report.activations == "uint8"
 
 
+def test_weights_fit_sums_of_16_bits_if_the_target_adds_so(network: Network) -> None:
+    """The second layer's: the first one has few inputs, the depthwise one adds rows."""
+    x = network.op("Relu", network.conv(network.input("x", [1, 3, 12, 12]), 3, 16))
+    x = network.op("Relu", network.conv(x, 16, 16, group=16))
+    x = network.conv(x, 16, 24, kernel=1)
+    model, data = import_onnx(network.model(x)), {"x": samples(4, (3, 12, 12))}
+
+    def largest(target: str) -> tuple[int, int]:
+        result = quantize(model, data, target=target, limits=ANY)
+        [levels] = [v.astype(int) for v in constants(result.onnx).values() if v.shape == (24, 16, 1, 1)]
+        fours = np.abs(levels).reshape(24, 2, 4, 2).sum(axis=2)
+        return int(fours.max()), len(result.report.widened)
+
+    for target in ("rpi3", "rpi4"):
+        most, layers = largest(target)
+        assert 230 < most <= 255
+        assert layers == 1
+    most, layers = largest("rpi5")
+    assert most > 257
+    assert layers == 0
+
+
 def test_head_of_a_detector_stays_in_float(network: Network) -> None:
     """What follows the last convolutions: reshapes, decoders, concatenation, sigmoid."""
     x = network.op("Relu", network.conv(network.input("x", [1, 3, 12, 12]), 3, 8))

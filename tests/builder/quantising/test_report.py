@@ -56,6 +56,11 @@ def test_table_without_classes_names_the_limit_on_noise() -> None:
     assert rows["noise"].startswith("31.4 dB signal to noise (at least 20 dB); ")
 
 
+def test_table_says_how_much_coarser_weights_are_for_sums_of_16_bits() -> None:
+    rows = dict(replace(REPORT, widened=(1.04, 1.1)).rows())
+    assert rows["16-bit sums"] == "four products in 2 layers, whose weights have 7 % larger steps"
+
+
 def test_document_is_json() -> None:
     document = json.loads(json.dumps(REPORT.document()))
     assert document["int8_share"] == 98.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from builder.kernels.spaces.dot_loops import fits_words
+from builder.kernels.spaces.integer_convolution import pack_weights
 from builder.quantising.weight_levels import _rows as as_rows
 from builder.quantising.weight_levels import quantise_weights
 from tests.builder.quantising.networks import Array
@@ -62,6 +64,33 @@ def test_no_sum_leaves_int32(weight: Array, bias: list[float], input_scale: floa
     assert made.bias is not None
     error = np.abs(made.bias * made.bias_scales.astype(np.float64) - given)
     assert (error <= 1e-6 * np.abs(given) + 0.5 * made.bias_scales).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((32, 48, 1, 1), 0), ((8, 20, 3, 2), 0), ((64, 24), 1), ((24, 64), 0)]
+)
+def test_sums_of_four_products_fit_16_bits_if_asked(
+    shape: tuple[int, ...], axis: int, rng: np.random.Generator
+) -> None:
+    """As the kernels pack them; the steps of channels without large weights stay as they are."""
+    weight = rng.uniform(-1, 1, shape).astype(np.float32)
+    small = np.moveaxis(weight, axis, 0)[1]
+    small *= 0.1
+    small.flat[0] = 1.0
+
+    def fits(levels: Array) -> bool:
+        rows = np.moveaxis(levels, axis, 0).reshape(shape[axis], shape[1 - axis], *(shape[2:] or (1, 1)))
+        return fits_words(pack_weights(rows, 16, 16, 1, 8))
+
+    plain = quantise_weights(weight, axis, None, np.float32(0.1))
+    made = quantise_weights(weight, axis, None, np.float32(0.1), in_words=True)
+    assert (fits(plain.weight), plain.widened) == (False, 1.0)
+    assert fits(made.weight)
+    assert made.scales[1] == plain.scales[1]
+    assert made.widened == pytest.approx((made.scales / plain.scales).mean())
+    assert 1.3 < made.widened < 2.1  # four weights are at most 508 levels, 255 may be
+    wide = np.expand_dims(made.scales, [i for i in range(len(shape)) if i != axis])
+    assert np.abs(made.weight * wide - weight).max() <= 0.501 * made.scales.max()
 
 
 def test_raised_scales_are_counted() -> None:

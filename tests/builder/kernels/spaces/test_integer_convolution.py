@@ -15,7 +15,7 @@ from builder.codegen.dot_products import write_dot_products
 from builder.codegen.lowering import build_kernels, to_loops
 from builder.kernels.decisions import heuristic
 from builder.kernels.spaces import integer_convolution
-from builder.target.device_target import DeviceTarget
+from builder.target.device_target import DeviceTarget, resolve
 from tests.builder.kernels.integer_machines import (
     DEVICES,
     RandomChooser,
@@ -151,6 +151,35 @@ def test_a_tile_goes_by_what_it_loads_and_repeats(name: str, tile: tuple[int, in
     assert (tiles.oc, tiles.ow) == tile
 
 
+@pytest.mark.parametrize(
+    ("target", "blocks", "tile"), [("rpi4", 4, (2, 2)), ("rpi4", 1, (1, 3)), ("rpi3", 4, (1, 3))]
+)
+def test_a_tile_has_registers_for_a_longer_group(target: str, blocks: int, tile: tuple[int, int]) -> None:
+    """A tile of 1 x 4 has as many sums as one of 2 x 2, but repeats the data of twice as many columns."""
+    short, long = (
+        integer_convolution.space(blocks, 24, 16, resolve(target), group=group).default for group in (4, 8)
+    )
+    assert (long.oc, long.ow) == tile
+    assert blocks > 1 or short.ow == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rpi3", "rpi4"])
+def test_longer_groups_do_not_spill_sums(name: str) -> None:
+    """In a loop of 128 products, LLVM may keep a few operands on the stack, but no sum for each product."""
+    w = np.full((64, 64, 1, 1), 60, "int8")
+    kernels = lower_for(
+        lambda v: relax.op.nn.conv2d(numbers(v, 0, "int8"), numbers(relax.const(w), 0, "int8")),
+        {"x": np.zeros((1, 64, 8, 12), "int8")},
+        resolve(name),
+    ).kernels
+    assembly = build_kernels(kernels, resolve(name).tvm_target).inspect_source("asm")
+    loop = max(re.split(r"\n\.LBB\w+:", assembly), key=lambda part: part.count("sadalp"))
+    loop = loop[: loop.rindex("sadalp")]
+    assert loop.count("smull") + loop.count("smlal") == 4 * (loop.count("sadalp") + 1)
+    assert len(re.findall(r"\tst[rp]\tq.*\[sp", loop)) < 16
+
+
 @pytest.mark.parametrize("name", ["rpi5", "cascadelake"])
 def test_padding_of_few_channels_has_no_test_for_each_pixel(name: str) -> None:
     target, w = device(name), np.ones((16, 3, 3, 3), "i1")
@@ -207,16 +236,60 @@ def test_weights_are_packed_for_groups_and_tiles() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lowest", [-128, -127])
-def test_products_that_do_not_fit_16_bits_are_added_in_32(lowest: int) -> None:
-    """Two products of -128 and -128 are 2^15: such weights take the slower instruction, and are as exact."""
+@pytest.mark.parametrize(("lowest", "group"), [(-128, 1), (-127, 4), (-64, 4), (-63, 8)])
+def test_products_that_do_not_fit_16_bits_are_added_in_32(lowest: int, group: int) -> None:
+    """Two products of -128 and -128 are 2^15, as are four of -64: such sums are added earlier."""
     target = device("rpi4")
     x, w = np.full((1, 32, 5, 5), -128, "int8"), np.full((16, 32, 1, 1), lowest, "int8")
+    w[1:, ::3] = 64  # four of these with -128 are -2^15
     convolve(x, w, 0, target)
+    assert sums_of_words(w, target) == group
+
+
+def sums_of_words(w: np.ndarray, target: DeviceTarget) -> int:
+    """How many products are multiplied by the instructions for bytes until their sums are added to int32."""
+    x = np.zeros((1, w.shape[1], 5, 5), "int8")
     kernels = lower_for(
         lambda v: relax.op.nn.conv2d(numbers(v, 0, "int8"), numbers(relax.const(w), 0, "int8")),
         {"x": x},
         target,
     ).kernels
     assembly = build_kernels(kernels, target.tvm_target).inspect_source("asm")
-    assert ("sadalp" in assembly) == (lowest == -127)
+    words, products = assembly.count("sadalp"), len(re.findall(r"\tsm(?:ull|lal)2?\t.*\.8h", assembly))
+    return 2 * products // words if words else 1
+
+
+@pytest.mark.slow
+@settings(max_examples=12, deadline=None)
+@given(
+    channels=st.sampled_from([8, 13, 16, 40]),
+    outputs=st.sampled_from([3, 16, 36]),
+    width=st.integers(3, 9),
+    window=st.sampled_from([(1, 1), (2, 3)]),
+    stride=st.integers(1, 2),
+    datum=st.sampled_from([-128, 127, None]),
+    too_large=st.booleans(),
+    seed=st.none() | st.integers(0, 99),
+)
+def test_sums_at_the_limit_of_16_bits_are_exact(
+    channels: int,
+    outputs: int,
+    width: int,
+    window: tuple[int, int],
+    stride: int,
+    datum: int | None,
+    seed: int | None,
+    *,
+    too_large: bool,
+) -> None:
+    """Weights whose sums are the largest that fit, and one that is larger; data that make them so."""
+    random = np.random.default_rng(6)
+    w = np.where(random.integers(0, 2, (outputs, channels, *window)) > 0, 64, -63).astype("int8")
+    w[0, :8] = 64  # with -128, their sums are -2^15
+    w[-1, 0, 0, 0] = -128 if too_large else 64
+    x = any_bytes(random, (1, channels, 5, width), "int8")
+    x = x if datum is None else np.full_like(x, datum)
+    # Data with the sign of a channel's weights make its sums the largest.
+    x[..., 1::2] = np.where(w[-1, :, 0, 0] > 0, 127, -128)[None, :, None, None]
+    choose = heuristic if seed is None else RandomChooser(seed)
+    convolve(x, w, 0, resolve("rpi3" if stride == 1 else "rpi4"), choose, strides=(stride, stride))
