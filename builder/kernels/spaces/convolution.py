@@ -257,6 +257,8 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles
     sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, *tile_loops, v)
     if not tiles.held and not tiles.row_held:
         prefetch.mark(sch, kw, rows=tiles.oh)
+        if not epilogue.apart:
+            sch.set_scope(block, 0, "local")
     outer = sch.fuse(n, yo, oo, yi)
     epilogue.place(zo)
     if tiles.held:

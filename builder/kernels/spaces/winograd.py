@@ -309,12 +309,23 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, m
         ic = unroll_rounds(sch, ic)
     else:
         prefetch.mark(sch, ic, rows=1)
+        _keep_sums_apart(sch, product, to)
     sch.vectorize(v)
     for loop in (oi, ti, iu):
         sch.unroll(loop)
     if band is None:
         sch.parallel(sch.fuse(xi, oo))
     sch.decompose_reduction(product, ic)
+
+
+def _keep_sums_apart(sch: st.Schedule, product: st.schedule.SBlockRV, tile: st.schedule.LoopRV) -> None:
+    """Let a tile's sums be local until they are complete: beside a prefetch, LLVM would store all others."""
+    copy = sch.cache_write(product, 0, "local")
+    sch.reverse_compute_at(copy, tile, preserve_unit_loops=True)
+    *_, blocks, tiles, vector = sch.get_loops(copy)
+    sch.vectorize(vector)
+    for loop in (tiles, blocks):
+        sch.unroll(loop)
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:

@@ -88,6 +88,18 @@ def test_a_prefetch_leaves_the_sums_in_registers(randn: Randn) -> None:
     assert "TVMBackendAllocWorkspace" not in code
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_sums_beside_a_prefetch_are_local(kernel: int, randn: Randn) -> None:
+    """Winograd's product, too: it would store all sums of a tile in each round."""
+    w = relax.const(randn(256, 256, kernel, kernel))
+    build = lambda v: relax.op.nn.conv2d(v, w, padding=kernel // 2)  # noqa: E731
+    lowered = lower_expression(build, {"x": randn(1, 256, 7, 7)}, machine(16))
+    codes = [f.script() for f in lowered.kernels.functions.values()]
+    prefetching = [code for code in codes if "prefetch(" in code]
+    assert len(prefetching) == 1
+    assert 'scope="local"' in prefetching[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "columns"), [(2, 96), (13, 100), (197, 48), (800, 96)])
 def test_prefetches_do_not_change_products(randn: Randn, rows: int, columns: int) -> None:
