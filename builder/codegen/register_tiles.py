@@ -16,8 +16,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
-from builder.codegen.bodies import with_bodies
 from builder.kernels.rewriter import op_name
+from builder.kernels.schedule import WRITTEN
 
 # More than any tile of registers: 32 vectors of 64 bytes. A thread's stack has room for many such buffers.
 MOST_BYTES: Final = 2048
@@ -28,8 +28,16 @@ _FREE: Final = "tirx.TVMBackendFreeWorkspace"
 
 
 def keep_on_stack(mod: tvm.IRModule) -> tvm.IRModule:
-    """Keep small local buffers on the stack, in functions as `LowerTVMBuiltin` leaves them."""
-    return with_bodies(mod, lambda body: tvm_ffi.structural_map(body, (tirx.SeqStmt, _kept)))
+    """Keep small local buffers on the stack, in functions as `LowerTVMBuiltin` leaves them.
+
+    Kernels whose loops are written out stay as they are: LLVM would write the walks of trees as gathers.
+    """
+    changed = {
+        var: func.with_body(tvm_ffi.structural_map(func.body, (tirx.SeqStmt, _kept)))
+        for var, func in mod.functions.items()
+        if isinstance(func, tirx.PrimFunc) and WRITTEN not in func.attrs
+    }
+    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
 
 
 def _kept(sequence: tirx.SeqStmt) -> tirx.Stmt:
