@@ -1,4 +1,7 @@
-/* A processor with AMX, for programs on one without: a handler of SIGILL that does what the instructions do.
+/* A processor with AMX, for programs on any x86-64: a handler of SIGILL that does what the instructions do.
+ *
+ * A processor that has AMX configures and releases tiles itself, because these instructions need no permission; all
+ * others are illegal there too, as long as nobody asks the kernel. The frame of a signal says how tiles are configured.
  *
  * Programs load it with LD_PRELOAD. It is strict where hardware faults: an instruction on a tile that was not
  * configured, or of shapes that do not fit each other, ends the program with a line on standard error.
@@ -8,6 +11,8 @@
  * Encodings: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
  */
 #define _GNU_SOURCE
+#include <cpuid.h>
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <signal.h>
@@ -20,10 +25,11 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-enum { TILES = 8, ROWS = 16, BYTES = 64 };
+enum { TILES = 8, ROWS = 16, BYTES = 64, TILECFG = 17 };
 
 static __thread struct {
   int configured;
+  uint8_t shapes[BYTES];
   int rows[TILES], bytes[TILES];
   uint8_t data[TILES][ROWS][BYTES];
 } cpu;
@@ -31,6 +37,8 @@ static __thread struct {
 static int asked, permitted;
 static _Atomic long products; /* TDPBUSD and TDPBF16PS that were executed */
 static _Atomic int configured_threads;
+static _Atomic int asked_threads, answered_threads; /* by `threads_with_tiles`, on a processor with AMX */
+static int has_amx;
 
 static void fault(const char *what) {
   dprintf(2, "tiles: %s\n", what);
@@ -39,7 +47,20 @@ static void fault(const char *what) {
 
 int asked_for_tiles(void) { return asked; }
 long tile_products(void) { return products; }
-int threads_with_tiles(void) { return configured_threads; }
+
+/* Asks each thread by a signal on a processor with AMX, which does not tell when it releases tiles. */
+int threads_with_tiles(void) {
+  if (!has_amx) return configured_threads;
+  configured_threads = asked_threads = answered_threads = 0;
+  DIR *tasks = opendir("/proc/self/task");
+  if (tasks == NULL) fault("no list of threads");
+  for (struct dirent *task; (task = readdir(tasks)) != NULL;)
+    if (task->d_name[0] != '.') asked_threads += syscall(SYS_tgkill, getpid(), atoi(task->d_name), SIGILL) == 0;
+  closedir(tasks);
+  for (int waited = 0; answered_threads < asked_threads && waited < 2000; ++waited) usleep(1000);
+  if (answered_threads < asked_threads) fault("a thread does not say whether it has tiles");
+  return configured_threads;
+}
 
 /* The general registers in the order of their numbers in instructions. */
 static const int ORDER[16] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI,
@@ -89,9 +110,30 @@ static void configure(const uint8_t *shapes) {
     cpu.rows[i] = shapes[48 + i];
     if (cpu.bytes[i] > BYTES || cpu.rows[i] > ROWS) fault("a tile is too large");
   }
+  memcpy(cpu.shapes, shapes, sizeof cpu.shapes);
   memset(cpu.data, 0, sizeof cpu.data);
-  configured_threads += !cpu.configured;
+  configured_threads += !has_amx && !cpu.configured;
   cpu.configured = 1;
+}
+
+/* The shapes of tiles when a processor with AMX raised a signal, NULL if they were not configured then. Where they are:
+ * Linux, arch/x86/include/uapi/asm/sigcontext.h; Software Developer's Manual, volume 1, 13.4 and 13.5. */
+static const uint8_t *shapes_at(const ucontext_t *context) {
+  const uint8_t *frame = (const uint8_t *)context->uc_mcontext.fpregs;
+  uint32_t magic, size, offset, eax, ecx, edx;
+  uint64_t in_use;
+  memcpy(&magic, frame + 464, 4);
+  memcpy(&size, frame + 480, 4);
+  memcpy(&in_use, frame + 512, 8);
+  __cpuid_count(0xD, TILECFG, eax, offset, ecx, edx);
+  if (magic != 0x46505853 || offset + BYTES > size) fault("a frame without the shapes of tiles");
+  return in_use >> TILECFG & 1 ? frame + offset : NULL;
+}
+
+/* Takes over what the processor was configured for. Not seen: that data is zero after the same configuration again. */
+static void adopt(const uint8_t *shapes) {
+  if (shapes == NULL) cpu.configured = 0;
+  else if (!cpu.configured || memcmp(shapes, cpu.shapes, sizeof cpu.shapes) != 0) configure(shapes);
 }
 
 static void in_use(int tile) {
@@ -146,7 +188,14 @@ static void add_bfloat_products(int sums, int left, int right) {
 }
 
 static void on_illegal(int number, siginfo_t *info, void *context) {
-  (void)number, (void)info;
+  (void)number;
+  const uint8_t *shapes = has_amx ? shapes_at(context) : NULL;
+  if (has_amx && info->si_code == SI_TKILL) {
+    configured_threads += shapes != NULL;
+    answered_threads += 1;
+    return;
+  }
+  if (has_amx) adopt(shapes);
   greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
   const uint8_t *code = (const uint8_t *)registers[REG_RIP];
   int prefix = code[2] & 3, other = ~(code[2] >> 3) & 15, modrm = code[4];
@@ -222,6 +271,10 @@ long syscall(long number, ...) {
 }
 
 __attribute__((constructor)) static void begin(void) {
+  uint32_t eax, ebx, ecx, edx, low = 0, high;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) && ecx & bit_OSXSAVE)
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  has_amx = low >> TILECFG & 1;
   struct sigaction action = {.sa_sigaction = on_illegal, .sa_flags = SA_SIGINFO | SA_NODEFER};
   sigaction(SIGILL, &action, NULL);
 }

@@ -438,12 +438,17 @@ def test_a_library_asks_for_tiles_and_says_if_they_are_refused(
 
 
 def test_only_a_library_with_tiles_asks_for_them(
-    library: Path, shared_file: Callable[[str, Callable[[Path], None]], Path]
+    tmp_path: Path,
+    doubling: Callable[[], tvm.IRModule],
+    shared_file: Callable[[str, Callable[[Path], None]], Path],
 ) -> None:
     require_x86()
+    host = resolve("host")
+    plain = resolve({"kind": "llvm", "mtriple": host.triple, "mcpu": host.cpu, "mattr": ["-amx-tile"]})
+    (tmp_path / "mod.so").write_bytes(link(compile_object(doubling(), plain), plain))
     asked = "import ctypes; print(ctypes.CDLL(None).asked_for_tiles())"
     done = subprocess.run(
-        [sys.executable, "-c", TILES + asked, str(library)],
+        [sys.executable, "-c", TILES + asked, str(tmp_path / "mod.so")],
         capture_output=True,
         text=True,
         timeout=120,
