@@ -28,7 +28,7 @@ from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.geometry import Conv2d, Rows
 from builder.kernels.spaces.integer_convolution import pack_weights
 from builder.kernels.spaces.padded_copy import pad, schedule_pad
-from builder.kernels.spaces.register_tile import divisors, even_part, tilings
+from builder.kernels.spaces.register_tile import divisors, even_part
 from builder.kernels.spaces.tile_loops import FEWEST_ROWS, GROUP, MOST_SUMS, STEPS, start_tiles
 from builder.target.device_target import DeviceTarget
 from builder.target.dot import TILE
@@ -137,7 +137,8 @@ class TileShape:
     zt, yt, nt
         Tiles along the columns, the rows and the channels of the output, for which sums are in registers.
     oh
-        Times `yt` output rows are computed for all channels before the next rows.
+        Times `yt` output rows are computed for all channels before the next rows. It divides the number of
+        such groups of rows, so that only the last group can be incomplete.
     """
 
     m: int
@@ -193,8 +194,8 @@ def space(height: int, width: int, out_block: int, target: DeviceTarget, rows: R
     yts = tuple(t for t in (1, 2, 4) if t * zt <= most and t <= height)
     yt = max(yts)
     nts = divisors(parts, MOST_SUMS // (zt * yt))
-    ohs = tilings(-(-height // yt), height)
-    oh = max(1, rows.at_once(target.core.l2_bytes) // yt)
+    ohs = divisors(-(-height // yt), height)
+    oh = max(divisors(-(-height // yt), max(1, rows.at_once(target.core.l2_bytes) // yt)))
     zts = tuple(t for t in zts if t <= zt)
     return TileSpace(zts, yts, nts, ohs, TileShape(m, zt, yt, max(nts), oh))
 

@@ -23,7 +23,8 @@ def case(
     return Case(shape, (outputs, shape[1], *window), zero, dict(how), seed)
 
 
-# Output columns: whole tiles, two of them, an incomplete last one, fewer than a tile, few rows, one row.
+# Output columns: whole tiles, two of them, an incomplete last one, fewer than a tile, few rows, one row; four
+# tiles of rows that do not divide the height.
 CASES = [
     case((1, 64, 14, 14), (128, 3, 3), 0, padding=(1, 1, 1, 1)),
     case((2, 128, 5, 32), (64, 1, 1), 255),
@@ -34,6 +35,7 @@ CASES = [
     case((1, 64, 8, 19), (64, 2, 3), dilation=(2, 3)),
     case((1, 64, 1, 40), (64, 1, 1)),
     case((1, 64, 3, 25), (16, 1, 1)),
+    case((1, 384, 14, 14), (96, 1, 1)),
 ]
 
 
@@ -82,3 +84,4 @@ def test_all_points_fit_the_registers(width: int, height: int, out_block: int) -
     assert width % shape.m == 0 or max(space.zt) == 1
     assert (shape.zt, shape.yt, shape.nt) == (max(space.zt), max(space.yt), max(space.nt))
     assert width % (shape.m * shape.zt) == 0 or shape.zt == 1
+    assert all(-(-height // shape.yt) % oh == 0 for oh in (*space.oh, shape.oh))
