@@ -48,7 +48,6 @@ async def test_running_agent_installs_the_bundle(
     assert "digits 1.0.0 is in service" in capsys.readouterr().out
     assert agent.models.serving == {"digits": "1.0.0"}
     assert list((agent.root / "inbox").iterdir()) == []
-    await agent.settle()  # the report follows the answer
     model = agent.control.reported()["models"]["digits"]
     assert (model["origin"], model["digest"]) == ("local", bundle.digest)
     assert await asyncio.to_thread(local.install, config, write(tmp_path, bundle)) == 0, "already installed"
