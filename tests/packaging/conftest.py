@@ -280,14 +280,21 @@ def compiled(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
     """Compile and sign the classifier for a target, each variant once; `plain` uses tensors only."""
     folder = tmp_path_factory.mktemp("bundles")
 
-    def bundle(target: str, *, plain: bool = False, version: str = "1.0.0", counter: int = 0) -> Path:
-        path = folder / f"digits-{target}-{version}-{counter}{'-plain' * plain}.bundle"
+    def bundle(
+        target: str,
+        *,
+        plain: bool = False,
+        name: str = "digits",
+        version: str = "1.0.0",
+        counter: int = 0,
+    ) -> Path:
+        path = folder / f"{name}-{target}-{version}-{counter}{'-plain' * plain}.bundle"
         declared: list[str | Path] = ["--preprocess", DIGITS / "preprocess.toml"]
         declared += ["--postprocess", "softmax,top3", "--labels", DIGITS / "labels.txt"]
         if not path.exists():
             edgebundle(
                 *("compile", DIGITS / "digits.onnx", "--target", target, *([] if plain else declared)),
-                *("--sign-key", keys / "signing.key", "--name", "digits", "--model-version", version),
+                *("--sign-key", keys / "signing.key", "--name", name, "--model-version", version),
                 *("--security-counter", str(counter), "-o", path),
             )
         return path
