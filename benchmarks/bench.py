@@ -36,6 +36,9 @@ COSTS_MODEL: Final = "resnet50"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return the exit status."""
     args = _parser().parse_args(arguments)
+    if args.zoo is None:
+        args.zoo = [] if args.models else list(DEFAULT)
+    args.models = args.models or list(MODELS)
     if args.markdown:
         return tables.print_file(args.output / MARKDOWN)
     console = Console(width=None if sys.stdout.isatty() else 180)
@@ -163,6 +166,7 @@ def machine() -> dict[str, Any]:
     flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
     vectors = next((name for name in ("avx512f", "avx2", "sse2") if name in flags), "")
     vectors = {"avx512f": "AVX-512", "avx2": "AVX2"}.get(vectors, vectors)
+    vectors += " and AMX" if "amx_tile" in flags else ""
     return {
         "processor": names[0] if names else platform.machine(),
         "vectors": vectors,
@@ -175,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, help="which models (default: all)")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, min(2, len(os.sched_getaffinity(0)))])
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
     parser.add_argument("--rounds", type=int, default=9, help="turns of each engine (default: 9)")
@@ -189,9 +193,9 @@ def _parser() -> argparse.ArgumentParser:
         "--zoo",
         nargs="*",
         choices=NAMES,
-        default=list(DEFAULT),
         metavar="NAME",
-        help="models without tuning records of their own, beside ONNX Runtime (default: twelve)",
+        help="models without tuning records of their own, beside ONNX Runtime (default: twelve, or none if "
+        "--models names others)",
     )
     parser.add_argument("--output", type=Path, default=Path("build/bench"), help="folder for the results")
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="also copy the pictures to this folder")

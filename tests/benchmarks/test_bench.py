@@ -111,7 +111,6 @@ def test_the_demo_model_is_measured_and_reported(
         "--threads",
         "1",
         "--times-only",
-        "--zoo",
     ]
     assert bench.main([*options, "--rounds", "2", "--turn", "0.02", "--output", str(tmp_path)]) == 0
     document = json.loads((tmp_path / "bench.json").read_text())
@@ -122,6 +121,7 @@ def test_the_demo_model_is_measured_and_reported(
     assert result["best_other"] == "onnxruntime"
     assert result["parity"][OURS] <= 1e-4
     assert result["parity"]["onnxruntime"] == 0.0
+    assert "zoo" not in document
     assert "| digits | 1" in (tmp_path / "bench.md").read_text()
     assert "Milliseconds per inference" in capsys.readouterr().out
     capsys.readouterr()
