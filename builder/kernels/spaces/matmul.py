@@ -5,11 +5,13 @@ a single row. A tile of `rows` rows x one panel is kept in registers while K run
 parallel loop, so each weight is read by one core; if cores cannot share the panels evenly, they share the
 tiles. The last panel is filled with zeros; only the zeros that complete a vector are multiplied. On x86, each
 tile prefetches its share of the next panel. Without that, waiting for weights takes a fifth of the time.
+If a panel is long, K is divided into blocks (`blocks_of_depth`): all tiles read a block before the next one.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,15 +33,17 @@ from builder.kernels.rewriter import (
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch, shares, tiled
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
-from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, tilings
+from builder.kernels.spaces.register_tile import even_part, hold_operand, multiplies_by_element, tilings
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "matmul"
 BATCHED: Final = "batch_matmul"
 # Products of at most so many rows decode their weights in registers: with more rows, each tile would again.
 FEW_ROWS: Final = 8
+_FLOAT_BYTES: Final = 4
 # From so many rows on, tiles of rows are divided among cores too if the panels are too few for them.
 _MANY_ROWS: Final = 64
+_GROUPS: Final = 2  # of rows that cores share, if the depth is divided into blocks
 _RANK: Final = 4  # of the operands in attention: batch, heads, rows, columns
 _HEAD_SWAP: Final = [0, 2, 1, 3]  # the axes of a transpose that exchanges heads and rows
 
@@ -160,11 +164,14 @@ class MatmulTiles:
         Steps of the reduction unrolled.
     held
         Whether the rows' values of these steps are held in registers; see `register_tile.hold_operand`.
+    blocks
+        Blocks of the reduction, whose sums are added in memory; see `blocks_of_depth`.
     """
 
     rows: Decision
     k: Decision
     held: bool = False
+    blocks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,16 +214,85 @@ def best_rows(rows: int, options: tuple[int, ...], vectors: int, most: int) -> i
     return min((r for r in options if r <= most), key=lambda r: (-(-rows // r) * (vectors + 1), -r))
 
 
+def blocks_of_depth(rows: int, depth: int, panel: int, tile: int, target: DeviceTarget) -> int:
+    """Return into how many blocks the depth is divided.
+
+    Beside a long panel, the L2 cache has no room for the rows and for the next panel. So all tiles of rows
+    read one block of the panel, while the next block is prefetched. Sums are added from block to block; those
+    of all rows must fit the L1 cache. The values of a tile's rows also stay there during a block.
+
+    Parameters
+    ----------
+    rows, depth
+        The product's rows and K.
+    panel, tile
+        Columns of a panel, and rows of a register tile.
+    target
+        The device.
+
+    Returns
+    -------
+    int
+        1 if the depth stays whole. A depth without a divisor of a suitable size does.
+    """
+    core = target.core
+    long = _FLOAT_BYTES * depth * panel > core.l2_bytes // 4
+    if not core.prefetches or rows <= tile or not long or _FLOAT_BYTES * rows * panel > core.l1_bytes:
+        return 1
+    block = even_part(depth, core.l1_bytes // 3 // (_FLOAT_BYTES * tile))
+    return depth // block if depth % block == 0 else 1
+
+
+def _apply_in_blocks(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, width: int) -> None:
+    """Order the loops of a product whose depth is divided into blocks, and of its epilogue."""
+    panel = int(sch.get(block).annotations["edge.panel"])
+    chunk, _ = sch.split(sch.get_loops(block)[-1], [tiles.blocks, None])
+    part = sch.rfactor(chunk, 0)
+    epilogue = Epilogue.after(sch, block)
+    *lead, j, chunk = sch.get_loops(block)
+    extents = [int(sch.get(loop).extent) for loop in lead]
+    i = lead.pop(_longest(extents))
+    jo, jt, ji = sch.split(j, [None, panel // width, width])
+    whole = math.prod(extents) < _MANY_ROWS or shares.is_even(int(sch.get(jo).extent))
+    groups = 1 if whole else _GROUPS
+    group, io, ii = sch.split(i, [groups, None, tiles.rows])
+    sch.reorder(jo, group, chunk, *lead, io, ii, jt, ji)
+    outer = sch.fuse(jo, group)
+    epilogue.place(outer, vector=width, unrolled=False)
+    sch.compute_at(part, io, preserve_unit_loops=True)
+    *rows, n, k = sch.get_loops(part)[-(len(extents) + 2) :]
+    nt, ni = sch.split(n, [None, width])
+    ko, ki = sch.split(k, [None, tiles.k])
+    sch.reorder(ko, ki, *rows, nt, ni)
+    sch.set_scope(part, 0, "local")
+    prefetch.mark(sch, ko, rows=groups, always=True, panels=tiles.blocks)
+    sch.parallel(outer)
+    for loop in (ji, ni):
+        sch.vectorize(loop)
+    for loop in (jt, ii, nt, *rows, ki):
+        sch.unroll(loop)
+    sch.decompose_reduction(part, ko)
+    sch.decompose_reduction(block, chunk)
+
+
+def _longest(extents: Sequence[int]) -> int:
+    """Return the position of the axis that is divided into tiles: the last with more than one row."""
+    return max((at for at, extent in enumerate(extents) if extent > 1), default=len(extents) - 1)
+
+
 def apply(
     sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, width: int, target: DeviceTarget
 ) -> None:
     """Order the loops of a product with packed panels, and of its epilogue."""
     panel = int(sch.get(block).annotations["edge.panel"])
+    if tiles.blocks > 1:
+        _apply_in_blocks(sch, block, tiles, width)
+        return
     epilogue = Epilogue.after(sch, block)
     *lead, j, k = sch.get_loops(block)
     panel_bytes = 4 * panel * int(sch.get(k).extent)
     extents = [int(sch.get(loop).extent) for loop in lead]
-    i = lead.pop(max((at for at, extent in enumerate(extents) if extent > 1), default=len(lead) - 1))
+    i = lead.pop(_longest(extents))
     io, ii = sch.split(i, [None, tiles.rows])
     jo, jt, ji = sch.split(j, [None, panel // width, width])
     ko, ki = sch.split(k, [None, tiles.k])
@@ -244,8 +320,15 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     width = min(panel, target.simd.lanes)
     *rows, _, depth = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
     s = space(tiled.whole_rows(rows), depth, panel // width, target)
-    tiles = MatmulTiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k), s.default.held)
-    apply(sch, block, tiles, width, target)
+    tile, held = int(s.default.rows), s.default.held
+    blocks = blocks_of_depth(math.prod(rows), depth, panel, tile, target)
+    apply(
+        sch,
+        block,
+        MatmulTiles(choose("rows", s.rows, tile), choose("k", s.k, s.default.k), held, blocks),
+        width,
+        target,
+    )
 
 
 def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:

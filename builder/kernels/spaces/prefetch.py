@@ -28,12 +28,16 @@ from builder.target.device_target import DeviceTarget
 
 _MARK: Final = "edge.panel_rounds"
 _ALWAYS: Final = "edge.always_prefetched"
+_PANELS: Final = "edge.panels_of_a_round"
+_MARKS: Final = (_MARK, _ALWAYS, _PANELS)
 LINE_BYTES: Final = 64
 # Arguments of llvm.prefetch. The next panel goes to the L2 cache: the L1 cache holds the current panel.
 _READ, _L2, _DATA = 0, 2, 1
 
 
-def mark(sch: st.Schedule, loop: st.schedule.LoopRV, rows: int, *, always: bool = False) -> None:
+def mark(
+    sch: st.Schedule, loop: st.schedule.LoopRV, rows: int, *, always: bool = False, panels: int = 1
+) -> None:
     """Mark `loop` as the one that reads a panel of weights.
 
     Parameters
@@ -46,8 +50,12 @@ def mark(sch: st.Schedule, loop: st.schedule.LoopRV, rows: int, *, always: bool 
         Successive rounds of the parallel loop that read the same panel.
     always
         Whether to prefetch however many tiles a panel serves, because its rounds are long.
+    panels
+        Panels that a round of the parallel loop reads one after another, in the outermost loops inside it.
     """
     sch.annotate(loop, _MARK, rows)
+    if panels > 1:
+        sch.annotate(loop, _PANELS, panels)
     if always:
         sch.annotate(loop, _ALWAYS, 1)
 
@@ -65,7 +73,7 @@ def prefetch_panels(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
         inner, between = found
         prefetches = _prefetches(loop, between, inner) if wanted else ()
         body = tirx.SeqStmt([*prefetches, inner.body]) if prefetches else inner.body
-        others = {key: value for key, value in inner.annotations.items() if key not in (_MARK, _ALWAYS)}
+        others = {key: value for key, value in inner.annotations.items() if key not in _MARKS}
         new = tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, body, None, others)
 
         def replace(other: tirx.For) -> tirx.For:
@@ -102,9 +110,13 @@ def _prefetches(outer: tirx.For, between: tuple[tirx.For, ...], inner: tirx.For)
     if weights is None:
         return ()
     loops = (*between, inner)
-    rows = int(inner.annotations[_MARK])
-    elements = math.prod(int(d) for d in weights.shape)
-    panel = elements * rows // int(outer.extent)
+    rows, panels = (int(inner.annotations.get(key, 1)) for key in (_MARK, _PANELS))
+    panel = math.prod(int(d) for d in weights.shape) * rows // (int(outer.extent) * panels)
+    which = outer.loop_var // rows
+    while panels > 1:
+        which = which * loops[0].extent + loops[0].loop_var
+        panels //= int(loops[0].extent)
+        loops = loops[1:]
     rounds = rows * math.prod(int(q.extent) for q in loops)
     line = LINE_BYTES // np.dtype(str(weights.dtype)).itemsize
     lines = round(panel / (rounds * line))
@@ -115,7 +127,7 @@ def _prefetches(outer: tirx.For, between: tuple[tirx.For, ...], inner: tirx.For)
     at = outer.loop_var % rows
     for loop in loops:
         at = at * loop.extent + loop.loop_var
-    first = (outer.loop_var // rows + 1) * panel + at * step
+    first = (which + 1) * panel + at * step
     zeros = [0] * (len(weights.shape) - 1)
     how = [tirx.const(a, "int32") for a in (_READ, _L2, _DATA)]
     addresses = [tirx.address_of(weights[(*zeros, first + k * line)]) for k in range(lines)]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tvm import relax
 
 from builder.kernels.rewriter import constant_of
 from builder.kernels.spaces import matmul, transpose
-from builder.target.device_target import DeviceTarget
+from builder.target.device_target import DeviceTarget, resolve
 from tests.builder.kernels.machines import Randn, close, element_machine, machine, run
 
 
@@ -146,3 +149,45 @@ def test_weights_that_are_halves_are_read_as_halves_by_few_rows(target: DeviceTa
         relax.analysis.post_order_visit(result.lowered.main, visit)
         in_registers = rows <= matmul.FEW_ROWS and "f16c" in target.features
         assert types == {"float16" if in_registers else "uint16"}
+
+
+def small_caches(target: DeviceTarget) -> DeviceTarget:
+    """Return `target` with caches so small that a panel of 48 columns and a depth of 400 is long."""
+    return replace(target, core=replace(target.core, l1_bytes=32 << 10, l2_bytes=256 << 10, prefetches=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize(
+    ("lead", "depth", "columns"), [((128,), 2048, 768), ((3, 17), 1536, 100), ((2, 1, 70), 1000, 333)]
+)
+def test_a_great_depth_is_divided_into_blocks(
+    lead: tuple[int, ...], depth: int, columns: int, lanes: int, randn: Randn
+) -> None:
+    """With a bias and a residual; where cores cannot share the panels evenly, they share the rows."""
+    target = small_caches(machine(lanes))
+    x, w, b, r = randn(*lead, depth), randn(depth, columns), randn(columns), randn(*lead, columns)
+
+    def build(v: relax.Expr, residual: relax.Expr) -> relax.Expr:
+        sums = relax.op.add(relax.op.matmul(v, relax.const(w)), relax.const(b))
+        return relax.op.add(relax.op.nn.gelu(sums), residual)
+
+    result = run(build, {"x": x, "r": r}, target)
+    sums = x.astype("f8") @ w + b
+    close(result.outputs[0], sums * 0.5 * (1 + np.vectorize(math.erf)(sums / math.sqrt(2))) + r)
+    assert result.schedules == {matmul.KIND}
+    (func,) = result.lowered.kernels.functions.values()
+    stores = [line for line in func.script().splitlines() if "_rf" in line]
+    assert stores, "no sums of a block"
+
+
+def test_blocks_follow_the_caches() -> None:
+    x86, pi = machine(16), resolve("rpi5")
+    big = replace(x86, core=replace(x86.core, l1_bytes=48 << 10, l2_bytes=2 << 20, prefetches=True))
+    assert matmul.blocks_of_depth(128, 3072, 48, 8, big) == 6
+    assert matmul.blocks_of_depth(16, 3072, 48, 8, big) == 6
+    assert matmul.blocks_of_depth(8, 3072, 48, 8, big) == 1, "one tile reads each weight once"
+    assert matmul.blocks_of_depth(128, 2048, 48, 8, big) == 1, "the panel is short"
+    assert matmul.blocks_of_depth(512, 3072, 48, 8, big) == 1, "the sums would leave the L1 cache"
+    assert matmul.blocks_of_depth(128, 3079, 48, 8, big) == 1, "a prime number has no blocks"
+    assert matmul.blocks_of_depth(128, 3072, 8, 8, pi) == 1

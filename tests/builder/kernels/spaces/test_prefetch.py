@@ -71,6 +71,13 @@ def test_products_of_one_row_prefetch_nothing(randn: Randn) -> None:
     assert prefetches_of_product(randn, 1, 64, machine(16)) == 0
 
 
+def test_each_block_of_a_depth_prefetches_the_next_block(randn: Randn) -> None:
+    target = machine(16)
+    core = replace(target.core, l1_bytes=48 << 10, l2_bytes=256 << 10)
+    # A block of 512 x 48 weights is 1536 lines. Two tiles of 8 rows have 256 rounds.
+    assert prefetches_of_product(randn, 16, 2048, replace(target, core=core)) == 1536 // 256
+
+
 def test_products_prefetch_no_panel_that_the_cache_has_no_room_for(randn: Randn) -> None:
     target = machine(16)
     small = replace(target, core=replace(target.core, l2_bytes=2 * 64 * 48 * 4))
