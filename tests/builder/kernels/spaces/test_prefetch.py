@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -75,7 +76,21 @@ def test_each_block_of_a_depth_prefetches_the_next_block(randn: Randn) -> None:
     target = machine(16)
     core = replace(target.core, l1_bytes=48 << 10, l2_bytes=256 << 10)
     # A block of 512 x 48 weights is 1536 lines. Two tiles of 8 rows have 256 rounds.
-    assert prefetches_of_product(randn, 16, 2048, replace(target, core=core)) == 1536 // 256
+    small = replace(target, core=core)
+    assert prefetches_of_product(randn, 16, 2048, small) == 1536 // 256
+    w = relax.const(randn(2048, 96))
+    lowered = lower_expression(lambda v: relax.op.matmul(v, w), {"x": randn(16, 2048)}, small)
+    (func,) = lowered.kernels.functions.values()
+    (outer, chunk), *others = {
+        (found[1], found[2])
+        for found in re.finditer(
+            r"prefetch\(.*\((\w+) \* T.int64\(4\) \+ (\w+) \+ T.int64\(1\)\) \* T.int64\(24576\)",
+            func.script(),
+        )
+    }
+    assert not others
+    assert f"for {outer} in T.parallel(" in func.script()
+    assert f"for {chunk}, " in func.script(), "the loop over blocks"
 
 
 def test_products_prefetch_no_panel_that_the_cache_has_no_room_for(randn: Randn) -> None:
