@@ -119,7 +119,8 @@ def _makers_of_integers(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def _type(node: onnx.NodeProto) -> np.dtype[Any]:
-    return np.dtype(helper.tensor_dtype_to_np_dtype(int(attributes(node)["to"])))
+    dtype: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(int(attributes(node)["to"])))
+    return dtype
 
 
 def _values(model: onnx.ModelProto, nodes: list[onnx.NodeProto], sample: Arrays) -> dict[str, Array]:
