@@ -436,6 +436,12 @@ def _affine(table: Values, call: Call) -> relax.Expr | None:
     name = op_name(call)
     if name not in ("relax.multiply", "relax.add"):
         return None
+    nothing = 1 if name == "relax.multiply" else 0
+    for x, other in (call.args, reversed(call.args)):
+        norm, numbers = definition(table, table.plain(x), "relax.nn.layer_norm"), constant_of(other)
+        known = norm is not None and numbers is not None and shape_of(norm) == shape_of(call)
+        if known and np.all(numbers == nothing):
+            return table.plain(x)  # as exporters write a group norm, whose gain comes later
     for x, other in (call.args, reversed(call.args)):
         norm = definition(table, table.plain(x), "relax.nn.layer_norm", "relax.nn.rms_norm")
         numbers = constant_of(other)
