@@ -72,9 +72,10 @@ class Block:
     def is_rounding(self) -> bool:
         """Whether the difference is explained by rounding.
 
-        Of a tensor of one number or two, `FEWEST` forgives all: then they must be near.
+        Of a tensor of one number or two, `FEWEST` forgives all: then they must be near. A NaN, whose distance
+        is infinite, is never rounding.
         """
-        if self.unexplained > max(LARGEST_SHARE, FEWEST / self.elements):
+        if math.isinf(self.largest) or self.unexplained > max(LARGEST_SHARE, FEWEST / self.elements):
             return False
         return self.unexplained < _MOST_UNLIKE or self.largest <= self.near
 
@@ -89,10 +90,13 @@ def is_halfway(source: Array, rounded: Array, scale: Floats) -> npt.NDArray[np.b
 
 
 def block_of(name: str, steps: Floats, halfway: npt.NDArray[np.bool_] | bool, dtype: str) -> Block:
-    """Return how a tensor of type `dtype` agrees that differs by `steps`, given where a tie is possible."""
+    """Return how a tensor of type `dtype` agrees that differs by `steps`, given where a tie is possible.
+
+    A step that is not a number is infinitely far.
+    """
     if not steps.size:
         return Block(name, 0.0, 0.0, 0.0, 1)
-    distance = np.abs(steps)
+    distance = np.where(np.isnan(steps), np.inf, np.abs(steps))
     differs = distance > 0.5
     is_word = dtype in WORDS
     unexplained = distance > STEPS_OF_WORDS if is_word else differs & ~(halfway & (distance < 1.5))
@@ -236,14 +240,23 @@ def _candidates(
         best: tuple[float, Floats] | None = None
         for form in _forms(array, expected, scale, zero) if one_scale else _forms(array, expected):
             for plain in _unpacked(form, expected.shape):
-                mean = float(np.abs(plain - wide).mean()) if plain.size else 0.0
+                mean = _mean(np.abs(plain - wide))
                 if mean <= _CLOSE and (best is None or mean < best[0]):
                     best = mean, plain
         if best is not None:
             mean, plain = best
-            own = np.clip(np.rint(plain), info.min, info.max).astype(expected.dtype)
+            own = np.clip(np.rint(np.nan_to_num(plain)), info.min, info.max).astype(expected.dtype)
             block = block_of(name, plain - wide, halfway, str(expected.dtype))
             yield _Candidate(at, mean, own, block)
+
+
+def _mean(distances: Floats) -> float:
+    """Return the mean of those that are finite: a tensor in which a fault makes some NaN is still close."""
+    mean = float(distances.mean()) if distances.size else 0.0
+    if math.isfinite(mean):
+        return mean
+    finite = distances[np.isfinite(distances)]
+    return float(finite.mean()) if finite.size else math.inf
 
 
 def _may_be(have: tuple[int, ...], shape: tuple[int, ...]) -> bool:

@@ -41,6 +41,7 @@ from builder.compiling.compilation import (
     compare_model,
     describe_model,
 )
+from builder.compiling.defined_samples import choose
 from builder.compiling.footprint import resources_of_buckets
 from builder.compiling.identity import Identity
 from builder.compiling.integer_share import integer_work
@@ -48,7 +49,7 @@ from builder.compiling.labels import Labels, label_lines
 from builder.compiling.layers import Layers
 from builder.compiling.lower import LoweredModule, lower
 from builder.compiling.over_time import Declarations, columns_of_model
-from builder.compiling.padding import reference, request_inputs
+from builder.compiling.padding import reference, request_samples
 from builder.compiling.sized_models import SizedModels, Sizes
 from builder.compiling.uncovered import uncovered_kernels
 from builder.errors import ModelError
@@ -264,13 +265,13 @@ def _compare_bucket(
     model = models.at(sizes)
     bucket = module.modules[index]
     assert isinstance(bucket, GraphModuleDebug)
-    inputs = request_inputs(model, before)
+    inputs = choose(model.onnx, request_samples(model, before), progress)
     compared = compare_model(model, bucket, inputs, tolerance, progress)
     least = _least(module.buckets, sizes)
     if least == sizes:
         return inputs, compared
     exact = models.at(least)
-    inputs = request_inputs(exact, before)
+    inputs = choose(exact.onnx, request_samples(exact, before), progress)
     wanted = reference(exact, inputs)
     outputs = [np.array(output) for output in module.compute(inputs).values()]
     names = [spec.name for spec in exact.outputs]

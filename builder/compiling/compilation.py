@@ -41,6 +41,7 @@ from builder.compiling import (
     tolerances,
 )
 from builder.compiling.columns import Names
+from builder.compiling.defined_samples import choose
 from builder.compiling.footprint import resources_of
 from builder.compiling.identity import Identity, bundle_name
 from builder.compiling.integer_share import integer_work
@@ -48,7 +49,7 @@ from builder.compiling.labels import Labels, label_lines
 from builder.compiling.layers import Layers
 from builder.compiling.lower import lower
 from builder.compiling.over_time import Declarations, over_time_of
-from builder.compiling.sample_inputs import make_inputs
+from builder.compiling.sample_inputs import samples
 from builder.compiling.truth import exact_outputs
 from builder.compiling.uncovered import uncovered_kernels
 from builder.errors import ModelError
@@ -163,7 +164,7 @@ def compile(
     params = dump_params((spec, data.data) for spec, data in graph.params)
 
     progress("comparing with the reference")
-    inputs = make_inputs(model.inputs, model.onnx, before)
+    inputs = choose(model.onnx, samples(model.inputs, model.onnx, before), progress)
     runnable = code if device.is_native else build_for_host(lowered.kernels)
     module = _debug_executor(runnable, graph.graph, params)
     compared = compare_model(model, module, inputs, tolerance, progress)

@@ -13,6 +13,7 @@ with that, it is not a wrong form of another, provided that the outputs which ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -210,17 +211,18 @@ def _likeness(values: Mapping[str, Array], stored: Sequence[Array]) -> dict[str,
 def _ratios(ours: Sequence[Array], theirs: Sequence[Array]) -> Array:
     """Return `decibels` of each of `ours`, columns, against each of `theirs`, rows; at most `_SAME`.
 
-    The noise is `|a|^2 + |b|^2 - 2 a b`, so that one product of matrices has all pairs.
+    The noise is `|a|^2 + |b|^2 - 2 a b`, so that one product of matrices has all pairs. What is not finite
+    counts as 0: a tensor in which a fault makes some NaN is still found, and then refused.
     """
     products = np.zeros((len(theirs), len(ours)))
     own, signal = np.zeros(len(ours)), np.zeros((len(theirs), 1))
-    # Numbers of ours need not be finite.
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         for start in range(0, theirs[0].size, _AT_ONCE):
             a, b = (
                 np.array([each.ravel()[start : start + _AT_ONCE] for each in side], np.float64)
                 for side in (ours, theirs)
             )
+            a[~np.isfinite(a)], b[~np.isfinite(b)] = 0, 0
             products += b @ a.T
             own += np.square(a).sum(axis=1)
             signal += np.square(b).sum(axis=1, keepdims=True)
@@ -229,16 +231,27 @@ def _ratios(ours: Sequence[Array], theirs: Sequence[Array]) -> Array:
 
 
 def decibels(ours: Array, theirs: Array) -> float:
-    """Return the ratio of a signal to its noise; negative infinity or NaN if our numbers are not finite."""
+    """Return the ratio of a signal to its noise; negative infinity if one side has an infinity or NaN."""
+    signal, noise = _signal_and_noise(ours, theirs)
+    return _ratio(float(np.square(signal).sum()), float(np.square(noise).sum()))
+
+
+def _signal_and_noise(ours: Array, theirs: Array) -> tuple[Array, Array]:
+    """Return the reference's numbers, and how far ours are from them; 0 and 0 where neither is finite."""
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
-    return _ratio(float(np.square(b).sum()), float(np.square(a - b).sum()))
+    both = ~np.isfinite(b) & ((a == b) | (np.isnan(a) & np.isnan(b)))
+    a[both], b[both] = 0, 0
+    with np.errstate(invalid="ignore"):
+        return b, a - b
 
 
 def _ratio(signal: float, noise: float) -> float:
+    """Return a ratio of squares in decibels."""
     if noise == 0:
-        return float("inf")
-    share = signal / noise  # NaN if one of our numbers is
-    return float("-inf") if share == 0 else float(10 * np.log10(share))
+        return math.inf
+    if not math.isfinite(signal) or not math.isfinite(noise) or signal == 0:
+        return -math.inf
+    return 10 * math.log10(signal / noise)
 
 
 def _worst_channel(ours: Array, theirs: Array) -> float:
@@ -247,8 +260,8 @@ def _worst_channel(ours: Array, theirs: Array) -> float:
     rest = tuple(a for a in range(theirs.ndim) if a != axis)
     if not theirs.size or np.prod([theirs.shape[a] for a in rest]) < 8:
         return float("inf")
-    b = theirs.astype(np.float64)
-    noise = np.square(ours.astype(np.float64) - b).mean(axis=rest)
+    b, difference = _signal_and_noise(ours, theirs)
+    noise = np.square(difference).mean(axis=rest)
     signal = np.maximum(np.square(b).mean(axis=rest), _FLOOR**2 * np.square(b).mean())
     return min(_ratio(float(s), float(n)) for s, n in zip(signal, noise, strict=True))
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from agent.bundle.buckets import CONSTANT, Buckets, InputAxis
 from agent.bundle.processing import Preprocess
 from builder.compiling import parity, tolerances
-from builder.compiling.sample_inputs import make_inputs, masks
+from builder.compiling.sample_inputs import masks, samples
 from builder.compiling.sized_models import SizedModels, Sizes
 from builder.importer.onnx_import import ImportedModel
 
@@ -81,22 +81,28 @@ def cut(buckets: Buckets, model: ImportedModel, outputs: Sequence[Array], sizes:
 def request_inputs(
     model: ImportedModel, preprocess: Preprocess | None = None, *, negative: bool = False
 ) -> dict[str, Array]:
-    """Make the inputs of a request: those of `make_inputs`, with at least one part that is not masked.
+    """Make the inputs of a request: the first of `samples`, with at least one part that is not masked.
 
     Parameters
     ----------
     negative
         Whether all floats are at most -1.
     """
-    inputs = make_inputs(model.inputs, model.onnx, preprocess)
-    for name in masks(model.inputs, model.onnx):
-        if inputs[name].ndim and inputs[name].size:
-            inputs[name][..., 0] = 1
+    inputs = next(request_samples(model, preprocess))
     if negative:
         for name, array in inputs.items():
             if array.dtype.kind == "f":
                 inputs[name] = (-np.abs(array.astype(np.float64)) - 1).astype(array.dtype)
     return inputs
+
+
+def request_samples(model: ImportedModel, preprocess: Preprocess | None = None) -> Iterator[dict[str, Array]]:
+    """Yield sets of inputs as `samples` does, each with at least one part that is not masked."""
+    for inputs in samples(model.inputs, model.onnx, preprocess):
+        for name in masks(model.inputs, model.onnx):
+            if inputs[name].ndim and inputs[name].size:
+                inputs[name][..., 0] = 1
+        yield inputs
 
 
 def reference(model: ImportedModel, inputs: Arrays) -> list[Array]:

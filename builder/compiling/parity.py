@@ -2,8 +2,9 @@
 
 The reference is ONNX Runtime running the normalised model. The error of an output is its largest absolute
 difference divided by the reference's largest magnitude, or by `SCALE_FLOOR` if that is larger. For integers
-and booleans, any difference is an infinite error. A float16 output was rounded from float32 on both sides:
-the step that this may put between two almost equal numbers is subtracted from their difference.
+and booleans, any difference is an infinite error, and for floats a NaN where the other side has a number. A
+float16 output was rounded from float32 on both sides: the step that this may put between two almost equal
+numbers is subtracted from their difference.
 
 A model may amplify rounding so much that two correct results differ by more than the tolerance. Then both are
 compared with the result in double precision (`builder.compiling.truth`): ours may be `AMPLIFIED` times as far
@@ -12,6 +13,7 @@ from it as the reference's is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -89,7 +91,8 @@ class Distances:
     @property
     def is_rounding(self) -> bool:
         """Whether our distance is explained by rounding, which took the reference almost as far."""
-        return self.ours <= min(AMPLIFIED * self.reference, LARGEST)
+        known = math.isfinite(self.reference)  # a NaN of the reference explains nothing
+        return known and self.ours <= min(AMPLIFIED * self.reference, LARGEST)
 
 
 def distances(
@@ -262,7 +265,7 @@ def _worst(
         if ours.shape != theirs.shape:
             raise mismatch(name, ours, theirs)
         error = _relative_error(ours, theirs)
-        if not error <= worst:
+        if error > worst:
             worst, worst_name = error, name
     return worst, worst_name
 
@@ -280,7 +283,9 @@ def _relative_error(ours: npt.NDArray[np.generic], theirs: npt.NDArray[np.generi
     if theirs.dtype.kind != "f":
         return 0.0 if np.array_equal(ours, theirs) else float("inf")
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))  # infinities and the reference's own NaNs
+    if (np.isnan(a) != np.isnan(b)).any():
+        return math.inf
+    same = (a == b) | np.isnan(a)  # infinities and the reference's own NaNs
     if same.all():
         return 0.0
     finite = np.abs(b[np.isfinite(b)])

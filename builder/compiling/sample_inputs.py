@@ -11,7 +11,7 @@ numbers that are all small would always take the same branches.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -89,6 +89,34 @@ def make_inputs(
             # Without axes, NumPy returns a scalar instead of an array.
             arrays[spec.name] = np.asarray(rng.random(spec.shape) < 0.9, dtype)
     return arrays
+
+
+def samples(
+    inputs: Sequence[TensorSpec], model: onnx.ModelProto, preprocess: Preprocess | None = None
+) -> Iterator[dict[str, npt.NDArray[np.generic]]]:
+    """Yield sets of inputs, each for models that may not be defined on the one before.
+
+    The first is that of `make_inputs`. Then all masks are 1; then floats are positive, between 0 and 1, and
+    at least 1, too. A picture stays as it is. The parameters are those of `make_inputs`.
+    """
+    first = make_inputs(inputs, model, preprocess)
+    yield first
+    filled = dict(first)
+    for name in masks(inputs, model):
+        filled[name] = np.ones_like(first[name])
+    if masks(inputs, model):
+        yield filled
+    drawn = [
+        name
+        for name, array in first.items()
+        if array.dtype.kind == "f" and (preprocess is None or preprocess.input != name)
+    ]
+    if not drawn:
+        return
+    for change in (np.abs, lambda x: np.abs(np.sin(x)), lambda x: 1 + np.abs(x)):
+        yield filled | {
+            name: np.asarray(change(first[name].astype(np.float64)), first[name].dtype) for name in drawn
+        }
 
 
 def masks(inputs: Sequence[TensorSpec], model: onnx.ModelProto) -> list[str]:

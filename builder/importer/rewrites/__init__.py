@@ -61,6 +61,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "Gather": indices.gather,
     "GatherElements": indices.clip_along_axis,
     "GatherND": indices.clip_coordinates,
+    "GroupNormalization": normalisation.group_normalization,
     "If": branches.select_branch,
     "IsInf": elementwise.is_inf,
     "LSTM": recurrent.prepare,

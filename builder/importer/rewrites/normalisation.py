@@ -52,6 +52,30 @@ def mean_variance_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Seque
     return new.nodes
 
 
+def group_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """GroupNormalization, with the squares of differences: ONNX's definition takes those of x itself."""
+    options, found, shape = attributes(node), graph.type_of(node.input[0]), graph.shape_of(node.input[0])
+    gains = graph.shape_of(node.input[1])
+    if found is None or shape is None or len(shape) < 2 or 0 in shape or gains != shape[1:2]:
+        return None
+    rank, groups = len(shape), int(options["num_groups"])
+    stash = int(options.get("stash_type", TensorProto.FLOAT))
+    new = Replacement(node, graph)
+    x = node.input[0] if stash == found.elem_type else new.cast(node.input[0], stash)
+    grouped = new.op("Reshape", x, new.ints(shape[0], groups, -1))
+    centred = new.op("Sub", grouped, new.reduce("ReduceMean", grouped, [2], keep=True))
+    variance = new.reduce("ReduceMean", new.op("Mul", centred, centred), [2], keep=True)
+    epsilon = new.cast(new.constant(options.get("epsilon", 1e-5), np.float32), stash)
+    normal = new.op("Div", centred, new.op("Sqrt", new.op("Add", variance, epsilon)))
+    normal = new.op("Reshape", normal, new.ints(*shape))
+    if stash != found.elem_type:
+        normal = new.cast(normal, found.elem_type)
+    column = new.ints(-1, *[1] * (rank - 2))
+    gain, shift = (new.op("Reshape", name, column) for name in node.input[1:3])
+    new.op("Add", new.op("Mul", normal, gain), shift, to=node.output[0])
+    return new.nodes
+
+
 def rms_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """RMSNormalization over more than the last axis."""
     options = attributes(node)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, set_attributes
-from builder.importer.rewrites.convolution import same_padding
 from builder.importer.rewrites.replacement import Replacement
 from builder.importer.rewrites.scatter import max_pool_with_indices
+from builder.importer.rewrites.windows import Windows
 
 
 def max_pool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
@@ -19,35 +21,81 @@ def max_pool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto]
 
 
 def pool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """MaxPool, AveragePool or LpPool with `auto_pad`, or `ceil_mode` with a window that is left out.
+    """MaxPool, AveragePool or LpPool whose padding is not what a window needs, or larger than the window.
 
-    Before opset 22 ONNX's inference counts such windows. TVM takes no dilated window with `auto_pad`, and
-    makes a norm of a mean, which does not count the places beyond the padding that `ceil_mode` adds.
+    Before opset 22 ONNX's inference counts windows that begin in the padding at the end. TVM takes no dilated
+    window with `auto_pad`, and makes a norm of a mean, which does not count the places beyond the padding
+    that `ceil_mode` adds. ONNX Runtime, the reference, refuses padding that is not smaller than the window,
+    which dilated windows may have.
     """
-    options, shape = attributes(node), graph.shape_of(node.input[0])
-    if shape is None or options.get("auto_pad", "NOTSET") == "VALID":
+    options, found = attributes(node), graph.type_of(node.input[0])
+    shape = graph.shape_of(node.input[0])
+    if shape is None or found is None:
         return None
-    sizes, kernel = shape[2:], options["kernel_shape"]
-    new = copy_node(node)
-    if options.get("auto_pad", "NOTSET") != "NOTSET":
-        begins, ends = same_padding(options, sizes, kernel)
-        set_attributes(new, ["auto_pad", "ceil_mode"], {"pads": begins + ends})
-        return [new]
-    begins, ends, left_out = ceiled_padding(options, sizes, kernel)
-    if not options.get("ceil_mode", 0) or (not left_out and node.op_type != "LpPool"):
+    kernel = list(options["kernel_shape"])
+    windows = Windows.of(options, shape[2:], kernel)
+    is_wide = any(
+        pad >= k for pad, k in zip((*windows.begins, *windows.reach), [*kernel, *kernel], strict=True)
+    )
+    plain = options.get("auto_pad", "NOTSET") == "NOTSET" and not options.get("ceil_mode", 0)
+    if plain and windows.reach == windows.ends and not is_wide:
         return None
-    padding = list(options.get("pads", [0] * (2 * len(kernel))))
-    if not options.get("count_include_pad", 0) or begins + ends == padding:
-        set_attributes(new, ["ceil_mode"], {"pads": begins + ends})
+    new, padding = copy_node(node), [*windows.begins, *windows.reach]
+    dropped = ["auto_pad", "ceil_mode"]
+    # A mean that counts padding does not count what the last window needs beyond it.
+    counts_padding = bool(options.get("count_include_pad", 0)) and node.op_type == "AveragePool"
+    counts_less = counts_padding and windows.reach != windows.ends
+    if not is_wide and not counts_less:
+        set_attributes(new, dropped, {"pads": padding})
         return [new]
-    # A mean counts the padding that is declared, but not that of the last window.
-    whole = Replacement(node, graph)
+    declared = [*windows.begins, *windows.ends] if counts_less else padding
     half = len(kernel)
-    padded = whole.op("Pad", node.input[0], whole.ints(0, 0, *padding[:half], 0, 0, *padding[half:]))
-    rest = [end - declared for end, declared in zip(ends, padding[half:], strict=True)]
-    new.input[0] = padded
-    set_attributes(new, ["ceil_mode", "count_include_pad"], {"pads": [0] * half + rest})
-    return [*whole.nodes, new]
+    whole = Replacement(node, graph)
+    fill = () if node.op_type != "MaxPool" else (whole.constant(_lowest(found.dtype), found.dtype),)
+    widths = whole.ints(0, 0, *declared[:half], 0, 0, *declared[half:])
+    new.input[0] = whole.op("Pad", node.input[0], widths, *fill)
+    if not is_wide:
+        rest = [each - end for each, end in zip(windows.reach, windows.ends, strict=True)]
+        set_attributes(new, [*dropped, "count_include_pad"], {"pads": [0] * half + rest})
+        return [*whole.nodes, new]
+    if counts_less:
+        beyond = [each - end for each, end in zip(windows.reach, windows.ends, strict=True)]
+        widths = whole.ints(0, 0, *[0] * half, 0, 0, *beyond)
+        new.input[0] = whole.op("Pad", new.input[0], widths)
+    set_attributes(new, [*dropped, "pads", "count_include_pad"], {})
+    if node.op_type != "AveragePool" or (counts_padding and not counts_less):
+        return [*whole.nodes, new]
+    counted = _counted(options, shape[2:], windows, counts_padding=counts_padding)
+    mean = graph.fresh(f"{node.name}/mean")
+    new.output[0] = mean
+    factor = whole.constant(np.prod(kernel) / np.maximum(counted, 1), found.dtype)
+    before = list(whole.nodes)
+    whole.op("Mul", mean, factor, to=node.output[0])
+    return [*before, new, whole.nodes[-1]]
+
+
+def _lowest(dtype: np.dtype[Any]) -> float | int:
+    """Return what is never larger than another number."""
+    return -np.inf if dtype.kind == "f" else int(np.iinfo(dtype).min)
+
+
+def _counted(
+    options: Mapping[str, Any], sizes: Sequence[int], windows: Windows, *, counts_padding: bool
+) -> NDArray[np.float64]:
+    """Return how many places of each window a mean counts, `[1, 1, *counts]`."""
+    kernel = options["kernel_shape"]
+    rank = len(kernel)
+    strides, dilations = (options.get(key, [1] * rank) for key in ("strides", "dilations"))
+    total = np.ones((1, 1, *[1] * rank))
+    for axis, size in enumerate(sizes):
+        low = -windows.begins[axis] if counts_padding else 0
+        high = size + (windows.ends[axis] if counts_padding else 0)
+        first = np.arange(windows.counts[axis]) * strides[axis] - windows.begins[axis]
+        places = first[:, None] + np.arange(kernel[axis]) * dilations[axis]
+        form = [1] * (rank + 2)
+        form[2 + axis] = -1
+        total = total * ((places >= low) & (places < high)).sum(axis=1).reshape(form)
+    return np.asarray(total, np.float64)
 
 
 def roi_align(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
@@ -66,40 +114,3 @@ def roi_align(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto
     new.input[1] = whole.op("Mul", node.input[1], whole.constant(scale, found.dtype))
     set_attributes(new, ["spatial_scale"], {})
     return [*whole.nodes, new]
-
-
-def ceiled_padding(
-    options: Mapping[str, Any], sizes: Sequence[int], kernel: Sequence[int]
-) -> tuple[list[int], list[int], bool]:
-    """Return the padding with which a window without `ceil_mode` gives as many places as one with it.
-
-    ONNX operator specification, MaxPool-22: a window that would begin in the padding at the end is left out.
-
-    Parameters
-    ----------
-    options
-        The node's attributes, without `auto_pad`.
-    sizes, kernel
-        The extents of the axes, and of the window in them.
-
-    Returns
-    -------
-    begins, ends
-        The padding before and after each axis, not less than the declared one.
-    left_out
-        Whether there is such a window.
-    """
-    rank = len(kernel)
-    padding = list(options.get("pads", [0] * (2 * rank)))
-    strides, dilations = (options.get(key, [1] * rank) for key in ("strides", "dilations"))
-    ends, left_out = [], False
-    for size, k, s, d, before, after in zip(
-        sizes, kernel, strides, dilations, padding[:rank], padding[rank:], strict=True
-    ):
-        span = (k - 1) * d + 1
-        steps = -(-(size + before + after - span) // s)
-        if steps * s >= size + before:
-            steps -= 1
-            left_out = True
-        ends.append(max(after, steps * s + span - size - before))
-    return padding[:rank], ends, left_out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from builder.importer.onnx_graph import OnnxGraph, attributes
-from builder.importer.rewrites.convolution import same_padding
 from builder.importer.rewrites.replacement import Replacement, input_name, output_name
+from builder.importer.rewrites.windows import Windows
 
 # Windows of a pooling with indices; each is a slice and a comparison.
 MAX_WINDOW: Final = 64
@@ -127,20 +127,15 @@ def max_pool_with_indices(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[on
     where = output_name(node, 1)
     options = attributes(node)
     found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
-    result = graph.shape_of(node.output[0]) if node.output[0] else graph.shape_of(where) if where else None
-    if not where or found is None or shape is None or result is None or found.elem_type not in _FLOATS:
+    if not where or found is None or shape is None or found.elem_type not in _FLOATS:
         return None
     kernel = [int(k) for k in options["kernel_shape"]]
     rank = len(kernel)
     strides, dilations = (list(options.get(key, [1] * rank)) for key in ("strides", "dilations"))
     if int(np.prod(kernel)) > MAX_WINDOW:
         return None
-    begins = _begins(options, shape[2:], kernel)
-    spans = [
-        s * (r - 1) + d * (k - 1) + 1
-        for s, r, d, k in zip(strides, result[2:], dilations, kernel, strict=True)
-    ]
-    ends = [max(span - size - begin, 0) for span, size, begin in zip(spans, shape[2:], begins, strict=True)]
+    windows = Windows.of(options, shape[2:], kernel)
+    begins, ends, result = windows.begins, windows.reach, (*shape[:2], *windows.counts)
     new = Replacement(node, graph)
     x = node.input[0]
     if any(begins) or any(ends):
@@ -164,16 +159,6 @@ def max_pool_with_indices(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[on
         new.op("Identity", best, to=node.output[0])
     new.op("Identity", index, to=where)
     return new.nodes
-
-
-def _begins(options: Mapping[str, Any], sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:
-    """The padding before each axis."""
-    match options.get("auto_pad", "NOTSET"):
-        case "NOTSET":
-            return list(options.get("pads", [0] * (2 * len(kernel))))[: len(kernel)]
-        case "VALID":
-            return [0] * len(kernel)
-    return same_padding(options, sizes, kernel)[0]
 
 
 def _flat(

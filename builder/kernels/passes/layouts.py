@@ -117,14 +117,15 @@ class _Packing:
             new = table.bb.emit(Call(call.op, [call.args[0], have.expr], call.attrs))
             table.define_packed(var, replace(have, expr=new))
             return True
-        if name in RESHAPES and packed_images.instance_norm(table, var, call, self._bound):
+        if name in RESHAPES and packed_images.group_norm(table, var, call, self._bound):
             return True
         if name in routes.OPERATORS:
             return self._route(table, var, call) or packed_images.move_pixels(table, var, call)
         if name == "relax.nn.pad":
             return packed_images.move_pixels(table, var, call)
         if name == "relax.nn.layer_norm":
-            return packed_images.channel_norm(table, var, call)
+            image = packed_images.image_norm(table, var, call)
+            return image or packed_images.channel_norm(table, var, call)
         if (name in _BINARY or name in _UNARY) and self._before_route(table, var, call):
             return True
         if name in _BINARY and len(shape_of(call)) == 4:

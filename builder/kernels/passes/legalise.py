@@ -26,6 +26,7 @@ from builder.kernels.spaces import (
     matmul,
     padding,
     quantisation,
+    root_mean_square,
     rows,
     sorting,
     transpose,
@@ -40,6 +41,7 @@ def legalise_map(target: DeviceTarget) -> dict[str, Legalisation]:
     own: dict[str, Legalisation] = {"relax.nn.softmax": _softmax}
     own["relax.nn.log_softmax"] = _log_softmax
     own["relax.nn.layer_norm"] = rows.layer_norm
+    own[root_mean_square.NAME] = root_mean_square.rms_norm
     own |= dict.fromkeys(rows.REDUCTIONS, _reduction)
     own |= dict.fromkeys(("relax.argmax", "relax.argmin"), _place_of_extremum)
     own["relax.matmul"] = matmul.legalise

@@ -12,6 +12,7 @@ from tvm.ir import Call
 
 from builder.kernels.passes.packed import LayoutValues, Packed, channel_block, pack_array
 from builder.kernels.rewriter import RESHAPES, constant_of, integers_of, op_name, shape_of
+from builder.kernels.spaces import group_norm as packed_groups
 from builder.kernels.spaces import padding, pixels, planes, pooling
 
 IMAGE_RANK: Final = 4
@@ -108,8 +109,11 @@ def prelu(table: LayoutValues, var: relax.Var, call: Call, x: Packed) -> bool:
     return True
 
 
-def instance_norm(table: LayoutValues, var: relax.Var, call: Call, bound: Mapping[relax.Expr, Call]) -> bool:
-    """Replace a layer norm of the flat planes of a packed image; `call` makes an image of them again."""
+def group_norm(table: LayoutValues, var: relax.Var, call: Call, bound: Mapping[relax.Expr, Call]) -> bool:
+    """Replace a layer norm of the flat groups of a packed image; `call` makes an image of them again.
+
+    With a group for each channel this is instance norm, with one group the layer norm of the whole image.
+    """
     norm = bound.get(call.args[0])
     flat = bound.get(norm.args[0]) if norm is not None and norm.args else None
     if (
@@ -121,14 +125,51 @@ def instance_norm(table: LayoutValues, var: relax.Var, call: Call, bound: Mappin
         return False
     image = flat.args[0]
     shape = shape_of(image)
-    if len(shape) != 4 or shape_of(call) != shape or shape_of(norm) != (*shape[:2], shape[2] * shape[3]):
+    if len(shape) != IMAGE_RANK or shape_of(call) != shape or norm.attrs.center or norm.attrs.scale:
         return False
-    x = table.packed(image)
-    if x is None or x.block == 1 or norm.attrs.center or norm.attrs.scale:
+    rows, rank = shape_of(norm), len(shape_of(norm))
+    groups = math.prod(rows[1:-1]) if rows[:1] == shape[:1] else 0
+    whole = math.prod(shape[1:])
+    if [int(a) % rank for a in norm.attrs.axes] != [rank - 1] or groups * rows[-1] != whole or groups < 1:
         return False
-    new = planes.instance_norm(table.bb, x.expr, float(norm.attrs.epsilon))
-    table.define_packed(var, replace(x, expr=new))
+    if shape[1] % groups:
+        return False
+    new = _normalised(table, image, groups, float(norm.attrs.epsilon))
+    if new is None:
+        return False
+    table.define_packed(var, new)
     return True
+
+
+def image_norm(table: LayoutValues, var: relax.Var, call: Call) -> bool:
+    """Replace a layer norm over the channels, rows and columns of a packed image, and its gain and shift."""
+    x, *numbers = call.args
+    shape = shape_of(call)
+    if len(shape) != IMAGE_RANK or sorted(int(a) % IMAGE_RANK for a in call.attrs.axes) != [1, 2, 3]:
+        return False
+    known = [constant_of(each) for each in numbers]
+    new = None if any(each is None for each in known) else _normalised(table, x, 1, float(call.attrs.epsilon))
+    if new is None:
+        return False
+    expr = new.expr
+    used = (call.attrs.scale, relax.op.multiply), (call.attrs.center, relax.op.add)
+    for array, (is_used, operator) in zip(known, used, strict=True):
+        if is_used and array is not None:
+            packed = pack_array(array.reshape(1, *shape[1:]), new.block, 0.0, shape[1])
+            expr = table.bb.emit(operator(expr, relax.const(packed)))
+    table.define_packed(var, replace(new, expr=expr))
+    return True
+
+
+def _normalised(table: LayoutValues, image: relax.Expr, groups: int, epsilon: float) -> Packed | None:
+    """Emit the norm of each group of a packed image of float32; None if the image is not packed."""
+    have = table.packed(image)
+    if have is None or have.block == 1 or str(image.ty.dtype) != "float32":
+        return None
+    if groups == have.channels:
+        return replace(have, expr=planes.instance_norm(table.bb, have.expr, epsilon))
+    x = table.as_packed(image, have.block)
+    return replace(x, expr=packed_groups.group_norm(table.bb, x.expr, x.channels, groups, epsilon))
 
 
 def _moves_pixels(call: Call) -> bool:

@@ -1,4 +1,4 @@
-"""Recognises what exporters decompose: layer norm in nine operators, products of flattened rows.
+"""Recognises what exporters decompose: layer norm in nine operators, RMS norm, products of flattened rows.
 
 Runs before layouts are chosen. A layer norm becomes one operator, which is computed row by row while the row
 is in the L1 cache. A reshape that keeps the last axis moves behind the products and element-wise operators
@@ -57,6 +57,7 @@ def _emit(table: Values, var: relax.Var, call: Call) -> bool:
         _elementwise,
         _quotient,
         _layer_norm,
+        _rms_norm,
         _affine,
         _swapped_norm,
     )
@@ -266,6 +267,52 @@ def _layer_norm(table: Values, call: Call) -> relax.Expr | None:
     return norm if axes == 1 else table.bb.emit(relax.op.reshape(norm, shape_of(x)))
 
 
+def _rms_norm(table: Values, call: Call) -> relax.Expr | None:
+    """Recognise `x / sqrt(mean(x**2) + epsilon)` over the last axes, as it may be written out."""
+    if op_name(call) not in ("relax.divide", "relax.multiply") or str(call.ty.dtype) != "float32":
+        return None
+    args = [table.plain(a) for a in call.args]
+    pairs = [args] if op_name(call) == "relax.divide" else [args, args[::-1]]
+    for x, root in pairs:
+        if not isinstance(x, relax.Var) or shape_of(x) != shape_of(call):
+            continue
+        total = _radicand(table, root, inverse=op_name(call) == "relax.multiply")
+        if total is None:
+            continue
+        mean, epsilon = _variance_and_epsilon(total)
+        squares = _definition(table, mean, "relax.mean")
+        if epsilon is None or squares is None or not _is_square_of(table, squares.args[0], x):
+            continue
+        count = _mean_of(table, mean, squares.args[0])
+        axes = _last_axes(shape_of(x), count)
+        if not axes or shape_of(root) != (*shape_of(x)[: len(shape_of(x)) - axes], *(1,) * axes):
+            continue
+        rows = x if axes == 1 else table.bb.emit(relax.op.reshape(x, (*shape_of(x)[:-axes], count)))
+        one = relax.const(np.ones(count, "f4"))
+        norm = table.bb.emit(relax.op.nn.rms_norm(rows, one, axes=-1, epsilon=epsilon))
+        return norm if axes == 1 else table.bb.emit(relax.op.reshape(norm, shape_of(x)))
+    return None
+
+
+def _radicand(table: Values, expr: relax.Expr, *, inverse: bool) -> Call | None:
+    """Return the sum of which `expr` is the root, or one over the root; None if it is neither."""
+    if not inverse:
+        root = _definition(table, expr, "relax.sqrt")
+    else:
+        root = _definition(table, expr, "relax.rsqrt", "relax.power", "relax.divide")
+        if root is not None and op_name(root) == "relax.power" and not _is_number(root.args[1], -0.5):
+            return None
+        if root is not None and op_name(root) == "relax.divide":
+            root = _definition(table, root.args[1], "relax.sqrt") if _is_number(root.args[0], 1) else None
+    return None if root is None else _definition(table, root.args[0], "relax.add")
+
+
+def _is_number(expr: relax.Expr, number: float) -> bool:
+    """Whether a constant is one number."""
+    value = constant_of(expr)
+    return value is not None and value.size == 1 and float(value.item()) == number
+
+
 def _channel_norm(table: Values, root: Call, x: relax.Expr, centred: relax.Expr) -> relax.Expr | None:
     """Return the layer norm over the channels of an image; `root` is the root of variance and epsilon."""
     total = definition(table, root.args[0], "relax.add")
@@ -389,14 +436,29 @@ def _affine(table: Values, call: Call) -> relax.Expr | None:
     name = op_name(call)
     if name not in ("relax.multiply", "relax.add"):
         return None
+    nothing = 1 if name == "relax.multiply" else 0
     for x, other in (call.args, reversed(call.args)):
-        norm = definition(table, table.plain(x), "relax.nn.layer_norm")
+        norm, numbers = definition(table, table.plain(x), "relax.nn.layer_norm"), constant_of(other)
+        known = norm is not None and numbers is not None and shape_of(norm) == shape_of(call)
+        if known and np.all(numbers == nothing):
+            return table.plain(x)  # as exporters write a group norm, whose gain comes later
+    for x, other in (call.args, reversed(call.args)):
+        norm = definition(table, table.plain(x), "relax.nn.layer_norm", "relax.nn.rms_norm")
         numbers = constant_of(other)
         if norm is None or numbers is None or numbers.shape[-1:] != shape_of(call)[-1:]:
             continue
         if [int(axis) % len(shape_of(call)) for axis in norm.attrs.axes] != [len(shape_of(call)) - 1]:
             continue
-        if numbers.size != numbers.shape[-1] or shape_of(norm) != shape_of(call) or norm.attrs.center:
+        if numbers.size != numbers.shape[-1] or shape_of(norm) != shape_of(call):
+            continue
+        if op_name(norm) == "relax.nn.rms_norm":
+            gain = constant_of(norm.args[1])
+            if name == "relax.add" or gain is None or np.any(gain != 1):
+                continue
+            vector = relax.const(numbers.reshape(-1).astype("float32"))
+            epsilon = float(norm.attrs.epsilon)
+            return table.bb.emit(relax.op.nn.rms_norm(norm.args[0], vector, axes=-1, epsilon=epsilon))
+        if norm.attrs.center:
             continue
         if name == "relax.multiply" and norm.attrs.scale:
             continue

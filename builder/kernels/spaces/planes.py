@@ -27,30 +27,18 @@ _PARTS: Final = (8, 4, 2, 1)
 def instance_norm(bb: relax.BlockBuilder, x: relax.Expr, epsilon: float) -> relax.Expr:
     """Emit `(x - mean) / sqrt(variance + epsilon)` of each plane of `x`, `[N, C/b, H, W, b]`."""
     n, blocks, height, width, b = shape_of(x)
-    parts = next(p for p in _PARTS if width % p == 0)
     planes = (n, blocks, b)
 
     def compute(data: te.Tensor) -> te.Tensor:
         share = tirx.const(1.0 / (height * width), "float32")
-
-        def summed(value: Callable[..., tirx.Expr], name: str) -> te.Tensor:
-            y, z = te.reduce_axis((0, height), "y"), te.reduce_axis((0, width // parts), "z")
-            k = te.reduce_axis((0, parts), "k")
-            partial = te.compute(
-                (n, blocks, parts, b),
-                lambda i, c, p, v: te.sum(value(i, c, y, z * parts + p, v), axis=[y, z]),
-                name=f"partial_{name}",
-            )
-            return te.compute(planes, lambda i, c, v: te.sum(partial[i, c, k, v], axis=k), name=name)
-
-        total = summed(data, "total")
+        total = summed(data, data, "total")
         mean = te.compute(planes, lambda i, c, v: total[i, c, v] * share, name="mean")
 
         def square(i: tirx.Var, c: tirx.Var, y: tirx.Var, z: tirx.Expr, v: tirx.Var) -> tirx.Expr:
             difference = data[i, c, y, z, v] - mean[i, c, v]
             return difference * difference
 
-        squares = summed(square, "squares")
+        squares = summed(data, square, "squares")
         inverse = te.compute(
             planes,
             lambda i, c, v: tirx.rsqrt(squares[i, c, v] * share + tirx.const(epsilon, "float32")),
@@ -65,6 +53,30 @@ def instance_norm(bb: relax.BlockBuilder, x: relax.Expr, epsilon: float) -> rela
 
     call = bb.call_te(compute, x, primfunc_name_hint="instance_norm", primfunc_attrs=FUSES_ELEMENTWISE)
     return bb.emit(call)
+
+
+def summed(data: te.Tensor, value: Callable[..., tirx.Expr], name: str) -> te.Tensor:
+    """Return the sum of a value over each plane, `[N, C/b, b]`.
+
+    Parameters
+    ----------
+    data
+        The image, `[N, C/b, H, W, b]`.
+    value
+        What is added, by the indices of an element of `data`.
+    name
+        The name of its stage.
+    """
+    n, blocks, height, width, b = (int(d) for d in data.shape)
+    parts = next(p for p in _PARTS if width % p == 0)
+    y, z = te.reduce_axis((0, height), "y"), te.reduce_axis((0, width // parts), "z")
+    k = te.reduce_axis((0, parts), "k")
+    partial = te.compute(
+        (n, blocks, parts, b),
+        lambda i, c, p, v: te.sum(value(i, c, y, z * parts + p, v), axis=[y, z]),
+        name=f"partial_{name}",
+    )
+    return te.compute((n, blocks, b), lambda i, c, v: te.sum(partial[i, c, k, v], axis=k), name=name)
 
 
 def schedule(sch: st.Schedule, anchor: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:

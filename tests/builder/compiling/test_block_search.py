@@ -125,3 +125,24 @@ def test_an_output_of_few_numbers_that_is_steps_away_is_no_rounding(
     distances = np.zeros(elements)
     distances[:2] = steps
     assert block_of("few", distances, False, dtype).is_rounding is rounded
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_a_nan_in_a_tensor_of_ours_is_a_fault(count: int) -> None:
+    """Two elements may be rounded otherwise, but a NaN is no rounding."""
+    own = AFTER.astype("float32")
+    own.reshape(-1)[:count] = np.nan
+    for form in (own, packed(own)):
+        search = Search([form])
+        assert find(search, "after", AFTER) is None
+        found, hidden = search.result()
+        assert [(block.name, block.is_rounding) for block in found] == [("after", False)]
+        assert not hidden
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16"])
+def test_steps_that_are_no_number_are_no_rounding(dtype: str) -> None:
+    steps = np.zeros(1000)
+    assert block_of("x", steps, halfway=False, dtype=dtype).is_rounding
+    steps[7] = np.nan
+    assert not block_of("x", steps, halfway=False, dtype=dtype).is_rounding

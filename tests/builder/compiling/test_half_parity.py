@@ -108,6 +108,30 @@ def test_faults_are_found(fault: Callable[[Array], Array]) -> None:
         compare(fault).check()
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_what_is_not_finite_is_found_where_the_outputs_hide_it(wrong: float) -> None:
+    model = network()
+    inputs = {"x": np.random.default_rng(1).standard_normal((1, 4, 8, 8)).astype("f4")}
+    tapped = onnx.ModelProto()
+    tapped.CopyFrom(model)
+    tapped.graph.output.append(helper.make_tensor_value_info("r", TensorProto.FLOAT, None))
+    output, own = run_as_defined(tapped, inputs)
+    compare_halves(model, inputs, [pack(own)], [output], [output]).check()
+    own[0, 4, 2, 2] = wrong
+    with pytest.raises(ParityError, match="tensor r"):
+        compare_halves(model, inputs, [pack(own)], [output], [output]).check()
+
+
+def test_infinities_and_nans_that_both_have_are_no_noise() -> None:
+    one, other = np.array([1, 2, np.inf, np.nan], "f4"), np.array([1, 2.002, np.inf, np.nan], "f4")
+    assert decibels(one, one) == np.inf
+    assert decibels(one, other) == pytest.approx(61, abs=1)
+    for place in (2, 3):
+        wrong = one.copy()
+        wrong[place] = 3
+        assert decibels(wrong, one) == decibels(one, wrong) == -np.inf
+
+
 def test_what_is_stored_after_a_relu_is_no_wrong_form_of_what_is_before_it() -> None:
     """Nearly all numbers are positive: both are similar, but only one is stored."""
     model = network()

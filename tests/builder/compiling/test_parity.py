@@ -31,6 +31,25 @@ def test_a_nan_or_a_wrong_infinity_never_passes(ours: list[float], theirs: list[
         check(Parity(error_of(ours, theirs), "y", "reference"), 1e9)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_a_nan_of_one_output_is_not_forgotten_for_the_next(dtype: str) -> None:
+    """A comparison with NaN is false either way, so the next error used to take its place."""
+    one, nan = np.ones(3, dtype), np.array([1, np.nan, 1], dtype)
+    for ours, theirs in (([nan, one], [one, one]), ([one, one], [nan, one])):
+        found = compare(["bad", "good"], ours, theirs)
+        assert found.worst_output == "bad"
+        with pytest.raises(ParityError):
+            check(found, 1e9)
+
+
+def test_a_nan_is_no_rounding_in_double_precision_either() -> None:
+    one, nan = np.ones(3, "float32"), np.array([1, np.nan, 1], "float32")
+    exact = [one.astype("float64")] * 2
+    assert not distances(["a", "b"], [nan, one], [one, one], exact).is_rounding
+    # Nor does a NaN of the reference explain a difference of ours.
+    assert not distances(["a", "b"], [one + 0.001, one], [nan, one], exact).is_rounding
+
+
 def test_an_output_that_is_tiny_throughout_is_measured_against_the_floor() -> None:
     assert error_of([1.1e-5], [1.0e-5]) == pytest.approx(1e-4, rel=1e-3)
 

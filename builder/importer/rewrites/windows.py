@@ -1,0 +1,80 @@
+"""Where the windows of a pooling are: how many an axis has, and how far they reach beyond the input.
+
+Source: ONNX operator specification, MaxPool-22. Where its text leaves open what happens, as ONNX Runtime:
+with VALID, `ceil_mode` counts as without padding, and a window may be larger than the padded input. Padding
+for SAME counts dilations, as the specification says; ONNX Runtime forgets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from builder.importer.rewrites.convolution import same_padding
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The windows of a pooling, of each axis.
+
+    Attributes
+    ----------
+    counts
+        How many windows there are.
+    begins, ends
+        The padding before and after the axis, as declared or as `auto_pad` says.
+    reach
+        The padding after the axis that the last window needs; not less than `ends`.
+    """
+
+    counts: tuple[int, ...]
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+    reach: tuple[int, ...]
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], sizes: Sequence[int], kernel: Sequence[int]) -> Windows:
+        """Return the windows of a node.
+
+        With `ceil_mode`, a last window may extend beyond the padding, but one that would begin there is left
+        out.
+
+        Parameters
+        ----------
+        options
+            The node's attributes.
+        sizes, kernel
+            The extents of the axes, and of the window in them.
+
+        Raises
+        ------
+        ValueError
+            If an axis has no window.
+        """
+        rank = len(kernel)
+        mode = options.get("auto_pad", "NOTSET")
+        strides, dilations = (options.get(key, [1] * rank) for key in ("strides", "dilations"))
+        begins, ends = [0] * rank, [0] * rank
+        if mode == "NOTSET":
+            padding = list(options.get("pads", [0] * (2 * rank)))
+            begins, ends = padding[:rank], padding[rank:]
+        elif mode != "VALID":
+            begins, ends = same_padding(options, sizes, kernel)
+        ceiled = bool(options.get("ceil_mode", 0)) and mode in ("NOTSET", "VALID")
+        counts, reach = [], []
+        for size, k, s, d, before, after in zip(sizes, kernel, strides, dilations, begins, ends, strict=True):
+            span = (k - 1) * d + 1
+            rest = size + before + after - span
+            if ceiled:
+                count = -(-rest // s) + 1
+                count -= (count - 1) * s >= size + before
+            else:
+                # A window that is larger than the input by less than a stride counts: ONNX Runtime, and the
+                # inference of shapes, round the quotient towards zero.
+                count = int(rest / s) + 1
+            if count < 1:
+                raise ValueError(f"expected a window of at most {size + before + after} places, got {span}")
+            counts.append(count)
+            reach.append(max(after, (count - 1) * s + span - size - before))
+        return cls(tuple(counts), tuple(begins), tuple(ends), tuple(reach))
