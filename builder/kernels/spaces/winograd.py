@@ -25,7 +25,7 @@ from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch
-from builder.kernels.spaces.convolution import pack_weights
+from builder.kernels.spaces.convolution import pack_weights, reduction_block
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
 from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.register_tile import (
@@ -154,7 +154,9 @@ def emit(
     target
         Its heuristic tile decides how weights are packed.
     """
-    in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
+    # Do not multiply the zeros that fill the last block.
+    in_block = reduction_block(shape_of(x)[4], op.in_channels)
+    blocks = -(-op.out_channels // out_block)
     band = rows_of_band(op, m, target)
     tiles = space(Stages(op, m, 1, band).tiles, blocks, in_block, target).default
     packed = emit_weights(bb, pack_weights(weight, in_block, out_block, tiles.oc))
@@ -206,8 +208,8 @@ def convolve(
     `band` is as in `Stages`.
     """
     t, stages = transforms(m, op.strides[0]), Stages(op, m, beside, band)
-    in_blocks, bi = int(x.shape[1]), int(x.shape[4])
-    _, _, _, _, together, bo = (int(d) for d in u.shape)
+    _, _, in_blocks, bi, together, bo = (int(d) for d in u.shape)
+    parts = int(x.shape[4]) // bi  # blocks of the reduction in a block of the input
     data = stages.data(x, t.input, "float32", tirx.const(0, "float32"))
     ic = te.reduce_axis((0, in_blocks), "ic")
     ii = te.reduce_axis((0, bi), "ii")
@@ -222,7 +224,8 @@ def convolve(
 
     def products(*at: tirx.Var) -> tirx.Expr:
         *q, xi, o, tile, v = at
-        value = data[(*q, xi, tile // beside, ic, tile % beside, ii)]
+        channel = ii if parts == 1 else ic % parts * bi + ii
+        value = data[(*q, xi, tile // beside, ic // parts, tile % beside, channel)]
         weight = u[weights_of(xi), o // together, ic, ii, o % together, v]
         return te.sum(value * weight, axis=[ic, ii])
 
