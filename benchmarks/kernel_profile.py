@@ -66,6 +66,7 @@ def main() -> None:
 def profile(model: str, threads: int, repeat: int) -> tuple[list[Row], float]:
     """Profile `model`; return its rows in order of execution, and the machine's peak in GFLOP/s."""
     from benchmarks.architectures import ARCHITECTURES, generate
+    from benchmarks.denormals import flushed
     from benchmarks.interpreter import Interpreter
     from builder.compiling.lower import lower
     from builder.importer import import_onnx
@@ -89,7 +90,9 @@ def profile(model: str, threads: int, repeat: int) -> tuple[list[Row], float]:
     )
     kernels = {g.name_hint: f for g, f in lowered.kernels.functions.items()}
     rows = []
-    for step, time_us in zip(interpreter.steps, interpreter.times_us(repeat), strict=True):
+    with flushed(target):
+        times = interpreter.times_us(repeat)
+    for step, time_us in zip(interpreter.steps, times, strict=True):
         shapes_of = [tuple(interpreter.tensors[i].shape) for i in step.arguments + step.results]
         rows.append(
             Row(

@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison; return the exit status."""
     args = _parser().parse_args(arguments)
     os.environ["TVM_NUM_THREADS"] = "1"  # read when TVM's library starts its threads
+    from benchmarks.denormals import flushed
     from benchmarks.odd.timing import compare
     from builder.target.device_target import resolve
 
@@ -48,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.perf_counter()
     operators = drawn(args.kinds, args.count, args.seed)
     progress = track(operators, "comparing", console=console, disable=not console.is_terminal)
-    results = [compare(operator, target, args.blocks) for operator in progress]
+    with flushed(target):
+        results = [compare(operator, target, args.blocks) for operator in progress]
     document = _document(results, args, time.perf_counter() - began)
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "odd.json").write_text(json.dumps(document, indent=1) + "\n")

@@ -36,6 +36,7 @@ from builder.kernels.spaces.register_tile import (
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "conv2d"
+_UNROLLED: Final = 4  # steps of the reduction
 
 
 def filled(weight: np.ndarray, inputs: int, outputs: int) -> np.ndarray:
@@ -44,6 +45,14 @@ def filled(weight: np.ndarray, inputs: int, outputs: int) -> np.ndarray:
     full = np.zeros((-(-o // outputs) * outputs, -(-i // inputs) * inputs, kh, kw), weight.dtype)
     full[:o, :i] = weight
     return full
+
+
+def reduction_block(block: int, channels: int) -> int:
+    """Return the largest part of a block of the input in which the reduction steps over `channels`.
+
+    At most three of the zeros that fill the last block are then multiplied: four steps are unrolled.
+    """
+    return math.gcd(block, -(-channels // _UNROLLED) * _UNROLLED) if block % _UNROLLED == 0 else block
 
 
 def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: int = 1) -> np.ndarray:
@@ -103,9 +112,8 @@ def emit(
         Its heuristic tile decides how weights are packed.
     """
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
-    part = math.gcd(in_block, op.in_channels)
-    if op.groups == 1 and part % 4 == 0:  # do not multiply the zeros that fill the last block
-        in_block = part
+    if op.groups == 1:  # do not multiply the zeros that fill the last block
+        in_block = reduction_block(in_block, op.in_channels)
     columns = Columns(op.kernel[1], op.strides[1], op.dilation[1])
     tiles = space(blocks, op.out_width, in_block, target, columns, groups=op.groups).default
     packed: relax.Expr
