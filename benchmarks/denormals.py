@@ -2,7 +2,7 @@
 
 The agent sets this around a run through the launcher in `mod.so`. A benchmark that calls kernels without the
 launcher would measure an assist of the processor, a hundred cycles and more, wherever a vector has a denormal
-number in a lane that nobody reads, such as what happens to follow the last element of a tensor in memory.
+number in a lane that is not used, such as what happens to follow the last element of a tensor in memory.
 """
 
 from __future__ import annotations

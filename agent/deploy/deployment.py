@@ -321,7 +321,7 @@ class Deployment:
         if done.status is Status.SUCCEEDED:
             self._attempts.forget(name)
             self._trials.forget(name)
-        self._report()  # first: whoever waits for the inbox may ask for the report next
+        self._report()  # first: who waits for the inbox may ask for the report next
         if done.request.origin is Origin.LOCAL and not done.request.repair:
             with contextlib.suppress(StoreError):  # no thread
                 await in_disk_thread(self._inbox.answer, done)
