@@ -1,8 +1,7 @@
 """Winograd's convolution F(m x m, 3 x 3) on packed channels, for 3x3 windows at stride 1, and on ARM at 2.
 
 A tile of `m x m` outputs takes `(m + 2)**2` products instead of `9 * m**2`: 36 instead of 144 for m = 4. At
-stride 2 (`Transforms.at_stride_2`) it takes `(2 m + 1)**2`: 25 instead of 36 for m = 2. Rows and columns of a
-tile may differ, so that few tiles reach beyond the picture (`output_tile`).
+stride 2 (`Transforms.at_stride_2`) it takes `(2 m + 1)**2`: 25 instead of 36 for m = 2.
 There are three stages: input tiles are transformed (`B^T d B`), multiplied with transformed weights (one
 matrix product for each of these positions), and transformed back (`A^T m A`), with the epilogue.
 Each stage does the whole picture; or all three do one band of rows after another, if only then their
@@ -15,7 +14,6 @@ positions of the middle tap have their weights in common.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,16 +38,14 @@ from builder.kernels.spaces.register_tile import (
     unroll_rounds,
 )
 from builder.kernels.spaces.winograd_loops import order_input, order_output
-from builder.kernels.spaces.winograd_stages import Extents, Stages, tile_of
+from builder.kernels.spaces.winograd_stages import Stages
 from builder.kernels.spaces.winograd_transforms import Transforms, select
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "winograd"
 WEIGHTS_KIND: Final = "winograd_weights"
-# In multiply-adds of a vector, fitted to a core with 512-bit vectors: the transform of each number of a tile
-# along an axis. That of the extent 5 spills, which costs less where multiply-adds are slow.
-_TRANSFORM_COST: Final = 4.0
-_LONG_TRANSFORM_COST: Final = 10.0
+# In multiply-adds of a vector, fitted to a core with 512-bit vectors.
+_TRANSFORM_COST: Final = 8.0
 _GEMM_COST: Final = 1.1
 # Parts of the L2 cache: what may be between the stages without bands, the transformed weights, and a band.
 # Weights may take more of a cache that cores share, because they share the weights, too.
@@ -60,19 +56,17 @@ _MOST_IN_BAND: Final = 0.4
 _REGISTER_TILES: Final = 12
 # Threads share the bands: seven of them keep four threads busy for most of the time.
 _FEWEST_BANDS: Final = 7
-# Extents of the output's tile along an axis. 5 has 1.5 times the error of 4, so it must save a twentieth.
-_EXTENTS: Final = (4, 3, 2, 5)
-_SHORT: Final = 4
+# Extents of the output's tile. 5 has 1.5 times the error of 4, so it must save a twentieth. Its transforms
+# are so long that they only pay where multiply-adds are slow.
+_EXTENTS: Final = (4, 2)
+_EXTENTS_ON_ARM: Final = (4, 5, 2)
 # At stride 2, tiles of 4 read 9 x 9 numbers: fewer products, but by estimate 1.6 times the time.
 _EXTENTS_AT_STRIDE_2: Final = (2,)
 _WORTH: Final = 0.95
 
 
-def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> Extents | None:
-    """Choose m, the output tile; None if only the direct convolution applies, or it is as fast.
-
-    Its rows and columns differ where tiles then cover less beyond the picture: 9 rows are three tiles of 3,
-    and 12 columns three of 4.
+def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
+    """Choose m, the extent of the output tile; None if only the direct convolution applies, or it is as fast.
 
     Costs are counted in multiply-adds of a vector: the products, the transforms, and reading the weights,
     which in a whole model come from memory each time.
@@ -83,28 +77,28 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> Extents | No
     if not plain or not known or in_block < target.simd.lanes:
         return None
     lanes = target.simd.lanes
-    extents: tuple[int, ...] = _EXTENTS if op.strides == (1, 1) else _EXTENTS_AT_STRIDE_2
-    transform = {m: _TRANSFORM_COST if on_arm or m <= _SHORT else _LONG_TRANSFORM_COST for m in extents}
-    # Channels that are multiplied, and vectors of them that are computed.
-    i, o = -(-op.in_channels // 4) * 4, -(-op.out_channels // lanes)
+    extents: tuple[int, ...] = _EXTENTS_ON_ARM if on_arm else _EXTENTS
+    if op.strides != (1, 1):
+        extents = _EXTENTS_AT_STRIDE_2
+    i, o = op.in_channels, op.out_channels
     bytes_per_product = target.core.memory_bytes_per_ns / target.core.products_per_ns
-    best: tuple[float, Extents | None] = (
-        op.batch * op.out_height * op.out_width * 9 * i * o + 9 * i * o * lanes * 4 / bytes_per_product,
+    best: tuple[float, int | None] = (
+        op.batch * op.out_height * op.out_width * 9 * i * o / lanes + 9 * i * o * 4 / bytes_per_product,
         None,
     )
-    for m in sorted(itertools.product(extents, repeat=2), key=lambda m: (max(m) > _SHORT, m[0] != m[1])):
-        stages = Stages(op, m, 1)
-        tiles = stages.positions * stages.rows * stages.columns
-        products = tiles * i * o
-        transforms = tiles * (-(-op.in_channels // lanes) + o) * (transform[m[0]] + transform[m[1]])
-        reading = (m[0] + 2) * (m[1] + 2) * i * o * lanes * 4 / bytes_per_product
+    for m in extents:
+        positions = Stages(op, m, 1).size ** 2
+        tiles = -(-op.out_height // m) * -(-op.out_width // m)
+        products = positions * tiles * i * o / lanes
+        transforms = positions * tiles * (i + o) / lanes * _TRANSFORM_COST
+        reading = (m + 2) ** 2 * i * o * 4 / bytes_per_product
         cost = op.batch * (products * _GEMM_COST + transforms) + reading
-        if cost < best[0] * (_WORTH if max(m) > _SHORT else 1.0):
+        if cost < best[0] * (_WORTH if m > 4 else 1.0):
             best = (cost, m)
     return best[1]
 
 
-def rows_of_band(op: Conv2d, m: Extents, target: DeviceTarget) -> int | None:
+def rows_of_band(op: Conv2d, m: int, target: DeviceTarget) -> int | None:
     """Choose how many rows of tiles go through the three stages together; None for all of them.
 
     What is between the stages is at least `(m + 2)**2 / m**2` times as large as the pictures. If it does not
@@ -114,8 +108,8 @@ def rows_of_band(op: Conv2d, m: Extents, target: DeviceTarget) -> int | None:
     whole = Stages(op, m, 1)
     l2_bytes = target.core.l2_bytes * target.core.l2_cores
     most_weights = _MOST_WEIGHTS if target.core.l2_cores == 1 else _MOST_SHARED_WEIGHTS
-    row_bytes = 4 * whole.positions * (op.in_channels + op.out_channels) * whole.columns
-    weight_bytes = 4 * (m[0] + 2) * (m[1] + 2) * op.in_channels * op.out_channels
+    row_bytes = 4 * whole.size**2 * (op.in_channels + op.out_channels) * whole.columns
+    weight_bytes = 4 * (m + 2) ** 2 * op.in_channels * op.out_channels
     if (
         op.batch * whole.rows * row_bytes <= l2_bytes * _MOST_BETWEEN
         or weight_bytes > l2_bytes * most_weights
@@ -138,7 +132,7 @@ def emit(
     weight: np.ndarray,
     *,
     out_block: int,
-    m: Extents,
+    m: int,
     target: DeviceTarget,
 ) -> relax.Expr:
     """Emit the convolution of packed `x` as two calls: the transform of the weights, and the convolution.
@@ -156,7 +150,7 @@ def emit(
     out_block
         `bo`, the channels in a block of the output.
     m
-        Rows and columns of an output tile.
+        The extent of the output tile.
     target
         Its heuristic tile decides how weights are packed.
     """
@@ -188,52 +182,45 @@ def transforms(m: int, stride: int) -> Transforms:
     return Transforms.of(m) if stride == 1 else Transforms.at_stride_2(m)
 
 
-def transform_weights(w: te.Tensor, m: Extents, stride: int = 1) -> te.Tensor:
-    """Return `G g G^T`, `[positions, OB/t, IB, bi, t, bo]`, of `w`, `[OB/t, IB, 3, 3, bi, t, bo]`."""
-    rows, columns = (transforms(extent, stride).weights for extent in m)
-    height, width = len(rows), len(columns)
+def transform_weights(w: te.Tensor, m: int, stride: int = 1) -> te.Tensor:
+    """Return `G g G^T`, `[(m + 2)**2, OB/t, IB, bi, t, bo]`, of `w`, `[OB/t, IB, 3, 3, bi, t, bo]`."""
+    size, g = m + 2, transforms(m, stride).weights
     ob, ib, _, _, bi, t, bo = (int(d) for d in w.shape)
     half = te.compute(
-        (ob, ib, height, 3, bi, t, bo),
-        lambda o, i, e, kw, a, s, b: select(e, rows, lambda kh: w[o, i, kh, kw, a, s, b]),
+        (ob, ib, size, 3, bi, t, bo),
+        lambda o, i, e, kw, a, s, b: select(e, g, lambda kh: w[o, i, kh, kw, a, s, b]),
         name="half",
     )
     return te.compute(
-        (height * width, ob, ib, bi, t, bo),
-        lambda at, o, i, a, s, b: select(
-            at % width, columns, lambda kw: half[o, i, at // width, kw, a, s, b]
-        ),
+        (size * size, ob, ib, bi, t, bo),
+        lambda xi, o, i, a, s, b: select(xi % size, g, lambda kw: half[o, i, xi // size, kw, a, s, b]),
         name="weights",
         attrs={SPACE_MARK: WEIGHTS_KIND},
     )
 
 
 def convolve(
-    x: te.Tensor, u: te.Tensor, op: Conv2d, m: Extents, beside: int = 1, band: int | None = None
+    x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int = 1, band: int | None = None
 ) -> te.Tensor:
     """Return the three stages on packed `x` and transformed weights `u`.
 
     Between the first two stages, the `beside` tiles that the product keeps in registers are adjacent.
     `band` is as in `Stages`.
     """
-    stages = Stages(op, m, beside, band)
-    vertical, horizontal = (transforms(extent, op.strides[0]) for extent in m)
+    t, stages = transforms(m, op.strides[0]), Stages(op, m, beside, band)
     _, _, in_blocks, bi, together, bo = (int(d) for d in u.shape)
     parts = int(x.shape[4]) // bi  # blocks of the reduction in a block of the input
-    data = stages.data(x, (vertical.input, horizontal.input), "float32", tirx.const(0, "float32"))
+    data = stages.data(x, t.input, "float32", tirx.const(0, "float32"))
     ic = te.reduce_axis((0, in_blocks), "ic")
     ii = te.reduce_axis((0, bi), "ii")
+    size = stages.size
 
     def weights_of(xi: tirx.Var) -> tirx.Expr:
         """Return the number of the weights of a position: at stride 2, positions from m + 1 on share them."""
-        if op.strides == (1, 1):
+        if size == m + 2:
             return xi
-        width = stages.size[1]
-        row, column = (
-            tirx.min(at, tirx.const(extent + 1, "int32"))
-            for at, extent in zip((xi // width, xi % width), m, strict=True)
-        )
-        return row * (m[1] + 2) + column
+        row, column = (tirx.min(at, tirx.const(m + 1, "int32")) for at in (xi // size, xi % size))
+        return row * (m + 2) + column
 
     def products(*at: tirx.Var) -> tirx.Expr:
         *q, xi, o, tile, v = at
@@ -242,9 +229,9 @@ def convolve(
         weight = u[weights_of(xi), o // together, ic, ii, o % together, v]
         return te.sum(value * weight, axis=[ic, ii])
 
-    shape = (*stages.bands, stages.positions, -(-op.out_channels // bo), stages.tiles, bo)
+    shape = (*stages.bands, size**2, -(-op.out_channels // bo), stages.tiles, bo)
     product = te.compute(shape, products, name="product")
-    return stages.result(product, (vertical.output, horizontal.output), KIND)
+    return stages.result(product, t.output, KIND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,12 +287,12 @@ def space(tiles: int, out_blocks: int, in_block: int, target: DeviceTarget) -> W
     return WinogradSpace(ts, ocs, ii, WinogradTiles(tile, oc, min(4, in_block), held))
 
 
-def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, m: Extents) -> None:
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, m: int) -> None:
     """Order the loops of the three stages and of the epilogue; `block` is the last stage."""
     half_out = sch.get_producers(block)[0]
     product = sch.get_producers(half_out)[0]
     *bands, _, _, tile, _, _, _ = sch.get_loops(product)
-    columns = -(-int(sch.get(sch.get_loops(block)[3]).extent) // m[1])
+    columns = -(-int(sch.get(sch.get_loops(block)[3]).extent) // m)
     band = int(sch.get(tile).extent) // columns if bands else None
     epilogue = Epilogue.after(sch, block)
     sch.compute_inline(block)
@@ -346,7 +333,7 @@ def _keep_sums_apart(sch: st.Schedule, product: st.schedule.SBlockRV, tile: st.s
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
-    m = tile_of(sch, block)
+    m = int(sch.get(block).annotations["edge.tile"])
     product = sch.get_sblock("product")
     *_, out_blocks, tiles, _, _, in_block = (int(sch.get(q).extent) for q in sch.get_loops(product))
     s = space(tiles, out_blocks, in_block, target)
@@ -362,8 +349,8 @@ def schedule_weights(
     del target, choose
     half = sch.get_producers(block)[0]
     xi, o, i, a, s, b = sch.get_loops(block)
-    height = int(sch.get(half).writes[0].source.shape[2])
-    e, nu = sch.split(xi, [height, None])
+    size = round(int(sch.get(xi).extent) ** 0.5)
+    e, nu = sch.split(xi, [size, size])
     sch.reorder(o, i, a, s, e, nu, b)
     sch.compute_at(half, s, preserve_unit_loops=True)
     loops = sch.get_loops(half)[4:]

@@ -5,10 +5,11 @@ The product between them, where the time is spent, is ordered by each of them.
 
 from __future__ import annotations
 
+import math
+
 from tvm import s_tir as st
 
 from builder.kernels.spaces.epilogue import Epilogue
-from builder.kernels.spaces.winograd_stages import Extents
 
 
 def order_input(sch: st.Schedule, band: st.schedule.LoopRV | None = None) -> None:
@@ -25,8 +26,8 @@ def order_input(sch: st.Schedule, band: st.schedule.LoopRV | None = None) -> Non
     if band is not None:
         sch.compute_at(data, band, preserve_unit_loops=True)
     xi, group, c, tile, v = sch.get_loops(data)[-5:]
-    width = int(sch.get(half_in).writes[0].source.shape[-2])
-    e, nu = sch.split(xi, [None, width])
+    size = math.isqrt(int(sch.get(xi).extent))
+    e, nu = sch.split(xi, [size, size])
     sch.reorder(c, group, tile, e, nu, v)
     sch.compute_at(half_in, tile, preserve_unit_loops=True)
     *_, a, b, lane = sch.get_loops(half_in)
@@ -42,7 +43,7 @@ def order_input(sch: st.Schedule, band: st.schedule.LoopRV | None = None) -> Non
 
 
 def order_output(
-    sch: st.Schedule, half_out: st.schedule.SBlockRV, epilogue: Epilogue, m: Extents, band: int | None = None
+    sch: st.Schedule, half_out: st.schedule.SBlockRV, epilogue: Epilogue, m: int, band: int | None = None
 ) -> st.schedule.LoopRV:
     """Order the loops of the output's transform and of what follows it: tile after tile.
 
@@ -55,7 +56,7 @@ def order_output(
     epilogue
         The last stage, which has the second half inlined.
     m
-        Rows and columns of an output tile.
+        The extent of the output tile.
     band
         Rows of tiles in a band; None if each stage does all tiles.
 
@@ -67,9 +68,9 @@ def order_output(
     i, o, y, z, v = sch.get_loops(epilogue.block)
     outer = None
     if band is not None:
-        outer, y = sch.split(y, [None, band * m[0]])
-    yo, yi = sch.split(y, [None, m[0]])
-    zo, zi = sch.split(z, [None, m[1]])
+        outer, y = sch.split(y, [None, band * m])
+    yo, yi = sch.split(y, [None, m])
+    zo, zi = sch.split(z, [None, m])
     sch.reorder(i, *(() if outer is None else (outer,)), o, yo, zo, yi, zi, v)
     sch.compute_at(half_out, zo, preserve_unit_loops=True)
     *_, a, nu, lane = sch.get_loops(half_out)
