@@ -6,7 +6,7 @@ A design space marks three parts of a product (`tile_loops.start_tiles`):
     for ...:                                            # reduction
         for t in unrolled(...):                         # tiles of the sums
             for m in range(rows):                       # a tile
-                for q in range(16):
+                for q in range(steps):              # at most 16
                     for v in range(16):
                         for g in range(4):
                             sums[s + m * pitch + v] += (
@@ -52,6 +52,7 @@ _INSTRUCTIONS: Final[Mapping[int, tuple[str, tuple[str, str, str]]]] = {
     GROUP: ("tdpbusd", ("uint8", "int8", "int32")),
     GROUP // 2: ("tdpbf16ps", (BITS, BITS, "float32")),
 }
+_GROUP_BYTES: Final = TILE.bytes // STEPS
 # Tile registers by what they hold. The first are sums, and stay; the others take turns.
 _LEFT: Final = (MOST_SUMS, MOST_SUMS + 1)
 _RIGHT: Final = (MOST_SUMS + 2, MOST_SUMS + 3)
@@ -157,34 +158,39 @@ def _without_zeros(body: tirx.Stmt) -> tirx.Stmt:
 def _written(loop: tirx.For) -> tirx.Stmt:
     """Return a loop with its products on tiles, which are configured in each round if it is parallel.
 
-    Products with different rows are each configured by themselves.
+    Products of different shapes are each configured by themselves.
     """
     products = [_Product.of(each) for each in _products(loop)]
-    rows = {product.rows for product in products}
+    shapes = {product.shape for product in products}
     body: tirx.Stmt = loop
     for product in products:
-        steps = product.write()
-        body = _replaced(body, product.loop, steps if len(rows) == 1 else _configured(product.rows, steps))
-    if len(rows) > 1:
+        written = product.write()
+        body = _replaced(
+            body, product.loop, written if len(shapes) == 1 else _configured(product.shape, written)
+        )
+    if len(shapes) > 1:
         return body
     if loop.kind != tirx.ForKind.PARALLEL:
-        return _configured(rows.pop(), body)
-    inner = _configured(rows.pop(), body.body)
+        return _configured(shapes.pop(), body)
+    inner = _configured(shapes.pop(), body.body)
     return tirx.For(body.loop_var, body.min, body.extent, body.kind, inner, None, body.annotations)
 
 
-def _configured(rows: int, body: tirx.Stmt) -> tirx.Stmt:
-    """Return `body` between the configuration of tiles for left factors of `rows` rows, and their release.
+def _configured(shape: tuple[int, int], body: tirx.Stmt) -> tirx.Stmt:
+    """Return `body` between the configuration of tiles and their release.
+
+    `shape` has the rows of a left factor, and the groups in each: the rows of a right one.
 
     The configuration is 64 bytes: the palette, 15 zeros, the bytes in a row of each register, 16 zeros, and
     the rows of each.
     """
     buffer = tirx.decl_buffer((8,), "int64", "tile_shapes", scope="local")
+    rows, steps = shape
     shapes = bytearray(64)
     shapes[0] = 1
     for register in range(8):
-        shapes[16 + 2 * register] = TILE.bytes
-        shapes[48 + register] = STEPS if register in _RIGHT else rows
+        shapes[16 + 2 * register] = steps * _GROUP_BYTES if register in _LEFT else TILE.bytes
+        shapes[48 + register] = steps if register in _RIGHT else rows
     words = [int.from_bytes(shapes[8 * k : 8 * k + 8], "little", signed=True) for k in range(8)]
     stores = [tirx.BufferStore(buffer, tirx.const(word, "int64"), [_int(k)]) for k, word in enumerate(words)]
     load = _call("ldtilecfg", tirx.address_of(tirx.BufferLoad(buffer, [_int(0)])))
@@ -204,8 +210,8 @@ class _Product:
         before the loop inside: prefetches.
     name
         The instruction.
-    rows
-        The rows of a tile of sums.
+    shape
+        The rows of a tile of sums, and the groups in a row of the left factor.
     left, right, sums
         For each tile of sums, in pairs of equal length: where its left factor, its right one and the sums
         themselves begin.
@@ -216,7 +222,7 @@ class _Product:
     loop: tirx.For
     reduction: tuple[tuple[tirx.For, tuple[tirx.Stmt, ...]], ...]
     name: str
-    rows: int
+    shape: tuple[int, int]
     left: tuple[TensorLoad, ...]
     right: tuple[TensorLoad, ...]
     sums: tuple[TensorLoad, ...]
@@ -248,10 +254,12 @@ class _Product:
         found = factors_of(stmt) if isinstance(stmt, tirx.BufferStore) else None
         extents = [int(each.extent) for each in inner]
         group = extents[-1] if extents else 0
-        if found is None or extents[1:-1] != [STEPS, TILE.columns] or group not in _INSTRUCTIONS:
+        if found is None or extents[2:-1] != [TILE.columns] or group not in _INSTRUCTIONS:
             raise BuildError(f"expected a product on tiles, got loops of {extents} around {stmt}")
         if not 1 <= extents[0] <= TILE.rows:
             raise BuildError(f"expected a tile of at most {TILE.rows} rows, got {extents[0]}")
+        if not 1 <= extents[1] <= STEPS:
+            raise BuildError(f"expected at most {STEPS} groups in a row of a tile, got {extents[1]}")
         loads = (*found, tirx.BufferLoad(stmt.buffer, stmt.indices))
         dtypes = tuple(str(load.source.dtype) for load in loads)
         if dtypes != _INSTRUCTIONS[group][1]:
@@ -282,7 +290,7 @@ class _Product:
             loop,
             tuple(reduction),
             _INSTRUCTIONS[group][0],
-            extents[0],
+            (extents[0], extents[1]),
             left,
             right,
             sums,

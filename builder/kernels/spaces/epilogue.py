@@ -23,6 +23,8 @@ FUSES_ELEMENTWISE: Final[Mapping[str, int]] = {"op_pattern": 4}  # kOutEWiseFusa
 NEVER_FUSED: Final[Mapping[str, int]] = {"op_pattern": 8}  # kOpaque
 # No tile has more vectors. The epilogue of a gate has: it multiplies a whole picture by each of its elements.
 _MAX_UNROLLED: Final = 32
+# Vectors whose bytes are stored together (`builder.codegen.joined_bytes`).
+_JOINED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ class Epilogue:
         vector
             Elements of the last axis in a vector; None if the whole axis is one vector.
         unrolled
-            Whether the axes of the tile are unrolled, because its sums are in registers.
+            Whether the axes of the tile are unrolled, because its sums are in registers. Otherwise only the
+            last one is, if it has a few vectors: their bytes are then stored together.
         """
         sch = self.sch
         if self.apart:
@@ -96,6 +99,8 @@ class Epilogue:
         if vector is not None and int(sch.get(last).extent) > vector:
             outer, last = sch.split(last, [None, vector])
             inner.append(outer)
+            if not unrolled and int(sch.get(outer).extent) <= _JOINED and is_cheap(sch.get(self.block)):
+                sch.unroll(outer)
         sch.vectorize(last)
         # A long formula unrolled over a tile would be more code than the product itself. It stays a loop, and
         # reads the tile from the L1 cache.

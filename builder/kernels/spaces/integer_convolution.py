@@ -119,11 +119,10 @@ def emit(
     elif dot.halves:
         dtype = "int16"
 
-    # Kernels that differ only by their zero point are one, unless its padding is to be written at once.
-    number = constant_of(zero) if in_block * np.dtype(dtype).itemsize < _PIXEL_BYTES else None
+    number = padding_number(zero, in_block * np.dtype(dtype).itemsize)
 
     def compute(data: te.Tensor, w: te.Tensor, *point: te.Tensor) -> te.Tensor:
-        value = point[0]().astype(dtype) if number is None else tirx.const(int(number), dtype)
+        value = point[0]().astype(dtype) if number is None else tirx.const(number, dtype)
         return convolve(pad(data, op, value, dtype), w, op, blocks)
 
     call = bb.call_te(
@@ -135,6 +134,15 @@ def emit(
         primfunc_attrs=FUSES_ELEMENTWISE,
     )
     return bb.emit(call)
+
+
+def padding_number(zero: relax.Expr, pixel_bytes: int) -> int | None:
+    """Return the zero point if it is known and written into the kernel, else None.
+
+    Kernels that differ only by their zero point are one, unless its padding is to be written at once.
+    """
+    number = constant_of(zero) if pixel_bytes < _PIXEL_BYTES else None
+    return None if number is None else int(number)
 
 
 def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int) -> te.Tensor:
@@ -306,7 +314,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, ta
     start_sums(sch, block, ic)
     mark_dot(sch, v)
     for producer in padding:
-        _order_padding(sch, producer)
+        order_padding(sch, producer)
 
 
 def _has_short_rounds(
@@ -370,7 +378,7 @@ def _hold_row(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.L
     sch.vectorize(vector)
 
 
-def _order_padding(sch: st.Schedule, copy: st.schedule.SBlockRV) -> None:
+def order_padding(sch: st.Schedule, copy: st.schedule.SBlockRV) -> None:
     """Order the loops of the padded copy.
 
     If a pixel has few bytes, a test for each pixel takes longer than to copy it. So rows are filled with the

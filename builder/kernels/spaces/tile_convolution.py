@@ -5,6 +5,9 @@ so its rows are columns of the output, `stride` pixels of the input apart. Weigh
 `[OC/16, IC/64, KH, KW, 16, 16, 4]`: the reduction reads a panel of 16 output channels in the order in which
 it lies in memory, a kilobyte at a time.
 
+A first layer has pixels of four bytes. There a row of a tile is a row of the window: KW adjacent pixels. So
+rows of a tile overlap, and need no copy. Weights are packed `[OC/16, 1, KH, 1, KW, 16, 4]`.
+
 Four tiles of sums stay in registers while the reduction runs: of one or more rows and columns of the output,
 and of one or two panels. They are stored once, to the L1 cache, from which the epilogue reads them.
 """
@@ -26,14 +29,16 @@ from builder.kernels.spaces.convolution import filled
 from builder.kernels.spaces.dot_loops import mark_dot
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.geometry import Conv2d, Rows
-from builder.kernels.spaces.integer_convolution import pack_weights
-from builder.kernels.spaces.padded_copy import pad, schedule_pad
+from builder.kernels.spaces.integer_convolution import order_padding, pack_weights, padding_number
+from builder.kernels.spaces.padded_copy import pad
 from builder.kernels.spaces.register_tile import divisors, even_part
 from builder.kernels.spaces.tile_loops import FEWEST_ROWS, GROUP, MOST_SUMS, STEPS, start_tiles
 from builder.target.device_target import DeviceTarget
 from builder.target.dot import TILE
 
 KIND: Final = "tile_conv2d"
+# With fewer pixels in a row of a tile, dot products are as fast.
+FEWEST_PIXELS: Final = 3
 
 
 def fits(op: Conv2d, in_block: int, dtype: str, target: DeviceTarget) -> bool:
@@ -49,7 +54,14 @@ def fits(op: Conv2d, in_block: int, dtype: str, target: DeviceTarget) -> bool:
         The device.
     """
     rows = min(op.out_width, TILE.rows) * min(op.out_height, MOST_SUMS)
-    return target.dot.tiles and in_block == TILE.bytes and dtype == target.dot.data and rows >= FEWEST_ROWS
+    if not target.dot.tiles or dtype != target.dot.data or rows < FEWEST_ROWS:
+        return False
+    return in_block == TILE.bytes or (in_block == GROUP >= op.in_channels and _is_row_of_pixels(op))
+
+
+def _is_row_of_pixels(op: Conv2d) -> bool:
+    """Whether a row of the window is a row of a tile, if a pixel is one group."""
+    return op.dilation[1] == 1 and FEWEST_PIXELS <= op.kernel[1] <= STEPS
 
 
 def emit(
@@ -69,7 +81,7 @@ def emit(
     op
         The geometry.
     x
-        The input, `[N, IC/64, H, W, 64]`, uint8.
+        The input, `[N, IC/64, H, W, 64]` or `[N, 1, H, W, 4]`, uint8.
     zero
         Its zero point, int32, a scalar.
     weight
@@ -85,24 +97,88 @@ def emit(
     kind, in_block = str(x.ty.dtype), shape_of(x)[4]
     full = filled(weight, in_block, out_block)
     packed = pack_weights(full, in_block, TILE.columns, 1, GROUP)
-    packed = packed.reshape(*packed.shape[:4], STEPS, TILE.columns, GROUP)
+    panels, in_blocks, kernel_h, kernel_w = packed.shape[:4]
+    window = (kernel_h, kernel_w, STEPS) if in_block == TILE.bytes else (kernel_h, 1, kernel_w)
+    packed = packed.reshape(panels, in_blocks, *window, TILE.columns, GROUP)
+    number = padding_number(zero, in_block)
+    flat = Flat.of(op) if in_block == TILE.bytes else None
 
-    def compute(data: te.Tensor, w: te.Tensor, point: te.Tensor) -> te.Tensor:
-        return convolve(pad(data, op, point().astype(kind), kind), w, op, out_block)
+    def compute(data: te.Tensor, w: te.Tensor, *point: te.Tensor) -> te.Tensor:
+        value = point[0]().astype(kind) if number is None else tirx.const(number, kind)
+        if flat is not None:
+            return convolve_flat(flat.copy(data, op, value), w, op, flat, out_block)
+        return convolve(pad(data, op, value, kind), w, op, out_block)
 
     call = bb.call_te(
         compute,
         x,
         relax.const(packed),
-        zero,
+        *([zero] if number is None else []),
         primfunc_name_hint="integer_conv2d_on_tiles",
         primfunc_attrs=FUSES_ELEMENTWISE,
     )
     return bb.emit(call)
 
 
-def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_block: int) -> te.Tensor:
-    """Return the tensor expression of the convolution of `x`, which is already padded."""
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A small image whose pixels are in one row, so that a tile has pixels of several rows of the image.
+
+    Between the rows are the columns that a window needs beside the image: those to the left of a row are
+    also those to the right of the row before. Sums are computed for them, too, which nothing reads. An image
+    that is read with strides becomes several, its phases: one for each place of a pixel between two steps.
+
+    Attributes
+    ----------
+    columns
+        From one row of an image to the next.
+    tiles
+        Of the sums of all rows, with equally many pixels.
+    phases
+        Images along rows and columns.
+    """
+
+    columns: int
+    tiles: int
+    phases: tuple[int, int]
+
+    @classmethod
+    def of(cls, op: Conv2d) -> Flat | None:
+        """Return how a convolution reads an image in one row; None if it takes as many tiles, or too many."""
+        before = op.out_height * -(-op.out_width // TILE.rows)
+        reach = (op.kernel[1] - 1) * op.dilation[1]
+        least = op.out_width + reach // op.strides[1]
+        if op.strides[1] == 1:
+            least = max(op.out_width, min(least, op.in_width + max(op.padding[1], op.padding[3])))
+        choices = []
+        for columns in range(least, least + TILE.rows):
+            tiles = -(-op.out_height * columns // TILE.rows)
+            if tiles <= min(MOST_SUMS, before - 1) and op.out_height * columns % tiles == 0:
+                choices.append((tiles, columns))
+        if not choices:
+            return None
+        tiles, columns = min(choices)
+        sh, sw = (min(s, (k - 1) * d + 1) for s, k, d in zip(op.strides, op.kernel, op.dilation, strict=True))
+        return cls(columns, tiles, (sh, sw))
+
+    def copy(self, x: te.Tensor, op: Conv2d, value: tirx.Expr) -> te.Tensor:
+        """Return packed `x` as `[N, C/b, phases, pixels, b]`, with `value` around the image."""
+        n, c, h, w, b = (int(d) for d in x.shape)
+        top, left, _, _ = op.padding
+        (kh, kw), (dh, dw), (sh, sw) = op.kernel, op.dilation, op.strides
+        pixels = (op.out_height + (kh - 1) * dh // sh) * self.columns + (kw - 1) * dw // sw
+
+        def element(i: tirx.Var, o: tirx.Var, p: tirx.Var, f: tirx.Var, v: tirx.Var) -> tirx.Expr:
+            y = f // self.columns * sh + p // self.phases[1] - top
+            z = f % self.columns * sw + p % self.phases[1] - left
+            inside = tirx.all(y >= 0, y < h, z >= 0, z < w)
+            return tirx.if_then_else(inside, x[i, o, y, z, v], value)
+
+        return te.compute((n, c, self.phases[0] * self.phases[1], pixels, b), element, name="pad")
+
+
+def convolve_flat(x: te.Tensor, w: te.Tensor, op: Conv2d, flat: Flat, out_block: int) -> te.Tensor:
+    """Return the tensor expression of the convolution of `x`, an image in one row."""
     panels, in_blocks, kernel_h, kernel_w, *_ = (int(d) for d in w.shape)
     parts = out_block // TILE.columns
     ic = te.reduce_axis((0, in_blocks), "ic")
@@ -113,7 +189,33 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_block: int) -> te.Tenso
     (sh, sw), (dh, dw) = op.strides, op.dilation
 
     def element(n: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
-        value = x[n, ic, y * sh + kh * dh, z * sw + kw * dw, iq * GROUP + ig].astype("int32")
+        phase = kh * dh % sh * flat.phases[1] + kw * dw % sw
+        pixel = (y + kh * dh // sh) * flat.columns + z + kw * dw // sw
+        value = x[n, ic, phase, pixel, iq * GROUP + ig].astype("int32")
+        factor = w[o * parts + v // TILE.columns, ic, kh, kw, iq, v % TILE.columns, ig].astype("int32")
+        return te.sum(value * factor, axis=[ic, kh, kw, iq, ig])
+
+    shape = (op.batch, panels // parts, op.out_height, flat.columns, out_block)
+    sums = te.compute(shape, element, name="conv", attrs={SPACE_MARK: KIND, "edge.flat": flat.tiles})
+    if flat.columns == op.out_width:
+        return sums
+    return te.compute((*shape[:3], op.out_width, out_block), sums, name="columns")
+
+
+def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_block: int) -> te.Tensor:
+    """Return the tensor expression of the convolution of `x`, which is already padded."""
+    panels, in_blocks, kernel_h, kernel_w, steps, *_ = (int(d) for d in w.shape)
+    parts, by_pixels = out_block // TILE.columns, int(x.shape[4]) == GROUP
+    ic = te.reduce_axis((0, in_blocks), "ic")
+    kh = te.reduce_axis((0, kernel_h), "kh")
+    kw = te.reduce_axis((0, kernel_w), "kw")
+    iq = te.reduce_axis((0, steps), "iq")
+    ig = te.reduce_axis((0, GROUP), "ig")
+    (sh, sw), (dh, dw) = op.strides, op.dilation
+
+    def element(n: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        column, channel = (z * sw + iq, ig) if by_pixels else (z * sw + kw * dw, iq * GROUP + ig)
+        value = x[n, ic, y * sh + kh * dh, column, channel].astype("int32")
         panel, lane = o * parts + v // TILE.columns, v % TILE.columns
         factor = w[panel, ic, kh, kw, iq, lane, ig].astype("int32")
         return te.sum(value * factor, axis=[ic, kh, kw, iq, ig])
@@ -162,11 +264,14 @@ class TileSpace:
     default: TileShape
 
 
-def space(height: int, width: int, out_block: int, target: DeviceTarget, rows: Rows) -> TileSpace:
+def space(
+    height: int, width: int, out_block: int, target: DeviceTarget, rows: Rows, *, by_pixels: bool = False
+) -> TileSpace:
     """Return the design space of a convolution on tiles.
 
     Two panels of weights by two tiles of pixels take the fewest loads. With tiles of at most 8 pixels, a
-    panel by four of them does.
+    panel by four of them does. Tiles whose rows overlap, and cross lines of the cache, take five times as
+    long to load as others, so as many panels as possible share one.
 
     Parameters
     ----------
@@ -178,9 +283,13 @@ def space(height: int, width: int, out_block: int, target: DeviceTarget, rows: R
         The device.
     rows
         How output rows read the input.
+    by_pixels
+        Whether a row of a tile is a row of the window.
     """
     m, parts = even_part(width, TILE.rows), out_block // TILE.columns
     nt = 2 if parts % 2 == 0 and m > TILE.rows // 2 else 1
+    if by_pixels:
+        nt = max(divisors(parts, MOST_SUMS))
     most = MOST_SUMS // nt
     # Only whole tiles are side by side; an incomplete one has the registers for itself.
     zts = divisors(width // m, most) if width % m == 0 else (1,)
@@ -211,20 +320,49 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: TileShape) -> No
     sch.reorder(n, yo, o, ym, zo, vo, ic, kh, kw, yt, zt, vt, m, iq, v, ig)
     prefetch.mark(sch, kw, rows=tiles.oh)
     outer = sch.fuse(n, yo, o, ym)
-    epilogue.place(zo, unrolled=False)
+    epilogue.place(zo, vector=TILE.columns, unrolled=False)
     sch.parallel(outer)
     for loop in (yt, zt, vt):
         sch.unroll(loop)
     start_tiles(sch, block, sums=ic, tile=m)
     mark_dot(sch, v)
     for producer in padding:
-        schedule_pad(sch, producer)
+        order_padding(sch, producer)
+
+
+def schedule_flat(sch: st.Schedule, block: st.schedule.SBlockRV, choose: Chooser) -> None:
+    """Order the loops of a convolution of an image in one row, whose tiles are all in registers."""
+    tiles = int(sch.get(block).annotations["edge.flat"])
+    parts = int(sch.get(sch.get_loops(block)[4]).extent) // TILE.columns
+    nts = divisors(parts, MOST_SUMS // tiles)
+    panels = choose("nt", nts, max(nts))
+    padding = sch.get_producers(block)
+    epilogue = Epilogue.after(sch, block)
+    n, o, y, z, v, ic, kh, kw, iq, ig = sch.get_loops(block)
+    zt, m = sch.split(sch.fuse(y, z), [tiles, None])
+    vo, vt, v = sch.split(v, [None, panels, TILE.columns])
+    sch.reorder(n, o, vo, ic, kh, kw, zt, vt, m, iq, v, ig)
+    prefetch.mark(sch, kw, rows=1)
+    outer = sch.fuse(n, o)
+    epilogue.place(outer, vector=TILE.columns, unrolled=False)
+    sch.parallel(outer)
+    for loop in (zt, vt):
+        sch.unroll(loop)
+    start_tiles(sch, block, sums=ic, tile=m)
+    mark_dot(sch, v)
+    for producer in padding:
+        order_padding(sch, producer)
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
     _, _, height, width, out_block, *_ = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
-    s = space(height, width, out_block, target, Rows.of(height, sch.get(block).reads[0].source))
+    data = next(r.source for r in sch.get(block).reads if str(r.source.dtype) == target.dot.data)
+    if "edge.flat" in sch.get(block).annotations:
+        schedule_flat(sch, block, choose)
+        return
+    by_pixels = int(data.shape[4]) == GROUP
+    s = space(height, width, out_block, target, Rows.of(height, data), by_pixels=by_pixels)
     d = s.default
     shape = TileShape(
         d.m,

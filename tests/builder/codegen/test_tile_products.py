@@ -61,7 +61,7 @@ def without_marks(loop: tirx.For) -> tirx.For:
     [
         ((1, 64, 14, 14), (64, 64, 1, 1), False),
         # Tiles of 9 and 8 columns.
-        ((1, 64, 3, 17), (32, 64, 1, 1), True),
+        ((1, 64, 9, 17), (32, 64, 1, 1), True),
         ((128, 64), (64, 32), False),
     ],
 )
@@ -99,6 +99,17 @@ def test_a_tile_of_too_many_rows_is_refused() -> None:
 
     mod = with_loops(loops_of(kernels_of((32, 64), (64, 32))), TILE_MARK, longer)
     with pytest.raises(BuildError, match="at most 16 rows, got 17"):
+        write_tile_products(mod, _TILES.dot)
+
+
+def test_a_row_of_too_many_groups_is_refused() -> None:
+    def longer(loop: tirx.For) -> tirx.For:
+        groups = loop.body
+        inner = tirx.For(groups.loop_var, groups.min, _int(17), groups.kind, groups.body)
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, inner, None, loop.annotations)
+
+    mod = with_loops(loops_of(kernels_of((32, 64), (64, 32))), TILE_MARK, longer)
+    with pytest.raises(BuildError, match="at most 16 groups in a row of a tile, got 17"):
         write_tile_products(mod, _TILES.dot)
 
 
