@@ -16,6 +16,7 @@ from tvm.ir import Call
 from builder.importer.spans import carry
 from builder.kernels.decisions import UNTUNED, Schedules
 from builder.kernels.passes.blocked import keep_blocks, write_blocks
+from builder.kernels.passes.byte_operands import read_bytes_late
 from builder.kernels.passes.canonical import canonicalise
 from builder.kernels.passes.classic import write_classic
 from builder.kernels.passes.convolutions import to_conv2d
@@ -77,7 +78,7 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     with target.tvm_target:
         mod = use_halves(recognise(canonicalise(_convolutions(mod, target))))
         mod = write_blocks(choose_layouts(mod, target), target)
-        mod = write_classic(write_recurrent(mod, target), target)
+        mod = read_bytes_late(write_classic(write_recurrent(mod, target), target))
         mod = carry(mod, legalise(mod, target))
         # No constant folding from here on: it would transform weights now instead of at load.
         mod = _run(mod, t.AnnotateTIROpPattern(), t.DeadCodeElimination(["main"]))
