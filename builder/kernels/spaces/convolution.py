@@ -21,7 +21,7 @@ from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch, shares
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.geometry import Columns, Conv2d, Rows
-from builder.kernels.spaces.padded_copy import pad, schedule_pad
+from builder.kernels.spaces.padded_copy import pad, read_pixels, schedule_pad, worth_reading_once
 from builder.kernels.spaces.register_tile import (
     TileChoices,
     best_row_tile,
@@ -123,7 +123,12 @@ def emit(
         sizes = (in_block, out_block, tiles.oc)
         packed = bb.emit(bb.call_te(packed_weights, weight, *sizes, primfunc_name_hint="pack_weights"))
 
+    once = tiles.held and worth_reading_once(op, -(-blocks // (op.groups * tiles.oc)))
+
     def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
+        if once:
+            pixels, plain = read_pixels(data, op)
+            return convolve(pixels, w, plain, blocks)
         return convolve(pad(data, op), w, op, blocks)
 
     call = bb.call_te(compute, x, packed, primfunc_name_hint="conv2d", primfunc_attrs=FUSES_ELEMENTWISE)

@@ -36,7 +36,7 @@ from builder.kernels.spaces.dot_loops import (
 )
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.geometry import Conv2d, Rows
-from builder.kernels.spaces.padded_copy import pad, schedule_pad
+from builder.kernels.spaces.padded_copy import pad, read_pixels, schedule_pad, worth_reading_once
 from builder.kernels.spaces.register_tile import TileChoices, hold_operand, tilings
 from builder.target.device_target import DeviceTarget
 from builder.target.dot import TILE
@@ -121,7 +121,12 @@ def emit(
 
     number = padding_number(zero, in_block * np.dtype(dtype).itemsize)
 
+    once = dot.held and worth_reading_once(op, -(-blocks // oc))
+
     def compute(data: te.Tensor, w: te.Tensor, *point: te.Tensor) -> te.Tensor:
+        if once:
+            pixels, plain = read_pixels(data, op, dtype)
+            return convolve(pixels, w, plain, blocks)
         value = point[0]().astype(dtype) if number is None else tirx.const(number, dtype)
         return convolve(pad(data, op, value, dtype), w, op, blocks)
 

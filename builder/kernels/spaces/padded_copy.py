@@ -1,7 +1,8 @@
-"""The copy of packed channels that has the padding of a convolution around it."""
+"""Copies of packed channels: padded for a convolution, or only the pixels that it reads."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from tvm import s_tir as st
@@ -11,6 +12,8 @@ from builder.kernels.spaces.geometry import Conv2d
 
 # Columns of an image that are copied together: one vector, or several of the narrower ones.
 _COPIED: Final = 16
+# Counted on a Cortex-A72: a vector takes three instructions to copy.
+_FEWEST_PANELS: Final = 6
 
 
 def pad(x: te.Tensor, op: Conv2d, value: tirx.Expr | None = None, dtype: str | None = None) -> te.Tensor:
@@ -42,6 +45,42 @@ def pad(x: te.Tensor, op: Conv2d, value: tirx.Expr | None = None, dtype: str | N
         return tirx.if_then_else(inside, number, around)
 
     return te.compute((n, c, h + top + bottom, w + left + right, b), element, name="pad")
+
+
+def read_pixels(x: te.Tensor, op: Conv2d, dtype: str | None = None) -> tuple[te.Tensor, Conv2d]:
+    """Return the pixels of packed `x` that windows of one element read, and the convolution of them.
+
+    Every second pixel is in every line of cache, but only half of a line is read, again for each panel of
+    weights. Side by side, ARM also loads two of them with one instruction.
+
+    Parameters
+    ----------
+    x
+        `[N, C/b, H, W, b]`.
+    op
+        The geometry: a window of one element, without padding.
+    dtype
+        The result's; None for that of `x`.
+
+    Returns
+    -------
+    x, op
+        The pixels, `[N, C/b, OH, OW, b]`, and the geometry at stride 1.
+    """
+    n, c, _, _, b = (int(d) for d in x.shape)
+    (sh, sw), kind = op.strides, dtype or str(x.dtype)
+    shape = (n, c, op.out_height, op.out_width, b)
+    pixels = te.compute(shape, lambda i, o, y, z, v: x[i, o, y * sh, z * sw, v].astype(kind), name="pixels")
+    return pixels, replace(op, in_height=op.out_height, in_width=op.out_width, strides=(1, 1))
+
+
+def worth_reading_once(op: Conv2d, panels: int) -> bool:
+    """Whether `read_pixels` takes less time than it saves, if `panels` of weights read each pixel.
+
+    It loads and stores each vector, and every panel saves half of a load, and half of the lines of cache.
+    """
+    plain = op.kernel == (1, 1) and not any(op.padding)
+    return plain and op.strides[1] > 1 and panels >= _FEWEST_PANELS
 
 
 def schedule_pad(sch: st.Schedule, block: st.schedule.SBlockRV) -> None:

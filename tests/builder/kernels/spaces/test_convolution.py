@@ -13,7 +13,7 @@ from tvm import relax
 
 from builder.kernels.spaces import convolution
 from builder.kernels.spaces.register_tile import tilings
-from builder.target.device_target import DeviceTarget
+from builder.target.device_target import DeviceTarget, resolve
 from tests.builder.kernels.machines import (
     Randn,
     Result,
@@ -72,6 +72,8 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "many odd planes": ((3, 16, 13, 37), (16, 16, 3, 3), {"strides": (2, 2), "padding": (1, 1, 1, 1)}),
     "a prime width": ((1, 16, 13, 13), (16, 16, 1, 1), {}),
     "a batch of three": ((3, 16, 5, 5), (16, 16, 1, 1), {}),
+    "1x1 at stride 2": ((2, 16, 9, 11), (200, 16, 1, 1), {"strides": (2, 2)}),
+    "1x1 at stride 3 along rows": ((1, 24, 5, 14), (136, 24, 1, 1), {"strides": (1, 3)}),
     "rectangular": ((1, 16, 4, 18), (24, 16, 1, 5), {"padding": (0, 2, 0, 2)}),
 }
 
@@ -84,6 +86,29 @@ def test_convolution_agrees_with_its_definition(name: str, lanes: int, randn: Ra
     shape, weight, how = CASES[name]
     schedules = convolve(randn(*shape), randn(*weight), machine(lanes), **how).schedules
     assert convolution.KIND in schedules or name not in IN_DESIGN_SPACE
+
+
+@pytest.mark.parametrize(
+    ("target", "outputs", "strides", "padding", "expected"),
+    [
+        ("rpi4", 256, (2, 2), 0, True),
+        ("rpi3", 256, (1, 3), 0, True),
+        ("rpi4", 16, (2, 2), 0, False),
+        ("rpi4", 256, (2, 1), 0, False),
+        ("rpi4", 256, (2, 2), 1, False),
+        ("x86-64-v4", 256, (2, 2), 0, False),
+    ],
+)
+def test_which_windows_of_one_pixel_are_read_once(
+    target: str, outputs: int, strides: tuple[int, int], padding: int, expected: bool, randn: Randn
+) -> None:
+    weight, around = relax.const(randn(outputs, 32, 1, 1)), (padding,) * 4
+    lowered = lower_expression(
+        lambda v: relax.op.nn.conv2d(v, weight, strides=strides, padding=around),
+        {"x": randn(1, 32, 13, 15)},
+        resolve(target) if target.startswith("rpi") else machine(16),
+    )
+    assert any("pixels" in str(function) for function in lowered.kernels.functions.values()) == expected
 
 
 @pytest.mark.parametrize("name", CASES)

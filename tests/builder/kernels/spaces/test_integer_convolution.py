@@ -71,6 +71,15 @@ def test_sums_are_exact(name: str, case: tuple[Shape, Shape, str, int, dict[str,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["rpi4", "rpi5", "cascadelake"])
+@pytest.mark.parametrize("strides", [(2, 2), (1, 3)])
+def test_windows_of_one_pixel_at_a_stride_are_exact(name: str, strides: tuple[int, int]) -> None:
+    random, target = np.random.default_rng(9), device(name)
+    x = any_bytes(random, (2, 24, 9, 14), target.dot.data)
+    convolve(x, any_bytes(random, (200, 24, 1, 1), "int8"), 5, target, strides=strides)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("rpi5", "int8"), ("cascadelake", "uint8")])
 def test_an_input_of_few_channels_is_one_group(name: str, kind: str) -> None:
     random, how = np.random.default_rng(8), {"strides": (2, 2), "padding": (3, 2, 3, 3)}
