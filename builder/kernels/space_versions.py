@@ -20,6 +20,7 @@ SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "columns": 10,
     "conv2d": 11,
     "depthwise": 11,
+    "group_norm": 1,
     "half_conv2d": 1,
     "half_matmul": 1,
     "half_winograd": 1,
