@@ -36,18 +36,26 @@ def numbers_of(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
 
 
 def rounded(x: te.Tensor) -> te.Tensor:
-    """Return a tensor of float32 as bfloat16; the rounding is that of `bits_of`."""
+    """Return a tensor of float32 as bfloat16; the rounding is that of `bits_of`.
+
+    A NaN is chosen by a mask of bits. With a choice between two values, TVM writes a branch where `x` is a
+    formula such as GELU, and a branch calls the C library for each element (`builder.codegen.named_values`).
+    """
 
     def element(*i: tirx.Var) -> tirx.Expr:
         bits = tirx.reinterpret("uint32", x(*i))
-        upper = bits >> tirx.const(16, "uint32")
-        nearest = (bits + (upper & tirx.const(1, "uint32")) + tirx.const(0x7FFF, "uint32")) >> tirx.const(
-            16, "uint32"
-        )
-        is_nan = (bits & tirx.const(0x7FFFFFFF, "uint32")) > tirx.const(_INFINITY, "uint32")
-        return tirx.Select(is_nan, upper | tirx.const(_QUIET, "uint32"), nearest).astype(BITS)
+        upper = bits >> _word(16)
+        nearest = (bits + (upper & _word(1)) + _word(0x7FFF)) >> _word(16)
+        size = tirx.reinterpret("int32", bits & _word(0x7FFFFFFF))
+        below = tirx.const(_INFINITY, "int32") - size  # negative for a NaN
+        is_nan = tirx.reinterpret("uint32", below >> tirx.const(31, "int32"))  # all bits, or none
+        return ((nearest & ~is_nan) | ((upper | _word(_QUIET)) & is_nan)).astype(BITS)
 
     return te.compute(x.shape, element, name="rounded")
+
+
+def _word(value: int) -> tirx.Expr:
+    return tirx.const(value, "uint32")
 
 
 def as_factor(element: tirx.Expr) -> tirx.Expr:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from tvm import relax
@@ -129,6 +132,23 @@ def test_the_code_has_the_instruction(cpu: str, rows: int, instruction: str) -> 
     # Nothing else multiplies.
     assert "vfmadd" not in assembly
     assert "vmulps" not in assembly
+
+
+@pytest.mark.parametrize(
+    "function", [relax.op.nn.gelu, relax.op.nn.silu, relax.op.tanh, relax.op.exp], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize(("cpu", "rows"), [("cooperlake", 8), ("sapphirerapids", 16)])
+def test_a_function_is_a_formula_of_vectors_where_its_result_is_rounded(
+    cpu: str, rows: int, function: Callable[[relax.Expr], relax.Expr]
+) -> None:
+    x, target = np.zeros((rows, 64), "f4"), resolve(X86 + cpu)
+    first, second = (relax.const(np.ones(shape, "f4")) for shape in ((64, 32), (32, 32)))
+    lowered = lower_for(
+        lambda v: relax.op.matmul(function(relax.op.matmul(v, first)), second), {"x": x}, target, mark=mark
+    )
+    assembly = build_kernels(lowered.kernels, target.tvm_target).inspect_source("asm")
+    assert not re.findall(r"\b(?:erff|expf|tanhf)@PLT", assembly)
+    assert re.search(r"\bvmulps\b.*[yz]mm", assembly)
 
 
 @pytest.mark.slow
