@@ -14,6 +14,7 @@ and of one or two panels. They are stored once, to the L1 cache, from which the 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,7 +27,6 @@ from builder.kernels.rewriter import shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.convolution import filled
-from builder.kernels.spaces.dot_loops import mark_dot
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.geometry import Conv2d, Rows
 from builder.kernels.spaces.integer_convolution import order_padding, pack_weights, padding_number
@@ -179,53 +179,67 @@ class Flat:
 
 def convolve_flat(x: te.Tensor, w: te.Tensor, op: Conv2d, flat: Flat, out_block: int) -> te.Tensor:
     """Return the tensor expression of the convolution of `x`, an image in one row."""
-    panels, in_blocks, kernel_h, kernel_w, *_ = (int(d) for d in w.shape)
-    parts = out_block // TILE.columns
-    ic = te.reduce_axis((0, in_blocks), "ic")
-    kh = te.reduce_axis((0, kernel_h), "kh")
-    kw = te.reduce_axis((0, kernel_w), "kw")
-    iq = te.reduce_axis((0, STEPS), "iq")
-    ig = te.reduce_axis((0, GROUP), "ig")
     (sh, sw), (dh, dw) = op.strides, op.dilation
 
-    def element(n: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
+    def at(y: tirx.Expr, z: tirx.Expr, kh: tirx.Expr, kw: tirx.Expr, iq: tirx.Expr) -> tuple[tirx.Expr, ...]:
         phase = kh * dh % sh * flat.phases[1] + kw * dw % sw
-        pixel = (y + kh * dh // sh) * flat.columns + z + kw * dw // sw
-        value = x[n, ic, phase, pixel, iq * GROUP + ig].astype("int32")
-        factor = w[o * parts + v // TILE.columns, ic, kh, kw, iq, v % TILE.columns, ig].astype("int32")
-        return te.sum(value * factor, axis=[ic, kh, kw, iq, ig])
+        return phase, (y + kh * dh // sh) * flat.columns + z + kw * dw // sw, iq * GROUP
 
-    shape = (op.batch, panels // parts, op.out_height, flat.columns, out_block)
-    sums = te.compute(shape, element, name="conv", attrs={SPACE_MARK: KIND, "edge.flat": flat.tiles})
+    sums = _sums(x, w, (op.out_height, flat.columns, out_block), at, {"edge.flat": flat.tiles})
     if flat.columns == op.out_width:
         return sums
-    return te.compute((*shape[:3], op.out_width, out_block), sums, name="columns")
+    return te.compute((*sums.shape[:3], op.out_width, out_block), sums, name="columns")
 
 
 def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_block: int) -> te.Tensor:
     """Return the tensor expression of the convolution of `x`, which is already padded."""
+    (sh, sw), (dh, dw), by_pixels = op.strides, op.dilation, int(x.shape[4]) == GROUP
+
+    def at(y: tirx.Expr, z: tirx.Expr, kh: tirx.Expr, kw: tirx.Expr, iq: tirx.Expr) -> tuple[tirx.Expr, ...]:
+        row = y * sh + kh * dh
+        return (row, z * sw + iq, 0) if by_pixels else (row, z * sw + kw * dw, iq * GROUP)
+
+    return _sums(x, w, (op.out_height, op.out_width, out_block), at, {})
+
+
+def _sums(
+    x: te.Tensor,
+    w: te.Tensor,
+    extents: tuple[int, int, int],
+    at: Callable[..., tuple[tirx.Expr, ...]],
+    attrs: Mapping[str, int],
+) -> te.Tensor:
+    """Return the sums of `x * w`, `[N, OC/bo, rows, columns, bo]`.
+
+    Parameters
+    ----------
+    x, w
+        The image and the packed weights.
+    extents
+        The rows and columns of the result, and `bo`.
+    at
+        Where a row and a column of the output, a row and a column of the window, and a step of the reduction
+        read `x`: its last three indices, the last one that of the first element of a group.
+    attrs
+        Attributes of the product beside the mark of the design space.
+    """
     panels, in_blocks, kernel_h, kernel_w, steps, *_ = (int(d) for d in w.shape)
-    parts, by_pixels = out_block // TILE.columns, int(x.shape[4]) == GROUP
+    parts = extents[2] // TILE.columns
     ic = te.reduce_axis((0, in_blocks), "ic")
     kh = te.reduce_axis((0, kernel_h), "kh")
     kw = te.reduce_axis((0, kernel_w), "kw")
     iq = te.reduce_axis((0, steps), "iq")
     ig = te.reduce_axis((0, GROUP), "ig")
-    (sh, sw), (dh, dw) = op.strides, op.dilation
 
     def element(n: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
-        column, channel = (z * sw + iq, ig) if by_pixels else (z * sw + kw * dw, iq * GROUP + ig)
-        value = x[n, ic, y * sh + kh * dh, column, channel].astype("int32")
+        *place, first = at(y, z, kh, kw, iq)
+        value = x[(n, ic, *place, first + ig)].astype("int32")
         panel, lane = o * parts + v // TILE.columns, v % TILE.columns
         factor = w[panel, ic, kh, kw, iq, lane, ig].astype("int32")
         return te.sum(value * factor, axis=[ic, kh, kw, iq, ig])
 
-    return te.compute(
-        (op.batch, panels // parts, op.out_height, op.out_width, out_block),
-        element,
-        name="conv",
-        attrs={SPACE_MARK: KIND},
-    )
+    shape = (x.shape[0], panels // parts, *extents)
+    return te.compute(shape, element, name="conv", attrs={SPACE_MARK: KIND, **attrs})
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,10 +336,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: TileShape) -> No
     outer = sch.fuse(n, yo, o, ym)
     epilogue.place(zo, vector=TILE.columns, unrolled=False)
     sch.parallel(outer)
-    for loop in (yt, zt, vt):
-        sch.unroll(loop)
-    start_tiles(sch, block, sums=ic, tile=m)
-    mark_dot(sch, v)
+    start_tiles(sch, block, sums=ic, tiles=(yt, zt, vt), rows=m, vector=v)
     for producer in padding:
         order_padding(sch, producer)
 
@@ -346,10 +357,7 @@ def schedule_flat(sch: st.Schedule, block: st.schedule.SBlockRV, choose: Chooser
     outer = sch.fuse(n, o)
     epilogue.place(outer, vector=TILE.columns, unrolled=False)
     sch.parallel(outer)
-    for loop in (zt, vt):
-        sch.unroll(loop)
-    start_tiles(sch, block, sums=ic, tile=m)
-    mark_dot(sch, v)
+    start_tiles(sch, block, sums=ic, tiles=(zt, vt), rows=m, vector=v)
     for producer in padding:
         order_padding(sch, producer)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from tvm import s_tir as st
 
+from builder.kernels.spaces.dot_loops import mark_dot
 from builder.target.dot import TILE
 
 SUMS_MARK: Final = "edge.tile_sums"
@@ -21,7 +23,12 @@ FEWEST_ROWS: Final = 8
 
 
 def start_tiles(
-    sch: st.Schedule, block: st.schedule.SBlockRV, sums: st.schedule.LoopRV, tile: st.schedule.LoopRV
+    sch: st.Schedule,
+    block: st.schedule.SBlockRV,
+    sums: st.schedule.LoopRV,
+    tiles: Sequence[st.schedule.LoopRV],
+    rows: st.schedule.LoopRV,
+    vector: st.schedule.LoopRV,
 ) -> None:
     """Set the sums to zero before the loop `sums`, and mark the three parts of a product on tiles.
 
@@ -30,12 +37,17 @@ def start_tiles(
     sch, block
         The schedule and the product.
     sums
-        The outermost loop of the reduction. Inside are other loops of the reduction, then unrolled ones over
-        the tiles of the sums.
-    tile
-        The loop over the rows of a tile. Inside are loops over groups, over a vector of sums, which is marked
-        for a dot product (`dot_loops.mark_dot`), and over the elements of a group.
+        The outermost loop of the reduction. Inside are other loops of the reduction, then `tiles`.
+    tiles
+        The loops over the tiles of the sums, which are unrolled.
+    rows
+        The loop over the rows of a tile. Inside are a loop over groups, then `vector`.
+    vector
+        The loop over a vector of sums, which is marked for a dot product. Inside is only the loop over the
+        elements of a group.
     """
+    for loop in tiles:
+        sch.unroll(loop)
     zeros = sch.decompose_reduction(block, sums)
     shared = sum(
         sch.get(loop).same_as(sch.get(other))
@@ -45,4 +57,5 @@ def start_tiles(
     sch.vectorize(loops[-1])
     sch.annotate(loops[shared], ZEROS_MARK, 1)
     sch.annotate(sums, SUMS_MARK, 1)
-    sch.annotate(tile, TILE_MARK, 1)
+    sch.annotate(rows, TILE_MARK, 1)
+    mark_dot(sch, vector)

@@ -21,7 +21,6 @@ from builder.kernels.rewriter import Values, constant_of, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch, tiled
 from builder.kernels.spaces.bfloat_numbers import as_factor
-from builder.kernels.spaces.dot_loops import mark_dot
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.integer_matmul import filled_rows, pack
 from builder.kernels.spaces.register_tile import divisors, even_part
@@ -150,10 +149,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, *, 
     outer = sch.fuse(jo, *lead, io) if few else jo
     epilogue.place(outer if few else io, vector=TILE.columns, unrolled=False)
     sch.parallel(outer)
-    for loop in (it, jt):
-        sch.unroll(loop)
-    start_tiles(sch, block, sums=ko, tile=m)
-    mark_dot(sch, v)
+    start_tiles(sch, block, sums=ko, tiles=(it, jt), rows=m, vector=v)
     for operand in operands:
         *rows, row = sch.get_loops(operand)
         itemsize = np.dtype(str(sch.get(operand).writes[0].source.dtype)).itemsize
