@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from typing import Final
@@ -222,15 +223,17 @@ def order_padding(
 ) -> None:
     """Compute the padded copy `block` inside `loop`, where what it reads is needed."""
     sch.compute_at(block, loop, preserve_unit_loops=True)
+    parts = [block]
     if zeros_first and not _converts(sch, block):
-        zeros = sch.decompose_padding(block, sch.get_loops(block)[1])
-        for part in (zeros, block):
-            *_, z, v = sch.get_loops(part)
+        # TVM refuses a copy of whose padding nothing is read, and one of rows with gaps between them.
+        with contextlib.suppress(st.ScheduleError):
+            parts.insert(0, sch.decompose_padding(block, sch.get_loops(block)[1]))
+    for part in parts:
+        *_, z, v = sch.get_loops(part)
+        if len(parts) > 1:
             _, zi = sch.split(z, [None, max(tilings(int(sch.get(z).extent), 16))])
             sch.unroll(zi)
-            sch.vectorize(v)
-    else:
-        sch.vectorize(sch.get_loops(block)[-1])
+        sch.vectorize(v)
 
 
 def _converts(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:

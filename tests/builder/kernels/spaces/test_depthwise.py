@@ -29,6 +29,34 @@ def test_depthwise_agrees_with_its_definition(
     assert channels == 1 or depthwise.KIND in result.schedules
 
 
+@pytest.mark.parametrize(
+    ("size", "kernel", "strides", "padding"),
+    [
+        # Below and to the right, no window reads the padding; rows with gaps between them.
+        ((9, 9), (1, 1), (2, 1), (0, 0, 1, 0)),
+        ((7, 9), (1, 1), (1, 2), (0, 0, 0, 1)),
+        ((8, 10), (2, 2), (3, 3), (0, 0, 1, 1)),
+        ((8, 11), (3, 2), (2, 3), (1, 0, 2, 2)),
+        ((10, 9), (3, 3), (2, 2), (1, 1, 1, 1)),
+        ((9, 9), (1, 1), (2, 1), (0, 0, 0, 1)),
+        ((40, 30), (2, 2), (3, 3), (1, 1, 1, 1)),
+    ],
+)
+def test_any_padding(
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    padding: tuple[int, int, int, int],
+    target: DeviceTarget,
+    randn: Randn,
+) -> None:
+    x, w = randn(2, 12, *size), randn(12, 1, *kernel)
+    how: dict[str, Any] = {"strides": strides, "padding": padding, "groups": 12}
+    result = run(lambda v: relax.op.nn.conv2d(v, relax.const(w), **how), {"x": x}, target)
+    close(result.outputs[0], conv2d(x, w, **how))
+    assert depthwise.KIND in result.schedules
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", [(13, 13), (1, 101)])
 def test_a_large_window_is_not_written_out(kernel: tuple[int, int], randn: Randn) -> None:

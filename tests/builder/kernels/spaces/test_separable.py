@@ -97,6 +97,16 @@ def test_any_shape_agrees_with_its_definition(data: st.DataObject) -> None:
     separate(x, w, v, machine(draw(st.sampled_from([4, 8, 16]))), residual=residual, **how)
 
 
+@pytest.mark.parametrize("padding", [(0, 0, 1, 0), (0, 0, 0, 1), (1, 1, 1, 1)])
+@pytest.mark.parametrize("kernel", [(1, 1), (2, 3)])
+def test_windows_with_gaps_between_them(
+    padding: tuple[int, int, int, int], kernel: tuple[int, int], randn: Randn
+) -> None:
+    how: dict[str, Any] = {"strides": (3, 1), "padding": padding, "groups": 4, "residual": False}
+    for lanes in (4, 8, 16):
+        separate(randn(2, 4, 11, 9), randn(4, 1, *kernel), randn(3, 4, 1, 1), machine(lanes), **how)
+
+
 @pytest.mark.parametrize("activation", [relax.op.sigmoid, relax.op.nn.silu, relax.op.nn.gelu, lambda v: v])
 def test_whatever_is_between(activation: Callable[..., relax.Expr], randn: Randn) -> None:
     x, w, v = randn(1, 16, 32, 20), randn(16, 1, 3, 3), randn(8, 16, 1, 1)
