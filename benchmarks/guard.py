@@ -1,10 +1,10 @@
 """A small version of both benchmarks that fails if kernels got slower, by exact counts of executed steps.
 
-Small networks are compiled without records for an x86-64 core with AVX2 and for a Cortex-A72, and one
-inference of each is counted under qemu. The total is compared as a ratio to ONNX Runtime's count for the same
-network, and each kind of kernel with its count when `guard.json` was recorded. A busy machine does not change
-the counts. A step is an instruction; on x86-64, where an instruction may include a load, an access to memory
-is a step too.
+Small networks, those of `benchmarks.zoo.small` among them, are compiled without records for an x86-64 core
+with AVX2 and for a Cortex-A72, and one inference of each is counted under qemu. The total is compared as a
+ratio to ONNX Runtime's count for the same network, and each kind of kernel with its count when `guard.json`
+was recorded. A busy machine does not change the counts. A step is an instruction; on x86-64, where an
+instruction may include a load, an access to memory is a step too.
 
     python -m benchmarks.guard              # compare
     python -m benchmarks.guard --record     # after an intended change; as root, in .venv
@@ -30,6 +30,7 @@ from benchmarks.instructions.emulator import AGENT_PACKAGES, PACKAGES, Emulator,
 from benchmarks.layers import kind_of
 from benchmarks.quantised import quantised
 from benchmarks.requirements import RequirementError
+from benchmarks.zoo.small import NETWORKS
 
 RECORDED: Final = Path(__file__).with_name("guard.json")
 WORST: Final = 1.15
@@ -68,7 +69,7 @@ def int8() -> onnx.ModelProto:
     return quantised(convolutions())
 
 
-MODELS: Final = {"convolutions": convolutions, "attention": attention, "int8": int8}
+MODELS: Final = {"convolutions": convolutions, "attention": attention, "int8": int8, **NETWORKS}
 IDS: Final = ("input_ids", "attention_mask", "token_type_ids")
 
 

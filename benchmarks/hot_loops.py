@@ -29,7 +29,8 @@ LIMIT_S: Final = 120
 
 _FUNCTION: Final = re.compile(r"^[0-9a-f]+ <([^>]+)>:$")
 _LINE: Final = re.compile(r"^\s*([0-9a-f]+):\s+(?:[0-9a-f]{8}\s+)?(\S.*)$")
-_BRANCH: Final = re.compile(r"^(?:b|bl|br|blr|ret|cbn?z|tbn?z|b\.\w+)\b")
+# AArch64's, and the jumps of x86-64.
+_BRANCH: Final = re.compile(r"^(?:b|bl|br|blr|ret|cbn?z|tbn?z|b\.\w+|j\w+)\b")
 _TARGET: Final = re.compile(r"0x([0-9a-f]+)")
 _MULTIPLY_ADD: Final = re.compile(r"^fml[as]\s+v\d+\.4s")
 _UNKNOWN: Final = re.compile(r"^(?:adrp?|bl|b|cbn?z|tbn?z|b\.\w+)\b")
@@ -127,18 +128,29 @@ def tool(name: str) -> str:
 
 def hot_loops(code: bytes) -> list[HotLoop]:
     """Return the hot loop of every function in an object file that has one, in the file's order."""
-    with tempfile.NamedTemporaryFile(suffix=".o") as file:
-        file.write(code)
-        file.flush()
-        command = [tool("llvm-objdump"), "-d", "--no-show-raw-insn", f"--triple={TRIPLE}", file.name]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S)
     found = []
-    for function, lines in _functions(done.stdout):
+    for function, lines in disassembled(code, TRIPLE):
         loops = [HotLoop(function, block) for block in _loops(lines)]
         best = max(loops, key=lambda loop: loop.multiply_adds, default=None)
         if best is not None and best.multiply_adds:
             found.append(best)
     return found
+
+
+def disassembled(code: bytes, triple: str) -> Iterator[tuple[str, list[tuple[int, str]]]]:
+    """Iterate over the functions of an object file: its symbol, and the address and text of each instruction.
+
+    Raises
+    ------
+    RequirementError
+        If llvm-objdump is missing.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".o") as file:
+        file.write(code)
+        file.flush()
+        command = [tool("llvm-objdump"), "-d", "--no-show-raw-insn", f"--triple={triple}", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S)
+    return _functions(done.stdout)
 
 
 def _functions(text: str) -> Iterator[tuple[str, list[tuple[int, str]]]]:
@@ -155,16 +167,22 @@ def _functions(text: str) -> Iterator[tuple[str, list[tuple[int, str]]]]:
         yield name, lines
 
 
-def _loops(lines: Sequence[tuple[int, str]]) -> Iterator[tuple[str, ...]]:
-    """Iterate over basic blocks that end in a branch to their own start."""
+def jumps(lines: Sequence[tuple[int, str]]) -> dict[int, int | None]:
+    """Return the line that each line of a function may jump to; None if it does not jump, or elsewhere."""
     place = {address: i for i, (address, _) in enumerate(lines)}
-    jumps = {}
+    found = {}
     for i, (_, text) in enumerate(lines):
         target = _TARGET.search(text) if _BRANCH.match(text) else None
-        jumps[i] = place.get(int(target[1], 16)) if target else None
-    starts = {0} | {t for t in jumps.values() if t is not None}
+        found[i] = place.get(int(target[1], 16)) if target else None
+    return found
+
+
+def _loops(lines: Sequence[tuple[int, str]]) -> Iterator[tuple[str, ...]]:
+    """Iterate over basic blocks that end in a branch to their own start."""
+    targets = jumps(lines)
+    starts = {0} | {t for t in targets.values() if t is not None}
     starts |= {i + 1 for i, (_, text) in enumerate(lines) if _BRANCH.match(text)}
-    for end, start in jumps.items():
+    for end, start in targets.items():
         if start is None or start > end or any(start < other <= end for other in starts):
             continue
         yield tuple(
