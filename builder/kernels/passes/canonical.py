@@ -18,6 +18,7 @@ from tvm import relax, tirx
 from tvm.ir import Call, TensorLoad
 
 from builder.kernels.passes import branches
+from builder.kernels.passes.crops import Crops
 from builder.kernels.rewriter import (
     Values,
     constant_of,
@@ -50,6 +51,8 @@ def canonicalise(mod: tvm.IRModule) -> tvm.IRModule:
     mod = _run(mod, t.Normalize(), t.ConvertToDataflow(min_size=1), t.CanonicalizeBindings())
     mod = rewrite_main(mod, _Forms(mod).emit, Values)
     mod = _fold_constants(_run(mod, t.DecomposeOpsForInference(), t.CanonicalizeBindings()))
+    mod = rewrite_main(mod, Crops(mod).emit, Values)
+    mod = _run(mod, t.DeadCodeElimination(["main"]))
     mod = rewrite_main(mod, _FoldScale(mod).emit, Values)
     mod = _fold_constants(_run(mod, t.CanonicalizeBindings()))
     return _run(mod, t.DeadCodeElimination(["main"]))
