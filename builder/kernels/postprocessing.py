@@ -1,9 +1,9 @@
 """The last step for every scheduled function, whether a heuristic, a record or a search ordered its loops.
 
-It adds the prefetches that a design space asked for, lets sums start from the bias, and leaves out zeros that
-a copy overwrites. If a kernel is too short to be worth waking other cores, it becomes serial, whichever
-design space its loops come from: a launch costs two to five microseconds, and the other cores must be woken
-first.
+It leaves out products with padding, adds the prefetches that a design space asked for, lets sums start from
+the bias, and leaves out zeros that a copy overwrites. If a kernel is too short to be worth waking other
+cores, it becomes serial, whichever design space its loops come from: a launch costs two to five microseconds,
+and the other cores must be woken first.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tvm import tirx
 from builder.kernels.borders import write_only_borders
 from builder.kernels.cost_model import time_us
 from builder.kernels.initial_sums import start_from_bias
+from builder.kernels.spaces.idle_taps import skip_idle_taps
 from builder.kernels.spaces.prefetch import prefetch_panels
 from builder.target.device_target import DeviceTarget
 
@@ -29,7 +30,8 @@ def postprocess(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
     Every kernel must pass through here before it is measured or compiled: the measured kernel is the
     one that ships.
     """
-    return _serial_if_short(write_only_borders(start_from_bias(prefetch_panels(func, target))), target)
+    func = prefetch_panels(skip_idle_taps(func), target)
+    return _serial_if_short(write_only_borders(start_from_bias(func)), target)
 
 
 def _serial_if_short(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:

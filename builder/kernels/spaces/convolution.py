@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from tvm import relax, te, tirx
@@ -21,6 +21,7 @@ from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch, shares
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.geometry import Columns, Conv2d, Rows
+from builder.kernels.spaces.idle_taps import MARK
 from builder.kernels.spaces.padded_copy import pad, read_pixels, schedule_pad, worth_reading_once
 from builder.kernels.spaces.register_tile import (
     TileChoices,
@@ -155,7 +156,9 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int) -> te.Tens
         value = x[n, first + ic // parts, y * sh + kh * dh, z * sw + kw * dw, at]
         return te.sum(value * w[o // together, ic, kh, kw, ii, o % together, v], axis=[ic, kh, kw, ii])
 
-    marks = {SPACE_MARK: KIND, "edge.stride": sw, "edge.dilation": dw}
+    marks: dict[str, Any] = {SPACE_MARK: KIND, "edge.stride": sw, "edge.dilation": dw}
+    if max(op.dilation) > 1 and any(op.padding):
+        marks[MARK] = [*op.padding[:2], op.in_height, op.in_width, sh, sw, dh, dw]
     if op.groups > 1:
         marks["edge.groups"] = op.groups
     return te.compute(
@@ -295,7 +298,8 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
     marks = sch.get(block).annotations
     columns = Columns(extents[7], int(marks["edge.stride"]), int(marks["edge.dilation"]))
-    rows = Rows.of(extents[2], sch.get(block).reads[0].source)
+    image = (int(marks[MARK][2]), int(marks[MARK][3])) if MARK in marks else None
+    rows = Rows.of(extents[2], sch.get(block).reads[0].source, image)
     s = space(extents[1], extents[3], extents[8], target, columns, rows, int(marks.get("edge.groups", 1)))
     d = s.default
     tile = shares.blocks_of_a_round(extents[1], s.oc, d.oc) if _is_gate(sch, block) else d.oc

@@ -98,10 +98,14 @@ class Rows:
     bytes_each: int = 0
 
     @classmethod
-    def of(cls, count: int, data: tirx.Buffer) -> Rows:
-        """Return how `count` rows of the output read `data`, which are packed: `[N, C/b, H, W, b]`."""
-        in_bytes = np.dtype(str(data.dtype)).itemsize * math.prod(int(d) for d in data.shape[1:])
-        return cls(count, in_bytes // count)
+    def of(cls, count: int, data: tirx.Buffer, image: tuple[int, int] | None = None) -> Rows:
+        """Return how `count` rows of the output read `data`, which are packed: `[N, C/b, H, W, b]`.
+
+        If the padding in `data` is not read, `image` has the rows and columns without it.
+        """
+        _, channels, *extents, block = (int(d) for d in data.shape)
+        elements = channels * block * math.prod(image or extents)
+        return cls(count, np.dtype(str(data.dtype)).itemsize * elements // count)
 
     def at_once(self, cache_bytes: int) -> int:
         """Return how many rows are computed together: as many as have an input that fits half a cache."""

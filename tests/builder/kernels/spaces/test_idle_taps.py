@@ -1,0 +1,73 @@
+"""Taps of dilated windows that read only padding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax, tirx
+
+from builder.kernels.spaces.geometry import Rows
+from builder.target.device_target import DeviceTarget
+from tests.builder.kernels.machines import Randn, Result, close, conv2d, machine, run
+
+Pair = tuple[int, int]
+
+
+def convolution(
+    x: np.ndarray, w: np.ndarray, how: dict[str, tuple[int, ...]], target: DeviceTarget, groups: int = 1
+) -> Result:
+    def build(v: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.conv2d(v, relax.const(w), **how, groups=groups)
+        return relax.op.nn.relu(relax.op.add(y, relax.const(np.full((1, len(w), 1, 1), 0.5, "f4"))))
+
+    return run(build, {"x": x}, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "kernel", "dilation", "padding", "strides"),
+    [
+        ((16, 16), (3, 3), (12, 12), (12, 12, 12, 12), (1, 1)),
+        ((13, 11), (3, 3), (5, 7), (5, 7, 5, 7), (1, 1)),
+        ((9, 37), (3, 5), (2, 8), (1, 13, 4, 16), (2, 1)),  # more before than after
+        ((1, 41), (1, 2), (1, 32), (0, 32, 0, 0), (1, 1)),  # a causal signal
+        ((20, 5), (3, 1), (6, 1), (6, 0, 6, 0), (1, 1)),  # one column
+        ((7, 30), (3, 3), (3, 9), (3, 9, 3, 9), (2, 3)),
+    ],
+)
+def test_windows_with_gaps(
+    size: Pair,
+    kernel: Pair,
+    dilation: Pair,
+    padding: tuple[int, ...],
+    strides: Pair,
+    target: DeviceTarget,
+    randn: Randn,
+) -> None:
+    x, w = randn(2, 24, *size), randn(40, 24, *kernel)
+    how: dict[str, tuple[int, ...]] = {"strides": strides, "padding": padding, "dilation": dilation}
+    result = convolution(x, w, how, target)
+    close(result.outputs[0], np.maximum(conv2d(x, w, strides, padding, dilation) + 0.5, 0))
+    assert "conv2d" in result.schedules
+
+
+def test_groups_of_windows_with_gaps(randn: Randn) -> None:
+    x, w, padding = randn(1, 32, 10, 12), randn(32, 16, 3, 3), (8, 8, 8, 8)
+    result = convolution(x, w, {"padding": padding, "dilation": (8, 8)}, machine(8), groups=2)
+    close(result.outputs[0], np.maximum(conv2d(x, w, (1, 1), padding, (8, 8), 2) + 0.5, 0))
+
+
+@pytest.mark.parametrize("axis", [2, 3])
+def test_taps_on_padding_are_not_multiplied(axis: int, randn: Randn) -> None:
+    x, w = randn(1, 16, 24, 24), randn(16, 16, 3, 3)
+    w[(slice(None),) * axis + (0,)] = np.inf  # times zero, this is no number
+    how = {"padding": (12, 12, 12, 12), "dilation": (12, 12)}
+    y = np.moveaxis(convolution(x, w, how, machine(16)).outputs[0], axis, 0)
+    assert np.isfinite(y[:8]).all()
+    assert not np.isfinite(y[12:]).any()
+
+
+def test_padding_that_is_not_read_leaves_room_for_rows() -> None:
+    data = tirx.decl_buffer((1, 4, 40, 40, 16), "float32")
+    assert Rows.of(16, data).bytes_each == 4 * 40 * 40 * 16 * 4 // 16
+    assert Rows.of(16, data, (16, 16)).bytes_each == 4 * 16 * 16 * 16 * 4 // 16
