@@ -3,12 +3,18 @@
 A transposed convolution of stride s becomes s*s convolutions of the input (s*s*s in three dimensions), one
 for each position inside a stride, whose results are interleaved: no product with an inserted zero is computed
 (Shi et al., "Is the deconvolution layer the same as a convolutional layer?", 2016).
+
+All positions are one convolution with more output channels, whose windows are as large as the largest of
+them, and which also computes what is then cut off. Where that is too much, on small images and if the stride
+does not divide the kernel, each position is a convolution of its own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from math import prod
+from typing import Final
 
 import numpy as np
 from tvm import relax
@@ -18,6 +24,11 @@ from builder.kernels.passes.filters import every, interleaved
 from builder.kernels.passes.images import IMAGE, SIGNAL, VIDEO, Images, from_frames, to_frames
 from builder.kernels.passes.video_convolutions import Spatial, convolve_frames, weight_of
 from builder.kernels.rewriter import shape_of
+
+# Output channels that take as long as a single one, on the widest vectors.
+_VECTOR: Final = 16
+# One convolution may do so much more work than those of all positions: it reads the input once.
+_MOST_WORK: Final = 1.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,9 @@ def _by_phases(table: Images, x: relax.Expr, weight: np.ndarray, op: _Transposed
     op
         The geometry.
     """
+    apart = _apart(table, x, weight, op)
+    if apart is not None:
+        return apart
     bb = table.bb
     n, _, *extents = shape_of(x)
     kernel = _phases(_spread(weight, op.dilation), op.strides, op.groups)
@@ -116,6 +130,80 @@ def _by_phases(table: Images, x: relax.Expr, weight: np.ndarray, op: _Transposed
     if tuple(whole) == op.outputs:
         return y
     return bb.emit(relax.op.strided_slice(y, list(range(2, 2 + rank)), list(cut), ends))
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """The convolution of one position inside a stride, along one dimension.
+
+    Attributes
+    ----------
+    first
+        The element of the kernel that is its last tap.
+    taps
+        Its window; the elements of the kernel are a stride apart.
+    before, after
+        Its padding.
+    """
+
+    first: int
+    taps: int
+    before: int
+    after: int
+
+
+def _apart(table: Images, x: relax.Expr, weight: np.ndarray, op: _Transposed) -> relax.Expr | None:
+    """Return a transposed convolution of images as one convolution for each position inside a stride.
+
+    None unless that is less work, and all positions have as many outputs.
+    """
+    n, _, *extents = shape_of(x)
+    kernel, strides = _spread(weight, op.dilation), op.strides
+    count, outputs = prod(strides), weight.shape[1]
+    if op.groups > 1 or count == 1 or len(extents) != IMAGE - 2:
+        return None
+    if any(outs % s for outs, s in zip(op.outputs, strides, strict=True)):
+        return None
+    sizes = [outs // s for outs, s in zip(op.outputs, strides, strict=True)]
+    dimensions = list(zip(kernel.shape[2:], strides, op.padding, extents, sizes, strict=True))
+    axes = [[_position(p, *dimension) for p in range(dimension[1])] for dimension in dimensions]
+    if any(min(at.taps, 1 + at.before, 1 + at.after) < 1 for axis in axes for at in axis):
+        return None
+    work = -(-outputs // _VECTOR) * prod(sum(at.taps for at in axis) for axis in axes) * prod(sizes)
+    taps = [-(-k // s) for k, s, *_ in dimensions]
+    whole = [extent + m - 1 for extent, m in zip(extents, taps, strict=True)]
+    if -(-outputs * count // _VECTOR) * prod(taps) * prod(whole) <= _MOST_WORK * work:
+        return None
+    bb, parts = table.bb, []
+    for places in product(*axes):
+        chosen = tuple(
+            slice(at.first, at.first + (at.taps - 1) * s + 1, s)
+            for at, s in zip(places, strides, strict=True)
+        )
+        part = np.flip(kernel[(slice(None), slice(None), *chosen)], (2, 3)).swapaxes(0, 1)
+        padding = (*(at.before for at in places), *(at.after for at in places))
+        parts.append(bb.emit(relax.op.nn.conv2d(x, relax.const(np.ascontiguousarray(part)), padding=padding)))
+    y = bb.emit(relax.op.reshape(bb.emit(relax.op.concat(parts, 1)), (n, *strides, outputs, *sizes)))
+    y = bb.emit(relax.op.permute_dims(y, [0, 3, 4, 1, 5, 2]))
+    return bb.emit(relax.op.reshape(y, (n, outputs, *op.outputs)))
+
+
+def _position(place: int, kernel: int, stride: int, cut: int, extent: int, size: int) -> _Position:
+    """Return the convolution that computes every `stride`th output from `place` on, along one dimension.
+
+    Parameters
+    ----------
+    place
+        The first output, less than `stride`.
+    kernel, stride, cut
+        The transposed convolution's kernel, stride and padding.
+    extent, size
+        The input's extent, and how many outputs there are.
+    """
+    skipped, first = divmod(place + cut, stride)
+    taps = len(range(first, kernel, stride))
+    before = taps - 1 - skipped
+    return _Position(first, taps, before, size + taps - 1 - extent - before)
 
 
 def _spread(weight: np.ndarray, dilation: tuple[int, ...]) -> np.ndarray:

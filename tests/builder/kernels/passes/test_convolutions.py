@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tvm import relax
+from tvm.ir import Call
 
 from builder.target.device_target import DeviceTarget
-from tests.builder.kernels.machines import Randn, close, conv2d, machine, run
+from tests.builder.kernels.machines import Randn, Result, close, conv2d, machine, run
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +55,66 @@ def test_transposed_convolution(
     result = run(build, {"x": x}, target)
     close(result.outputs[0], transposed(x, w, stride, padding, more))
     assert result.schedules & {"conv2d", "winograd"}
+
+
+def convolutions(result: Result) -> int:
+    """Return the number of convolutions that are computed."""
+    calls = [binding.value for block in result.lowered.main.body.blocks for binding in block.bindings]
+    names = [str(call.args[0]) for call in calls if isinstance(call, Call) and len(call.args) > 1]
+    return sum("conv2d" in name or "winograd" in name for name in names if "weights" not in name)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "padding", "more", "count"),
+    [
+        (4, 2, 1, 0, 4),  # a small image: no position computes what is cut off
+        (3, 2, 1, 1, 4),  # windows of one and of two elements
+        (5, 2, 2, 1, 4),
+        (5, 3, 1, 0, 9),
+        (4, 3, 1, 1, 9),
+        (3, 2, 0, 0, 1),  # positions have different numbers of outputs
+        (2, 2, 0, 0, 1),  # nothing is cut off
+        (1, 2, 0, 1, 1),  # positions without an element
+    ],
+)
+def test_positions_of_a_transposed_convolution(
+    size: int, stride: int, padding: int, more: int, count: int, target: DeviceTarget, randn: Randn
+) -> None:
+    x, w, bias = randn(2, 8, 5, 6), randn(8, 16, size, size), randn(1, 16, 1, 1)
+
+    def build(v: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.conv2d_transpose(
+            v, relax.const(w), strides=stride, padding=padding, output_padding=more
+        )
+        return relax.op.nn.relu(relax.op.add(y, relax.const(bias)))
+
+    result = run(build, {"x": x}, target)
+    close(result.outputs[0], np.maximum(transposed(x, w, stride, padding, more) + bias, 0))
+    assert convolutions(result) == count
+
+
+def test_few_channels_of_a_transposed_convolution_are_computed_together(
+    target: DeviceTarget, randn: Randn
+) -> None:
+    x, w = randn(1, 8, 5, 6), randn(8, 3, 4, 4)
+    build = lambda v: relax.op.nn.conv2d_transpose(v, relax.const(w), strides=2, padding=1)  # noqa: E731
+    result = run(build, {"x": x}, target)
+    close(result.outputs[0], transposed(x, w, 2, 1, 0))
+    assert convolutions(result) == 1
+
+
+@pytest.mark.parametrize(("size", "stride", "padding", "more"), [(11, 5, 3, 0), (3, 2, 1, 1), (4, 2, 1, 0)])
+def test_positions_of_a_transposed_signal(
+    size: int, stride: int, padding: int, more: int, target: DeviceTarget, randn: Randn
+) -> None:
+    x, w = randn(1, 8, 5), randn(8, 16, size)
+    build = lambda v: relax.op.nn.conv1d_transpose(  # noqa: E731
+        v, relax.const(w), strides=stride, padding=padding, output_padding=more
+    )
+    result = run(build, {"x": x}, target)
+    full = np.pad(transposed_by_definition(x, w, stride, 1, 1), [(0, 0), (0, 0), (0, more)])
+    close(result.outputs[0], full[:, :, padding : full.shape[2] - padding])
+    assert convolutions(result) == stride
 
 
 @pytest.mark.parametrize(
