@@ -38,6 +38,7 @@ from builder.target.device_target import DeviceTarget
 
 KIND: Final = "conv2d"
 _UNROLLED: Final = 4  # steps of the reduction
+_IDLE_SHARE: Final = 0.02  # of the taps of a window read padding: worth a condition for each tap
 
 
 def filled(weight: np.ndarray, inputs: int, outputs: int) -> np.ndarray:
@@ -157,7 +158,8 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int) -> te.Tens
         return te.sum(value * w[o // together, ic, kh, kw, ii, o % together, v], axis=[ic, kh, kw, ii])
 
     marks: dict[str, Any] = {SPACE_MARK: KIND, "edge.stride": sw, "edge.dilation": dw}
-    if max(op.dilation) > 1 and any(op.padding):
+    # A tile of columns is often narrower than the gaps of a window, but hardly than the padding without gaps.
+    if max(op.idle_share(0), op.idle_share(1) if dw > 1 else 0.0) > _IDLE_SHARE:
         marks[MARK] = [*op.padding[:2], op.in_height, op.in_width, sh, sw, dh, dw]
     if op.groups > 1:
         marks["edge.groups"] = op.groups

@@ -81,6 +81,13 @@ class Conv2d:
         span = (self.kernel[1] - 1) * self.dilation[1] + 1
         return (self.in_width + self.padding[1] + self.padding[3] - span) // self.strides[1] + 1
 
+    def idle_share(self, axis: int) -> float:
+        """Return the share of taps along an axis, 0 for rows, that read padding, for all outputs together."""
+        taps = np.arange(self.kernel[axis]) * self.dilation[axis] - self.padding[axis]
+        outputs, inputs = ((self.out_height, self.in_height), (self.out_width, self.in_width))[axis]
+        at = np.arange(outputs)[:, None] * self.strides[axis] + taps
+        return float(np.mean((at < 0) | (at >= inputs)))
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:

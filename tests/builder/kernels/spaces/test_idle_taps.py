@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tvm import relax, tirx
 
-from builder.kernels.spaces.geometry import Rows
+from builder.kernels.spaces.geometry import Conv2d, Rows
 from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.machines import Randn, Result, close, conv2d, machine, run
 
@@ -33,6 +33,7 @@ def convolution(
         ((1, 41), (1, 2), (1, 32), (0, 32, 0, 0), (1, 1)),  # a causal signal
         ((20, 5), (3, 1), (6, 1), (6, 0, 6, 0), (1, 1)),  # one column
         ((7, 30), (3, 3), (3, 9), (3, 9, 3, 9), (2, 3)),
+        ((7, 6), (5, 5), (1, 1), (2, 2, 2, 2), (1, 1)),  # without gaps
     ],
 )
 def test_windows_with_gaps(
@@ -65,6 +66,26 @@ def test_taps_on_padding_are_not_multiplied(axis: int, randn: Randn) -> None:
     y = np.moveaxis(convolution(x, w, how, machine(16)).outputs[0], axis, 0)
     assert np.isfinite(y[:8]).all()
     assert not np.isfinite(y[12:]).any()
+
+
+def test_rows_of_a_window_without_gaps_on_padding_are_not_multiplied(randn: Randn) -> None:
+    x, w = randn(1, 16, 8, 8), randn(16, 16, 5, 5)
+    w[:, :, 0] = np.inf
+    y = convolution(x, w, {"padding": (2, 2, 2, 2)}, machine(16)).outputs[0]
+    assert np.isfinite(y[:, :, :2]).all()
+    assert not np.isfinite(y[:, :, 2:]).any()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation", "padding", "share"),
+    [(3, 1, 1, 1, 2 / 24), (3, 1, 6, 6, 12 / 24), (3, 2, 1, 1, 1 / 12), (1, 1, 1, 0, 0), (3, 1, 1, 0, 0)],
+)
+def test_share_of_taps_on_padding(
+    kernel: int, stride: int, dilation: int, padding: int, share: float
+) -> None:
+    twice = lambda n: (n, n)  # noqa: E731
+    op = Conv2d(1, 4, 8, 8, 4, twice(kernel), twice(stride), (padding,) * 4, twice(dilation), 1)
+    assert op.idle_share(0) == op.idle_share(1) == pytest.approx(share)
 
 
 def test_padding_that_is_not_read_leaves_room_for_rows() -> None:
