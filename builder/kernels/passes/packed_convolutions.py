@@ -16,6 +16,7 @@ from builder.kernels.rewriter import constant_of, op_name, shape_of
 from builder.kernels.spaces import (
     convolution,
     depthwise,
+    gaps,
     geometry,
     half_convolution,
     half_winograd,
@@ -83,10 +84,15 @@ class Convolutions:
             else:
                 x = table.as_packed(call.args[0], self._in_block(table, call.args[0], op, lanes))
             m = None if halves else winograd.output_tile(op, x.block, self._target)
+            apart = None if halves else gaps.output_tile(op, x.block, self._target)
             if halves and half_winograd.applies(op, x.block, self._target):
                 new = half_winograd.emit(table.bb, op, x.expr, weight, out_block, self._target)
             elif halves:
                 new = half_convolution.emit(table.bb, op, x.expr, weight, out_block, self._target)
+            elif apart is not None:
+                new = gaps.emit(
+                    table.bb, op, x.expr, weight, out_block=out_block, m=apart, target=self._target
+                )
             elif m is None:
                 new = convolution.emit(table.bb, op, x.expr, weight, out_block, self._target)
             else:

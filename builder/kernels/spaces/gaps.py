@@ -1,0 +1,119 @@
+"""Convolutions whose windows have gaps, by Winograd's algorithm.
+
+With a dilation of d, every d-th row and column of an image is convolved apart from the others. So an image
+becomes d*d small ones, which are convolved without gaps, and whose results are interleaved. On small images
+their last tiles are hardly filled, and most taps of a window may read padding, which the direct convolution
+leaves out (`idle_taps`): `output_tile` compares both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from tvm import relax, te, tirx
+
+from builder.kernels.spaces import winograd
+from builder.kernels.spaces.geometry import Conv2d
+from builder.target.device_target import DeviceTarget
+
+# In multiply-adds of a vector: those of Winograd's products, and what is spent on each number that is
+# transformed, or copied once more.
+_PRODUCT, _TRANSFORM, _COPY = 1.1, 8.0, 8.0
+_WORTH: Final = 0.9
+
+
+def without_gaps(op: Conv2d) -> Conv2d:
+    """Return the convolution of the small images, which include the padding."""
+    (dh, dw), (top, left, bottom, right) = op.dilation, op.padding
+    return replace(
+        op,
+        batch=op.batch * dh * dw,
+        in_height=-(-(op.in_height + top + bottom) // dh),
+        in_width=-(-(op.in_width + left + right) // dw),
+        padding=(0, 0, 0, 0),
+        dilation=(1, 1),
+    )
+
+
+def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
+    """Choose the extent of Winograd's output tile; None if the direct convolution is as fast.
+
+    Parameters
+    ----------
+    op
+        The geometry.
+    in_block
+        Channels in a block of the input.
+    target
+        The device.
+    """
+    if op.dilation == (1, 1) or op.strides != (1, 1):
+        return None
+    small = without_gaps(op)
+    m = winograd.output_tile(small, in_block, target)
+    if m is None:
+        return None
+    lanes, i, o = target.simd.lanes, op.in_channels, op.out_channels
+    bytes_per_product = target.core.memory_bytes_per_ns / target.core.products_per_ns
+    # A tile of columns is left out only if all of it reads padding.
+    read = (1 - op.idle_share(0)) * (1 - op.idle_share(1) / 2)
+    pixels = op.batch * op.out_height * op.out_width
+    numbers = (m + 2) ** 2 * small.batch * -(-small.out_height // m) * -(-small.out_width // m)
+    between = 4 * numbers * (i + o)
+    l2_bytes = target.core.l2_bytes * target.core.l2_cores
+    spilled = winograd.rows_of_band(small, m, target) is None and between > l2_bytes // 2
+    direct = 9 * pixels * read * i * o / lanes + 9 * i * o * 4 / bytes_per_product
+    cost = numbers * (i * o * _PRODUCT + (i + o) * _TRANSFORM) / lanes + pixels * (i + o) * _COPY / lanes
+    cost += ((m + 2) ** 2 * i * o * 4 + (2 * between if spilled else 0)) / bytes_per_product
+    return m if cost < _WORTH * direct else None
+
+
+def emit(
+    bb: relax.BlockBuilder,
+    op: Conv2d,
+    x: relax.Expr,
+    weight: np.ndarray,
+    *,
+    out_block: int,
+    m: int,
+    target: DeviceTarget,
+) -> relax.Expr:
+    """Emit the convolution of packed `x` as Winograd's of small images; see `winograd.emit`.
+
+    Returns
+    -------
+    relax.Expr
+        `[N, OC/bo, OH, OW, bo]`.
+    """
+    small = bb.emit(bb.call_te(lambda data: divided(data, op), x, primfunc_name_hint="divided"))
+    y = winograd.emit(bb, without_gaps(op), small, weight, out_block=out_block, m=m, target=target)
+    return bb.emit(bb.call_te(lambda data: interleaved(data, op), y, primfunc_name_hint="interleaved"))
+
+
+def divided(x: te.Tensor, op: Conv2d) -> te.Tensor:
+    """Return `[N, C/b, H, W, b]` with its padding as `[N * dh * dw, C/b, ceil, ceil, b]`.
+
+    An image has every `dh`th row and every `dw`th column.
+    """
+    _, blocks, height, width, block = (int(d) for d in x.shape)
+    (dh, dw), (top, left, _, _), small = op.dilation, op.padding, without_gaps(op)
+
+    def element(i: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        row, column = y * dh + i // dw % dh - top, z * dw + i % dw - left
+        inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
+        return tirx.if_then_else(inside, x[i // (dh * dw), o, row, column, v], tirx.const(0, x.dtype))
+
+    return te.compute((small.batch, blocks, small.in_height, small.in_width, block), element, name="divided")
+
+
+def interleaved(y: te.Tensor, op: Conv2d) -> te.Tensor:
+    """Return the results of small images, `[N * dh * dw, OC/bo, ., ., bo]`, as `[N, OC/bo, OH, OW, bo]`."""
+    _, blocks, _, _, block = (int(d) for d in y.shape)
+    dh, dw = op.dilation
+
+    def element(n: tirx.Var, o: tirx.Var, r: tirx.Var, c: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        return y[(n * dh + r % dh) * dw + c % dw, o, r // dh, c // dw, v]
+
+    return te.compute((op.batch, blocks, op.out_height, op.out_width, block), element, name="interleaved")
