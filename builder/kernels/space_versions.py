@@ -33,6 +33,7 @@ SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "pixels": 1,
     "planes": 1,
     "pool": 10,
+    "resize": 1,
     "rows": 10,
     "separable": 1,
     "strassen_weights": 10,

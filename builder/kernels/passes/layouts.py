@@ -150,8 +150,11 @@ class _Packing:
             new = table.bb.emit(Call(call.op, operands, call.attrs, call.ty_args))
             table.define_packed(var, replace(x, expr=new))
             return True
-        emit = resize.emit if name == resize.NAME else pooling.emit
-        new = emit(table.bb, call, x.expr)
+        new = resize.emit(table.bb, call, x.expr)
+        if new is not None and resize.is_bilinear(call):
+            table.define_resized(var, replace(x, expr=new), call, x.expr)
+            return True
+        new = pooling.emit(table.bb, call, x.expr) if new is None else new
         if new is not None:
             table.define_packed(var, replace(x, expr=new))
             return True

@@ -16,7 +16,7 @@ from tvm.ir import Call
 
 from builder.kernels.passes.routes import Route
 from builder.kernels.rewriter import RESHAPES, Values, definition, shape_of
-from builder.kernels.spaces import channels, geometry
+from builder.kernels.spaces import channels, geometry, resize
 from builder.kernels.spaces.bfloat_numbers import rounded
 from builder.kernels.spaces.unpacking import unpack
 
@@ -104,6 +104,8 @@ class LayoutValues(Values):
         self._rounded: dict[relax.Expr, relax.Expr] = {}
         self.routes: dict[relax.Expr, Route] = {}
         self._followed: dict[relax.Var, Route] = {}  # the routes of packed values
+        # Packed values that are resized images -> the resize, and the image before it.
+        self._resized: dict[relax.Expr, tuple[Call, relax.Expr]] = {}
 
     def lanes_of(self, expr: relax.Expr) -> int:
         """Return how many elements of a tensor fit a vector: twice as many if it is float16."""
@@ -112,6 +114,11 @@ class LayoutValues(Values):
     def define_packed(self, var: relax.Var, value: Packed) -> None:
         """Make `value` the packed form of the old variable `var`."""
         self._packed[var] = value
+
+    def define_resized(self, var: relax.Var, value: Packed, call: Call, image: relax.Expr) -> None:
+        """Make `value`, which `call` resizes from a packed image, the packed form of the old `var`."""
+        self._resized[value.expr] = (call, image)
+        self.define_packed(var, value)
 
     def define_route(self, var: relax.Var, route: Route, call: Call) -> None:
         """Make `route` a form of the old variable `var`, which is bound to `call`."""
@@ -200,6 +207,8 @@ class LayoutValues(Values):
         n, blocks, h, w, b = shape_of(value.expr)
         if value.is_whole and (h * w == 1 or b == 1):
             return self.bb.emit(relax.op.reshape(value.expr, (n, blocks * b, h, w)))
+        if value.expr in self._resized:
+            return resize.emit_unpacked(self.bb, *self._resized[value.expr], value.channels, value.group)
         call = self.bb.call_te(unpack, value.expr, value.channels, value.group, primfunc_name_hint="unpack")
         return self.bb.emit(call)
 

@@ -21,8 +21,11 @@ KIND: Final = "unpack"
 _RANK: Final = 4
 
 
-def unpack(x: te.Tensor, channels: int, group: int) -> te.Tensor:
-    """Convert `[N, blocks, H, W, b]`, with padding after each `group` channels, to `[N, channels, H, W]`."""
+def unpack(x: te.Tensor, channels: int, group: int, kind: str = KIND) -> te.Tensor:
+    """Convert `[N, blocks, H, W, b]`, with padding after each `group` channels, to `[N, channels, H, W]`.
+
+    `kind` is the kind of design space that orders the function.
+    """
     n, _, h, w, block = (int(d) for d in x.shape)
     padded = -(-group // block) * block
 
@@ -30,7 +33,7 @@ def unpack(x: te.Tensor, channels: int, group: int) -> te.Tensor:
         at = c if group in (channels, padded) else c // group * padded + c % group
         return x[i, at // block, y, z, at % block]
 
-    mark = {SPACE_MARK: KIND, "edge.block": block}
+    mark = {SPACE_MARK: kind, "edge.block": block}
     return te.compute((n, channels, h, w), element, name="unpack", attrs=mark)
 
 

@@ -16,7 +16,7 @@ CUT: list[Case] = [
     ((3, 4, 2, 5), 2, 1, 1, slice(1, 7), slice(2, 8)),
     ((1, 1, 1, 1), 1, 1, 8, slice(0, None), slice(1, None)),  # depthwise
     ((1, 1, 2, 1), 2, 1, 2, slice(0, -1), slice(0, None)),
-    ((1, 1, 1, 1), 2, 1, 1, slice(0, 6), slice(0, 5)),  # all that there is
+    ((1, 1, 1, 1), 2, 1, 1, slice(0, 6), slice(0, 5)),  # all of it
 ]
 # More is cut than the padding has on that side.
 KEPT: list[Case] = [
