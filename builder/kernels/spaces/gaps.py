@@ -63,6 +63,8 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
     numbers = (m + 2) ** 2 * small.batch * -(-small.out_height // m) * -(-small.out_width // m)
     between = 4 * numbers * (i + o)
     l2_bytes = target.core.l2_bytes * target.core.l2_cores
+    if target.core.l2_cores > 1 and 4 * pixels * (i + o) > l2_bytes // 2:
+        return None  # cores that share a cache wait for its memory while images are copied
     spilled = winograd.rows_of_band(small, m, target) is None and between > l2_bytes // 2
     direct = 9 * pixels * read * i * o / lanes + 9 * i * o * 4 / bytes_per_product
     cost = numbers * (i * o * _PRODUCT + (i + o) * _TRANSFORM) / lanes + pixels * (i + o) * _COPY / lanes
