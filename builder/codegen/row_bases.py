@@ -26,6 +26,8 @@ from builder.kernels.spaces import convolution, depthwise, separable
 # less.
 _FAR_BYTES: Final = 1024
 _ELEMENT_BYTES: Final = 4
+# With 32 bits, LLVM would add and extend the address of each row in each round, instead of adding to it.
+_INDEX: Final = "int64"
 # The kernels that gain. Winograd's transforms read more rows at once than there are registers for addresses.
 _KINDS: Final = (convolution.KIND, depthwise.KIND, separable.KIND)
 
@@ -73,9 +75,9 @@ class _Rows:
             return stmt if index is None else tirx.BufferStore(stmt.buffer, stmt.value, [index])
 
         body = tvm_ffi.structural_map(self._body, ((TensorLoad, load), (tirx.BufferStore, store)))
-        zero = tirx.const(0, "int32")
+        zero = tirx.const(0, _INDEX)
         hidden = [
-            tirx.Bind(var, instruction("aarch64.neon.uqadd", "int32", tirx.const(stride, "int32"), zero))
+            tirx.Bind(var, instruction("aarch64.neon.uqadd", _INDEX, tirx.const(stride, _INDEX), zero))
             for stride, var in self._strides.items()
         ]
         return tirx.SeqStmt([*hidden, body]) if hidden else body
@@ -87,19 +89,21 @@ class _Rows:
             return None
         if buffer.scope() != "global" or str(index.base.ty.dtype) != "int32":
             return None
-        base = index.base
+        base, far = index.base, list[tirx.Expr]()
         for var in self._unrolled:
             stride, rest = _factor(base, var)
             if stride * _ELEMENT_BYTES < _FAR_BYTES:
                 continue
-            hidden = self._strides.setdefault(stride, tirx.Var(f"stride_{stride}", "int32"))
-            base = rest + var * hidden
+            hidden = self._strides.setdefault(stride, tirx.Var(f"stride_{stride}", _INDEX))
+            far.append(var.astype(_INDEX) * hidden)
+            base = rest
             # A loop over several such rows must not know the constant either.
             for other in self._serial:
                 step, rest = _factor(base, other)
                 if step and step % stride == 0:
-                    base = rest + other * (step // stride) * hidden
-        return None if base is index.base else tirx.Ramp(base, index.stride, index.lanes)
+                    far.append(other.astype(_INDEX) * (step // stride) * hidden)
+                    base = rest
+        return tirx.Ramp(sum(far, base.astype(_INDEX)), index.stride, index.lanes) if far else None
 
 
 def _factor(index: tirx.Expr, var: tirx.Var) -> tuple[int, tirx.Expr]:

@@ -44,6 +44,18 @@ def test_far_rows_are_loaded_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert new <= 0.6 * single_loads(kernels, target)
 
 
+def test_the_hot_loop_adds_to_addresses_only() -> None:
+    """Four rows of the input and the weights have an address each, which takes one addition in a round."""
+    target = resolve("rpi4")
+    code = lowering.build_kernels(pointwise(14, target), target.tvm_target).inspect_source("asm")
+    blocks = [block.split("\n") for block in re.split(r"^\.LBB.*\n", code, flags=re.MULTILINE)]
+    loop = max(blocks, key=lambda lines: sum(line.startswith("\tfmla") for line in lines))
+    loop = loop[: next(at for at, line in enumerate(loop) if line.startswith("\tb.")) + 1]
+    others = [line for line in loop if not re.match(r"\t(fmla|ldp|ldr)\t[vq]", line)]
+    assert len(others) <= 7, others
+    assert not any("sxtw" in line for line in others)
+
+
 def test_near_rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     target = resolve("rpi4")
     kernels = pointwise(7, target)
