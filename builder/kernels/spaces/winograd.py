@@ -1,19 +1,23 @@
-"""Winograd's convolution F(m x m, 3 x 3) on packed channels, for 3x3 windows at stride 1, and on ARM at 2.
+"""Winograd's convolution F(m x m, r x r) on packed channels, for 3x3 windows at stride 1.
 
-A tile of `m x m` outputs takes `(m + 2)**2` products instead of `9 * m**2`: 36 instead of 144 for m = 4. At
-stride 2 (`Transforms.at_stride_2`) it takes `(2 m + 1)**2`: 25 instead of 36 for m = 2.
+A tile of `m x m` outputs takes `(m + r - 1)**2` products instead of `(r * m)**2`: 36 instead of 144 for m = 4
+and r = 3. ARM also uses it for larger windows, and for 3x3 windows at stride 2 (`Transforms.at_stride_2`),
+which take `(2 m + 1)**2`: 25 instead of 36 for m = 2. A first layer of few channels at stride 2 is computed
+at stride 1 on the phases of the picture (`phases`).
+
 There are three stages: input tiles are transformed (`B^T d B`), multiplied with transformed weights (one
 matrix product for each of these positions), and transformed back (`A^T m A`), with the epilogue.
 Each stage does the whole picture; or all three do one band of rows after another, if only then their
 intermediate results stay in the L2 cache.
 
 A separate node, which reads only constants, transforms the weights: the executor runs it once, at load, and
-the bundle holds the nine numbers of each filter rather than `(m + 2)**2`. At stride 2 as well, because the
-positions of the middle tap have their weights in common.
+the bundle holds the `r**2` numbers of each filter rather than `(m + r - 1)**2`. At stride 2 as well, because
+the positions of the middle tap have their weights in common.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +28,7 @@ from tvm import s_tir as st
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.signature import SPACE_MARK
-from builder.kernels.spaces import prefetch
+from builder.kernels.spaces import phases, prefetch
 from builder.kernels.spaces.convolution import pack_weights, reduction_block
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
 from builder.kernels.spaces.geometry import Conv2d
@@ -38,7 +42,7 @@ from builder.kernels.spaces.register_tile import (
     unroll_rounds,
 )
 from builder.kernels.spaces.winograd_loops import order_input, order_output
-from builder.kernels.spaces.winograd_stages import Stages
+from builder.kernels.spaces.winograd_stages import Stages, shares_sums
 from builder.kernels.spaces.winograd_transforms import Transforms, select
 from builder.target.device_target import DeviceTarget
 
@@ -52,6 +56,8 @@ _GEMM_COST: Final = 1.1
 _MOST_BETWEEN: Final = 0.5
 _MOST_WEIGHTS, _MOST_SHARED_WEIGHTS = 0.5, 0.6
 _MOST_IN_BAND: Final = 0.4
+# Vectors of channels in the panel of a usual register tile on ARM.
+_PANEL: Final = 3
 # Small bands are the fastest, but a band needs as many tiles as the product holds in registers.
 _REGISTER_TILES: Final = 12
 # Threads share the bands: seven of them keep four threads busy for most of the time.
@@ -62,7 +68,19 @@ _EXTENTS: Final = (4, 2)
 _EXTENTS_ON_ARM: Final = (4, 5, 2)
 # At stride 2, tiles of 4 read 9 x 9 numbers: fewer products, but by estimate 1.6 times the time.
 _EXTENTS_AT_STRIDE_2: Final = (2,)
+# Windows on ARM, and the largest input tile: one number more has 3 times the error.
+_TAPS_ON_ARM: Final = (3, 4, 5)
+_LARGEST_TILE: Final = 7
 _WORTH: Final = 0.95
+# By estimate for Raspberry Pi 4 and 5: layers with costs of 0.29, 0.35 and 0.52 take 0.42 to 0.65, 0.59 to
+# 1.03 and 0.91 to 1.57 of the time.
+_WORTH_OF_LARGER_WINDOWS: Final = 0.4
+# For pictures, by estimate for the same boards: 64 outputs take 0.59 to 0.95 of the time, 32 outputs 0.87 to
+# 1.18.
+_MANY_OUTPUTS: Final = 64
+# On a Raspberry Pi 3, a row of tiles of a ResNet takes all of a core's part: four cores take 1.15 times as
+# long.
+_MOST_OF_PART: Final = 0.6
 
 
 def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
@@ -72,49 +90,92 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
     which in a whole model come from memory each time.
     """
     on_arm = multiplies_by_element(target) and target.simd.registers >= 32
-    plain = (op.kernel, op.dilation, op.groups) == ((3, 3), (1, 1), 1)
-    known = op.strides == (1, 1) or (op.strides == (2, 2) and on_arm)
-    if not plain or not known or in_block < target.simd.lanes:
-        return None
-    lanes = target.simd.lanes
-    extents: tuple[int, ...] = _EXTENTS_ON_ARM if on_arm else _EXTENTS
-    if op.strides != (1, 1):
-        extents = _EXTENTS_AT_STRIDE_2
-    i, o = op.in_channels, op.out_channels
     bytes_per_product = target.core.memory_bytes_per_ns / target.core.products_per_ns
-    best: tuple[float, int | None] = (
-        op.batch * op.out_height * op.out_width * 9 * i * o / lanes + 9 * i * o * 4 / bytes_per_product,
-        None,
-    )
-    for m in extents:
+    lanes, o = target.simd.lanes, op.out_channels
+
+    def reading(weights: int, channels: int) -> float:
+        return weights * channels * o * 4 / bytes_per_product
+
+    taps = math.prod(op.kernel)
+    outputs = op.batch * op.out_height * op.out_width
+    direct = outputs * taps * op.in_channels * o / lanes + reading(taps, op.in_channels)
+    best: tuple[float, int | None] = (direct, None)
+    is_divided = on_arm and in_block == 1 and phases.applies(op, lanes)
+    if is_divided:
+        op, in_block = phases.at_stride_1(op), phases.BLOCK
+    for m in _extents(op, on_arm=on_arm) if in_block >= lanes else ():
+        if is_divided and not _pays_for_a_picture(op, m, target):
+            continue
         positions = Stages(op, m, 1).size ** 2
         tiles = -(-op.out_height // m) * -(-op.out_width // m)
-        products = positions * tiles * i * o / lanes
-        transforms = positions * tiles * (i + o) / lanes * _TRANSFORM_COST
-        reading = (m + 2) ** 2 * i * o * 4 / bytes_per_product
-        cost = op.batch * (products * _GEMM_COST + transforms) + reading
+        products = positions * tiles * op.in_channels * o / lanes
+        transforms = positions * tiles * (op.in_channels + o) / lanes * _TRANSFORM_COST
+        weights = reading((m + op.kernel[0] - 1) ** 2, op.in_channels)
+        cost = op.batch * (products * _GEMM_COST + transforms) + weights
+        if op.kernel != (3, 3) and not is_divided and cost > direct * _WORTH_OF_LARGER_WINDOWS:
+            continue
         if cost < best[0] * (_WORTH if m > 4 else 1.0):
             best = (cost, m)
     return best[1]
 
 
+def _pays_for_a_picture(op: Conv2d, m: int, target: DeviceTarget) -> bool:
+    """Whether a convolution of phases has enough outputs, and a core's cache has room for its stages.
+
+    The direct convolution of few channels reads little: beyond the cache, it takes a quarter of the time.
+    """
+    fits = _fits_whole(op, m, target) or rows_of_band(op, m, target) is not None
+    part = target.core.l2_bytes * _MOST_OF_PART
+    return fits and op.out_channels >= _MANY_OUTPUTS and _row_bytes(op, m, _panel(op, target)) <= part
+
+
+def _extents(op: Conv2d, *, on_arm: bool) -> tuple[int, ...]:
+    """Return the extents of the output's tile that apply; the preferred one first."""
+    height, width = op.kernel
+    known = _TAPS_ON_ARM if on_arm else (3,)
+    if height != width or height not in known or op.dilation != (1, 1) or op.groups != 1:
+        return ()
+    if op.strides == (2, 2) and on_arm and height == 3:
+        return _EXTENTS_AT_STRIDE_2
+    if op.strides != (1, 1):
+        return ()
+    if height == 3:
+        return _EXTENTS_ON_ARM if on_arm else _EXTENTS
+    return tuple(range(_LARGEST_TILE + 1 - height, 1, -1))
+
+
+def _panel(op: Conv2d, target: DeviceTarget) -> int:
+    """Return the channels of a band whose products are there at a time: on ARM those of a panel."""
+    on_arm = multiplies_by_element(target)
+    return min(op.out_channels, _PANEL * target.simd.lanes) if on_arm else op.out_channels
+
+
+def _row_bytes(op: Conv2d, m: int, out_channels: int) -> int:
+    """Return the bytes between the stages for a row of tiles, with some of the output's channels."""
+    whole = Stages(op, m, 1)
+    return 4 * whole.size**2 * (op.in_channels + out_channels) * whole.columns
+
+
+def _fits_whole(op: Conv2d, m: int, target: DeviceTarget) -> bool:
+    """Whether what is between the stages stays in the L2 cache without bands."""
+    between = op.batch * Stages(op, m, 1).rows * _row_bytes(op, m, op.out_channels)
+    return between <= target.core.l2_bytes * target.core.l2_cores * _MOST_BETWEEN
+
+
 def rows_of_band(op: Conv2d, m: int, target: DeviceTarget) -> int | None:
     """Choose how many rows of tiles go through the three stages together; None for all of them.
 
-    What is between the stages is at least `(m + 2)**2 / m**2` times as large as the pictures. If it does not
-    stay in the L2 cache, a band of it does, beside the weights, which each band reads again. If cores share
-    the cache, the whole of it counts and not a core's part, in which the weights would never fit.
+    What is between the stages is at least `(m + r - 1)**2 / m**2` times as large as the pictures. If it does
+    not stay in the L2 cache, a band of it does, beside the weights, which each band reads again. If cores
+    share the cache, the whole of it counts and not a core's part, in which the weights would never fit.
     """
     whole = Stages(op, m, 1)
     l2_bytes = target.core.l2_bytes * target.core.l2_cores
     most_weights = _MOST_WEIGHTS if target.core.l2_cores == 1 else _MOST_SHARED_WEIGHTS
-    row_bytes = 4 * whole.size**2 * (op.in_channels + op.out_channels) * whole.columns
-    weight_bytes = 4 * (m + 2) ** 2 * op.in_channels * op.out_channels
-    if (
-        op.batch * whole.rows * row_bytes <= l2_bytes * _MOST_BETWEEN
-        or weight_bytes > l2_bytes * most_weights
-    ):
+    weight_bytes = 4 * (m + op.kernel[0] - 1) ** 2 * op.in_channels * op.out_channels
+    if _fits_whole(op, m, target) or weight_bytes > l2_bytes * most_weights:
         return None
+    row_bytes = _row_bytes(op, m, _panel(op, target))
     fits = [
         rows
         for rows in range(1, whole.rows)
@@ -146,7 +207,7 @@ def emit(
     x
         The input, `[N, IC/bi, H, W, bi]`.
     weight
-        `[OC, IC, 3, 3]`, float32.
+        `[OC, IC, KH, KW]`, float32.
     out_block
         `bo`, the channels in a block of the output.
     m
@@ -154,8 +215,11 @@ def emit(
     target
         Its heuristic tile decides how weights are packed.
     """
+    image, in_block = op, shape_of(x)[4]
+    if in_block == 1:
+        in_block, weight, op = phases.BLOCK, phases.weights_at_stride_1(op, weight), phases.at_stride_1(op)
     # Do not multiply the zeros that fill the last block.
-    in_block = reduction_block(shape_of(x)[4], op.in_channels)
+    in_block = reduction_block(in_block, op.in_channels)
     blocks = -(-op.out_channels // out_block)
     band = rows_of_band(op, m, target)
     tiles = space(Stages(op, m, 1, band).tiles, blocks, in_block, target).default
@@ -167,8 +231,13 @@ def emit(
         primfunc_attrs=NEVER_FUSED,
     )
     u = bb.emit(transform)
+
+    def compute(data: te.Tensor, weights: te.Tensor) -> te.Tensor:
+        picture = data if image is op else phases.divide(data, image)
+        return convolve(picture, weights, op, m, tiles.tiles, band, sharing=shares_sums(target))
+
     call = bb.call_te(
-        lambda data, weights: convolve(data, weights, op, m, tiles.tiles, band),
+        compute,
         x,
         u,
         primfunc_name_hint="winograd",
@@ -177,17 +246,17 @@ def emit(
     return bb.emit(call)
 
 
-def transforms(m: int, stride: int) -> Transforms:
+def transforms(m: int, stride: int, taps: int = 3) -> Transforms:
     """Return the matrices of a tile of extent `m`."""
-    return Transforms.of(m) if stride == 1 else Transforms.at_stride_2(m)
+    return Transforms.of(m, taps=taps) if stride == 1 else Transforms.at_stride_2(m)
 
 
 def transform_weights(w: te.Tensor, m: int, stride: int = 1) -> te.Tensor:
-    """Return `G g G^T`, `[(m + 2)**2, OB/t, IB, bi, t, bo]`, of `w`, `[OB/t, IB, 3, 3, bi, t, bo]`."""
-    size, g = m + 2, transforms(m, stride).weights
-    ob, ib, _, _, bi, t, bo = (int(d) for d in w.shape)
+    """Return `G g G^T`, `[(m + r - 1)**2, OB/t, IB, bi, t, bo]`, of `w`, `[OB/t, IB, r, r, bi, t, bo]`."""
+    ob, ib, taps, _, bi, t, bo = (int(d) for d in w.shape)
+    size, g = m + taps - 1, transforms(m, stride, taps).weights
     half = te.compute(
-        (ob, ib, size, 3, bi, t, bo),
+        (ob, ib, size, taps, bi, t, bo),
         lambda o, i, e, kw, a, s, b: select(e, g, lambda kh: w[o, i, kh, kw, a, s, b]),
         name="half",
     )
@@ -200,14 +269,21 @@ def transform_weights(w: te.Tensor, m: int, stride: int = 1) -> te.Tensor:
 
 
 def convolve(
-    x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int = 1, band: int | None = None
+    x: te.Tensor,
+    u: te.Tensor,
+    op: Conv2d,
+    m: int,
+    beside: int = 1,
+    band: int | None = None,
+    *,
+    sharing: bool = False,
 ) -> te.Tensor:
     """Return the three stages on packed `x` and transformed weights `u`.
 
     Between the first two stages, the `beside` tiles that the product keeps in registers are adjacent.
-    `band` is as in `Stages`.
+    `band` and `sharing` are as in `Stages`.
     """
-    t, stages = transforms(m, op.strides[0]), Stages(op, m, beside, band)
+    t, stages = transforms(m, op.strides[0], op.kernel[0]), Stages(op, m, beside, band, sharing)
     _, _, in_blocks, bi, together, bo = (int(d) for d in u.shape)
     parts = int(x.shape[4]) // bi  # blocks of the reduction in a block of the input
     data = stages.data(x, t.input, "float32", tirx.const(0, "float32"))
@@ -217,7 +293,7 @@ def convolve(
 
     def weights_of(xi: tirx.Var) -> tirx.Expr:
         """Return the number of the weights of a position: at stride 2, positions from m + 1 on share them."""
-        if size == m + 2:
+        if op.strides == (1, 1):
             return xi
         row, column = (tirx.min(at, tirx.const(m + 1, "int32")) for at in (xi // size, xi % size))
         return row * (m + 2) + column
@@ -248,12 +324,16 @@ class WinogradTiles:
         Input channels unrolled in the innermost reduction.
     held
         Whether these input values are held in vector registers; see `register_tile.hold_operand`.
+    by_panel
+        Whether, in a band, the result of `oc` blocks is complete before the next ones: then what is between
+        the product and the last stage stays in the L1 cache.
     """
 
     tiles: Decision
     oc: Decision
     ii: Decision
     held: bool = False
+    by_panel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +364,7 @@ def space(tiles: int, out_blocks: int, in_block: int, target: DeviceTarget) -> W
     held = multiplies_by_element(target) and in_block % 4 == 0
     oc, tile = best_tile(TileChoices((out_blocks, tiles), ocs, ts), target, held=held)
     ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
-    return WinogradSpace(ts, ocs, ii, WinogradTiles(tile, oc, min(4, in_block), held))
+    return WinogradSpace(ts, ocs, ii, WinogradTiles(tile, oc, min(4, in_block), held, held))
 
 
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, m: int) -> None:
@@ -296,10 +376,13 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, m
     band = int(sch.get(tile).extent) // columns if bands else None
     epilogue = Epilogue.after(sch, block)
     sch.compute_inline(block)
-    shared = order_output(sch, half_out, epilogue, m, band)
-    if band is not None:
-        sch.compute_at(product, shared, preserve_unit_loops=True)
+    shared, panel = order_output(sch, half_out, epilogue, m, band, tiles.oc if tiles.by_panel else None)
+    if panel is not None:
+        sch.compute_at(product, panel, preserve_unit_loops=True)
+    divided = sch.get_producers(sch.get_sblock("pad"))
     order_input(sch, None if band is None else shared)
+    for stage in divided:
+        phases.order(sch, stage)
 
     xi, o, tile, v, ic, ii = sch.get_loops(product)[-6:]
     to, ti = sch.split(tile, [None, tiles.tiles])
@@ -339,7 +422,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     s = space(tiles, out_blocks, in_block, target)
     d = s.default
     tile, oc, ii = choose("tiles", s.tiles, d.tiles), choose("oc", s.oc, d.oc), choose("ii", s.ii, d.ii)
-    apply(sch, block, WinogradTiles(tile, oc, ii, d.held), m)
+    apply(sch, block, WinogradTiles(tile, oc, ii, d.held, d.by_panel), m)
 
 
 def schedule_weights(

@@ -43,8 +43,13 @@ def order_input(sch: st.Schedule, band: st.schedule.LoopRV | None = None) -> Non
 
 
 def order_output(
-    sch: st.Schedule, half_out: st.schedule.SBlockRV, epilogue: Epilogue, m: int, band: int | None = None
-) -> st.schedule.LoopRV:
+    sch: st.Schedule,
+    half_out: st.schedule.SBlockRV,
+    epilogue: Epilogue,
+    m: int,
+    band: int | None = None,
+    panel: int | None = None,
+) -> tuple[st.schedule.LoopRV, st.schedule.LoopRV | None]:
     """Order the loops of the output's transform and of what follows it: tile after tile.
 
     Parameters
@@ -59,19 +64,26 @@ def order_output(
         The extent of the output tile.
     band
         Rows of tiles in a band; None if each stage does all tiles.
+    panel
+        Blocks of channels of a band that are transformed before the next ones; None for all of them.
 
     Returns
     -------
-    LoopRV
+    shared
         The parallel loop: over the bands, or over blocks of channels and rows of tiles.
+    inside
+        The loop in which the product is computed, if there are bands.
     """
     i, o, y, z, v = sch.get_loops(epilogue.block)
-    outer = None
+    outer, panels = None, []
     if band is not None:
         outer, y = sch.split(y, [None, band * m])
+        if panel is not None:
+            first, o = sch.split(o, [None, panel])
+            panels = [first]
     yo, yi = sch.split(y, [None, m])
     zo, zi = sch.split(z, [None, m])
-    sch.reorder(i, *(() if outer is None else (outer,)), o, yo, zo, yi, zi, v)
+    sch.reorder(i, *(() if outer is None else (outer,)), *panels, o, yo, zo, yi, zi, v)
     sch.compute_at(half_out, zo, preserve_unit_loops=True)
     *_, a, nu, lane = sch.get_loops(half_out)
     for loop in (a, nu, yi, zi):
@@ -80,4 +92,4 @@ def order_output(
         sch.vectorize(loop)
     shared = sch.fuse(i, o, yo) if outer is None else sch.fuse(i, outer)
     sch.parallel(shared)
-    return shared
+    return shared, None if outer is None else (*panels, shared)[0]

@@ -13,6 +13,12 @@ from tvm import te, tirx
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.winograd_transforms import Matrix, places, select
+from builder.target.device_target import DeviceTarget
+
+
+def shares_sums(target: DeviceTarget) -> bool:
+    """Whether transforms share sums, as `Stages.sharing` says: x86 waits for memory there, not for sums."""
+    return target.arch == "aarch64"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +37,25 @@ class Stages:
         Rows of tiles whose three stages follow one another, so that what is between the stages stays in the
         L2 cache; None if each stage does all tiles of all pictures. With a band, `data` and the product have
         one more axis in front: the bands. It divides the rows if there are several pictures.
+    sharing
+        Whether the rows of a transform share all sums that they can: `winograd_transforms.combine_sharing`.
     """
 
     op: Conv2d
     m: int
     beside: int
     band: int | None = None
+    sharing: bool = False
 
     @property
     def size(self) -> int:
         """The extent of an input tile, and the products along an axis of it."""
-        return len(places(self.m, self.op.strides[0]))
+        return len(self.places)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The places along an axis of an input tile, as `winograd_transforms.places` orders them."""
+        return places(self.m, self.op.strides[0], self.op.kernel[0])
 
     @property
     def rows(self) -> int:
@@ -70,6 +84,11 @@ class Stages:
             row = band * self.band + row
         return row // self.rows, row % self.rows, tile % self.columns
 
+    def _select(
+        self, index: tirx.Expr, rows: Matrix, value: Callable[[int], tirx.Expr], dtype: str
+    ) -> tirx.Expr:
+        return select(index, rows, value, dtype, sharing=self.sharing)
+
     def data(self, x: te.Tensor, matrix: Matrix, dtype: str, outside: tirx.Expr) -> te.Tensor:
         """Return the transformed input, `[size**2, tiles/beside, IB, beside, bi]`, behind the bands.
 
@@ -85,7 +104,7 @@ class Stages:
             What is around the picture.
         """
         size, rows, columns, beside = self.size, self.rows, self.columns, self.beside
-        step, at_places = self.m * self.op.strides[0], places(self.m, self.op.strides[0])
+        step, at_places = self.m * self.op.strides[0], self.places
         n, in_blocks, height, width, bi = (int(d) for d in x.shape)
         top, left = self.op.padding[:2]
         groups = -(-self.tiles // beside)
@@ -105,13 +124,15 @@ class Stages:
         def vertical(*at: tirx.Var) -> tirx.Expr:
             *band, c, tile, e, b, v = at
             i, y, z = self._place(band, tile)
-            return select(e, matrix, lambda a: pad[i, c, y * step + at_places[a], z * step + b, v], dtype)
+            return self._select(
+                e, matrix, lambda a: pad[i, c, y * step + at_places[a], z * step + b, v], dtype
+            )
 
         half_in = te.compute((*bands, in_blocks, groups * beside, size, size, bi), vertical, name="half_in")
 
         def transformed(*at: tirx.Var) -> tirx.Expr:
             *band, xi, group, c, tile, v = at
-            return select(
+            return self._select(
                 xi % size,
                 matrix,
                 lambda b: half_in[(*band, c, group * beside + tile, xi // size, at_places[b], v)],
@@ -147,7 +168,7 @@ class Stages:
 
         def vertical(*at: tirx.Var) -> tirx.Expr:
             *band, o, tile, a, nu, v = at
-            return select(a, matrix, lambda e: product[(*band, e * size + nu, o, tile, v)], dtype)
+            return self._select(a, matrix, lambda e: product[(*band, e * size + nu, o, tile, v)], dtype)
 
         half_out = te.compute((*bands, out_blocks, tiles, m, size, bo), vertical, name="half_out")
 
@@ -155,7 +176,8 @@ class Stages:
             row = i * rows + y // m
             band = () if together is None else (row // together,)
             tile = (row if together is None else row % together) * columns + z // m
-            return finish(select(z % m, matrix, lambda nu: half_out[(*band, o, tile, y % m, nu, v)], dtype))
+            value = self._select(z % m, matrix, lambda nu: half_out[(*band, o, tile, y % m, nu, v)], dtype)
+            return finish(value)
 
         return te.compute(
             (self.op.batch, out_blocks, self.op.out_height, self.op.out_width, bo),

@@ -6,7 +6,7 @@ ones. The former is F(m, 2), the latter a product for each output: `2 m + 1` pro
 The matrices are those of Toom and Cook for the points 0, 1, -1, 2, -2, ... and infinity, transposed
 (Winograd, *Arithmetic Complexity of Computations*, 1980; Lavin and Gray, arXiv:1509.09308). Products are
 written out as arithmetic: terms with a zero vanish, and the rows of the points p and -p share their even
-and odd halves.
+and odd halves. On ARM, columns of such points share sums as well (`combine_sharing`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from math import lcm, prod
 from typing import Final
 
@@ -111,9 +112,12 @@ class WholeTransforms:
         return value - (1 << 32) if value >> 31 else value
 
 
-def places(m: int, stride: int) -> tuple[int, ...]:
-    """Return the places, along an axis of an input tile, of the numbers that `Transforms.input` takes."""
-    return tuple(range(m + 2)) if stride == 1 else (*range(0, 2 * m + 1, 2), *range(1, 2 * m, 2))
+def places(m: int, stride: int, taps: int = 3) -> tuple[int, ...]:
+    """Return the places, along an axis of an input tile, of the numbers that `Transforms.input` takes.
+
+    At stride 2, there are three taps.
+    """
+    return tuple(range(m + taps - 1)) if stride == 1 else (*range(0, 2 * m + 1, 2), *range(1, 2 * m, 2))
 
 
 def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
@@ -158,6 +162,84 @@ def _terms(
     return sign, total
 
 
+def paired(rows: Matrix) -> tuple[tuple[int, int], ...]:
+    """Return pairs of columns that have the same numbers but for signs, which differ in some rows only.
+
+    Those are the columns of the points p and -p in a transform of the output: all rows share the sums and the
+    differences of such values.
+    """
+    columns = list(zip(*rows, strict=True))
+    found: list[tuple[int, int]] = []
+    for k in range(1, len(columns)):
+        one, other = columns[k - 1], columns[k]
+        signs = {a == b for a, b in zip(one, other, strict=True) if a}
+        if [abs(a) for a in one] == [abs(b) for b in other] and len(signs) == 2:
+            found.append((k - 1, k))
+    return tuple(found)
+
+
+def combine_sharing(
+    row: Sequence[Fraction],
+    value: Callable[[int], tirx.Expr],
+    dtype: str = "float32",
+    pairs: Sequence[tuple[int, int]] = (),
+) -> tirx.Expr:
+    """Return the same sum as `combine`, of which rows share more, and which negates none.
+
+    The values of `pairs` (`paired`) are added, or subtracted, first. Without pairs, even and odd terms are
+    summed separately, from the last on.
+    """
+    parts: list[tuple[Fraction, tirx.Expr]] = []
+    if pairs:
+        second = {b for _, b in pairs}
+        for k, coefficient in enumerate(row):
+            if not coefficient or k in second:
+                continue
+            number = value(k).astype(dtype)
+            if (k, k + 1) in pairs:
+                other = value(k + 1).astype(dtype)
+                number = _sum(number, other) if row[k + 1] == coefficient else _difference(number, other)
+            parts.append((coefficient, number))
+        return _total(parts, dtype)
+    for rest in (0, 1):
+        terms = [(c, k) for k, c in enumerate(row) if c and k % 2 == rest]
+        if terms:
+            parts.append(_factored(terms, value, dtype))
+    return _total(parts, dtype)
+
+
+def _factored(
+    terms: Sequence[tuple[Fraction, int]], value: Callable[[int], tirx.Expr], dtype: str
+) -> tuple[Fraction, tirx.Expr]:
+    """Return the sum of `terms` as a factor and what it multiplies.
+
+    The factor has the sign of the last term, and the size of all terms if they have the same. The rows of p
+    and -p then share what it multiplies.
+    """
+    last = terms[-1][0]
+    same = all(abs(coefficient) == abs(last) for coefficient, _ in terms)
+    factor = last if same else last / abs(last)
+    parts = [(coefficient / factor, value(k).astype(dtype)) for coefficient, k in reversed(terms)]
+    return factor, _total(parts, dtype)
+
+
+def _total(parts: Sequence[tuple[Fraction, tirx.Expr]], dtype: str) -> tirx.Expr:
+    """Return the sum of products of factors and numbers, 0 without any; it begins with a positive factor."""
+    positive = next((at for at, (factor, _) in enumerate(parts) if factor > 0), None)
+    if not parts:
+        return tirx.const(0, dtype)
+    if positive is None:
+        return times(_total([(-factor, number) for factor, number in parts], dtype), -1)
+    total: tirx.Expr | None = None
+    for factor, number in (parts[positive], *parts[:positive], *parts[positive + 1 :]):
+        size = abs(factor)
+        term = number if size == 1 else times(number, size)
+        if total is not None:
+            term = _sum(total, term) if factor > 0 else _difference(total, term)
+        total = term
+    return total
+
+
 def times(x: tirx.Expr, factor: Fraction | int) -> tirx.Expr:
     """Return `x * factor` of the dtype of `x`; int32 wraps around."""
     dtype = str(x.ty.dtype)
@@ -186,10 +268,19 @@ def _wrapping(function: Callable[[tirx.Expr, tirx.Expr], tirx.Expr], a: tirx.Exp
 
 
 def select(
-    index: tirx.Expr, rows: Matrix, value: Callable[[int], tirx.Expr], dtype: str = "float32"
+    index: tirx.Expr,
+    rows: Matrix,
+    value: Callable[[int], tirx.Expr],
+    dtype: str = "float32",
+    *,
+    sharing: bool = False,
 ) -> tirx.Expr:
-    """Return row `index` of a product; once the loop over `index` is unrolled, one row remains."""
-    result = combine(rows[-1], value, dtype)
+    """Return row `index` of a product; once the loop over `index` is unrolled, one row remains.
+
+    `sharing` chooses `combine_sharing` instead of `combine`.
+    """
+    form = partial(combine_sharing, pairs=paired(rows)) if sharing else combine
+    result = form(rows[-1], value, dtype)
     for k in range(len(rows) - 2, -1, -1):
-        result = tirx.Select(index == k, combine(rows[k], value, dtype), result)
+        result = tirx.Select(index == k, form(rows[k], value, dtype), result)
     return result

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tvm import relax
+from tvm import relax, tirx
 
-from builder.codegen.lowering import build_kernels
+from builder.codegen.lowering import build_kernels, to_loops
 from builder.kernels.spaces import winograd
 from builder.kernels.spaces.geometry import Conv2d
-from builder.kernels.spaces.winograd_transforms import Matrix, Transforms, places
+from builder.kernels.spaces.winograd_transforms import Matrix, Transforms, combine_sharing, paired, places
 from builder.target.device_target import DeviceTarget, resolve
 from tests.builder.kernels.machines import (
     Randn,
@@ -42,6 +42,36 @@ def test_transforms_are_exact(m: int) -> None:
     product = [a * b for a, b in zip(times(t.weights, g), times(t.input, d), strict=True)]
     assert times(t.output, product) == [sum(g[k] * d[i + k] for k in range(3)) for i in range(m)]
     assert places(m, 1) == tuple(range(m + 2))
+
+
+@pytest.mark.parametrize(("m", "taps"), [(4, 4), (3, 4), (3, 5), (2, 5), (4, 2)])
+def test_transforms_of_other_windows_are_exact(m: int, taps: int) -> None:
+    t = Transforms.of(m, taps=taps)
+    g = [Fraction(3 * k - 4) for k in range(taps)]
+    d = [Fraction(k * k - 5 * k) for k in range(m + taps - 1)]
+
+    def times(rows: Matrix, v: list[Fraction]) -> list[Fraction]:
+        return [sum((a * b for a, b in zip(row, v, strict=True)), Fraction(0)) for row in rows]
+
+    product = [a * b for a, b in zip(times(t.weights, g), times(t.input, d), strict=True)]
+    assert times(t.output, product) == [sum(g[k] * d[i + k] for k in range(taps)) for i in range(m)]
+    assert places(m, 1, taps) == tuple(range(m + taps - 1))
+
+
+def test_outputs_share_the_sums_of_opposite_points() -> None:
+    assert paired(Transforms.of(4).output) == ((1, 2), (3, 4))
+    assert paired(Transforms.of(4).input) == ()
+    values = [tirx.Var(f"m{k}", "float32") for k in range(6)]
+
+    def written(rows: Matrix) -> list[str]:
+        return [str(combine_sharing(row, values.__getitem__, pairs=paired(rows))) for row in rows]
+
+    outputs = written(Transforms.of(4).output)
+    assert [("m1 + m2" in row, "m3 - m4" in row) for row in outputs] == [(True, False), (False, True)] * 2
+    inputs = written(Transforms.of(4).input)
+    assert not any("-1.0" in row for row in inputs), "a sum is negated"
+    for part in ("m4 - T.float32(4.0) * m2", "m3 - T.float32(4.0) * m1"):
+        assert sum(part in row for row in inputs) == 2, inputs
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5])
@@ -162,6 +192,89 @@ def test_stride_2_agrees_with_the_convolution(
         assert {winograd.KIND, winograd.WEIGHTS_KIND} <= result.schedules
 
 
+# Pictures of even and odd extents, several of them, one to three channels, padding on one side.
+@pytest.mark.parametrize(
+    ("shape", "window", "padding", "band"),
+    [
+        ((1, 3, 32, 32), 7, (3, 3, 3, 3), None),
+        ((2, 3, 31, 27), 7, (3, 3, 3, 3), None),
+        ((1, 3, 64, 40), 7, (3, 3, 3, 3), 1),
+        ((2, 3, 33, 30), 7, (3, 3, 3, 3), 1),
+        ((1, 1, 30, 45), 6, (2, 2, 2, 2), None),
+        ((1, 2, 23, 24), 5, (2, 2, 2, 2), None),
+        ((1, 3, 24, 24), 5, (1, 1, 2, 2), 2),
+        ((1, 3, 21, 24), 7, (2, 3, 3, 2), None),
+        ((3, 3, 9, 8), 7, (0, 0, 0, 0), None),
+    ],
+)
+def test_phases_of_a_picture_agree_with_the_convolution(
+    shape: tuple[int, ...],
+    window: int,
+    padding: tuple[int, ...],
+    band: int | None,
+    randn: Randn,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: 4)
+    monkeypatch.setattr(winograd, "rows_of_band", lambda *_: band)
+    x, w, b = randn(*shape), randn(24, shape[1], window, window), randn(1, 24, 1, 1)
+
+    def build(v: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.conv2d(v, relax.const(w), strides=(2, 2), padding=padding)
+        return relax.op.nn.relu(relax.op.add(y, relax.const(b)))
+
+    result = run(build, {"x": x}, element_machine())
+    close(result.outputs[0], np.maximum(conv2d(x, w, (2, 2), padding) + b, 0), 1e-4)
+    assert {winograd.KIND, winograd.WEIGHTS_KIND} <= result.schedules
+
+
+@pytest.mark.parametrize(
+    ("window", "shape", "padding", "band"),
+    [
+        (5, (1, 16, 14, 14), (2, 2, 2, 2), None),
+        (5, (2, 16, 9, 13), (2, 1, 2, 2), None),
+        (4, (1, 16, 17, 16), (1, 1, 2, 2), None),
+        (4, (1, 16, 30, 18), (0, 0, 0, 0), 1),
+    ],
+)
+def test_larger_windows_agree_with_the_convolution(
+    window: int,
+    shape: tuple[int, ...],
+    padding: tuple[int, ...],
+    band: int | None,
+    randn: Randn,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: 8 - window)
+    monkeypatch.setattr(winograd, "rows_of_band", lambda *_: band)
+    x, w = randn(*shape), randn(40, shape[1], window, window)
+    result = run(
+        lambda v: relax.op.nn.conv2d(v, relax.const(w), padding=padding), {"x": x}, element_machine()
+    )
+    close(result.outputs[0], conv2d(x, w, padding=padding), 1e-4)
+    assert {winograd.KIND, winograd.WEIGHTS_KIND} <= result.schedules
+
+
+@pytest.mark.parametrize(("outputs", "band"), [(40, 1), (8, 2), (52, 3)])
+def test_a_band_is_complete_panel_by_panel_on_arm(
+    outputs: int, band: int, randn: Randn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the panels of a register tile do not divide the blocks of channels."""
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: 4)
+    monkeypatch.setattr(winograd, "rows_of_band", lambda *_: band)
+    x, w = randn(1, 16, 28, 27), randn(outputs, 16, 3, 3)
+    result = run(
+        lambda v: relax.op.nn.conv2d(v, relax.const(w), padding=(1, 1, 1, 1)), {"x": x}, element_machine()
+    )
+    close(result.outputs[0], conv2d(x, w, padding=(1, 1, 1, 1)), 5e-5)
+    loops = to_loops(result.lowered.kernels).functions.values()
+    [kernel] = [f.script() for f in loops if f.attrs["edge.schedule"] == winograd.KIND]
+    sums = {int(size) for size in re.findall(r"product = T\.alloc_buffer\(\((\d+),\)", kernel)}
+    tiles, blocks = band * 7, -(-outputs // 4)
+    oc = winograd.space(tiles, blocks, 4, element_machine()).default.oc
+    assert sums == {36 * tiles * min(oc, blocks) * 4}
+
+
 def test_bands_keep_what_is_between_the_stages_in_the_cache() -> None:
     large = Conv2d(1, 128, 56, 56, 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
     target = machine(16)
@@ -227,6 +340,30 @@ def test_arm_takes_the_tile_that_saves_products() -> None:
     many = replace(few, in_channels=512, in_height=7, in_width=7, out_channels=512)
     found = [winograd.output_tile(op, 4, resolve("rpi4")) for op in (few, middle, many)]
     assert found == [4, 5, 4]
+
+
+def test_arm_computes_first_layers_on_phases() -> None:
+    """Those of a ResNet, a YOLO and a MobileNet: with few products, the transforms take too long."""
+    resnet = Conv2d(1, 3, 224, 224, 64, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1)
+    yolo = replace(resnet, kernel=(6, 6), padding=(2, 2, 2, 2))
+    mobilenet = replace(resnet, out_channels=32, kernel=(3, 3), padding=(1, 1, 1, 1))
+    few = replace(resnet, out_channels=32)
+    ops = (resnet, yolo, mobilenet, few, replace(resnet, strides=(1, 1)), replace(resnet, kernel=(7, 5)))
+    assert [winograd.output_tile(op, 1, resolve("rpi4")) for op in ops] == [4, 5, None, None, None, None]
+    # What is between the stages must fit a core's cache, whatever the number of pictures and their height.
+    assert winograd.output_tile(replace(resnet, batch=3, in_height=900), 1, resolve("rpi4")) == 4
+    assert winograd.output_tile(replace(resnet, in_width=900), 1, resolve("rpi4")) is None
+    assert [winograd.output_tile(resnet, 1, resolve(name)) for name in ("rpi3", "rpi5")] == [None, 4]
+    for target in (machine(4), machine(8), machine(16), resolve("rpi-armv7")):
+        assert winograd.output_tile(resnet, 1, target) is None
+
+
+def test_arm_uses_winograd_for_larger_windows() -> None:
+    five = Conv2d(1, 64, 28, 28, 64, (5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 1)
+    ops = (five, replace(five, kernel=(4, 4)), replace(five, kernel=(6, 6)), replace(five, groups=2))
+    assert [winograd.output_tile(op, 4, resolve("rpi4")) for op in ops] == [3, 4, None, None]
+    small = replace(five, in_channels=32, in_height=14, in_width=14, kernel=(4, 4), padding=(1, 1, 1, 1))
+    assert winograd.output_tile(small, 4, resolve("rpi4")) is None  # its weights take too long
 
 
 def test_arm_uses_winograd_at_stride_2_if_the_weights_are_worth_it() -> None:
