@@ -84,6 +84,8 @@ def _rate(model: str, tally: Tally, took_s: float) -> float:
     refused = [answer for answer in tally.answers if answer.status != 200]
     if refused:
         raise RuntimeError(f"{model}: expected status 200, got {refused[0].status}")
+    if len(tally.answers) == 1:
+        return 1 / took_s
     # Do not count the time until the first answer.
     return (len(tally.answers) - 1) / (took_s - min(a.latency_s for a in tally.answers))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from pathlib import Path
@@ -13,6 +14,8 @@ from PIL import Image
 from benchmarks.agent import picture
 from benchmarks.agent.__main__ import Size, document, main, measure
 from benchmarks.agent.figures import Figure, quantile
+from benchmarks.agent.requester import Answered, Requester
+from tests.virtual_time import in_virtual_time
 
 SMALL = Size(requests=40, large=4, seconds=0.5, rounds=1, overload_s=2.0, swaps=2)
 
@@ -72,3 +75,26 @@ def test_picture_shows_every_series(tmp_path: Path) -> None:
     assert all(
         any(max(abs(a - b) for a, b in zip(one, two, strict=True)) < 8 for two in colours) for one in legend
     )
+
+
+class Late(Requester):
+    """A client whose every answer comes after so many seconds."""
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+
+    def send(self, topic: str, payload: bytes, qos: int = 1) -> asyncio.Future[Answered]:
+        del topic, payload, qos
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answered] = loop.create_future()
+        loop.call_later(self._after_s, answer.set_result, Answered(0.0, self._after_s, 200, "", b""))
+        return answer
+
+
+@in_virtual_time
+async def test_model_without_an_answer_in_time_has_a_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.perf_counter", asyncio.get_running_loop().time)
+    tally, took_s = await Late(5.0).at_once("topic", b"", 4, 2.0)
+    assert (len(tally.answers), took_s) == (1, pytest.approx(5.0))
+    tally, took_s = await Late(0.5).at_once("topic", b"", 4, 1.8)
+    assert (len(tally.answers), took_s) == (12, pytest.approx(1.5))
