@@ -20,6 +20,7 @@ from builder.importer.relax_module import supported_operators, to_relax
 from builder.importer.rewrites.loops import MAX_UNROLLED_NODES, is_too_long, stays_true
 from builder.importer.rewrites.microsoft import CONTRIB, DOMAIN
 from builder.importer.rewrites.replacement import input_name
+from builder.importer.rewrites.windows import misfit
 
 # Each trial runs the front end on one node; of nodes that differ only in name, one is tried. If a graph has
 # more different nodes than this limit, only the first ones are tried.
@@ -28,6 +29,9 @@ MAX_TRIALS: Final = 2000
 # Operators whose change is also the hint of the whole refusal.
 _HINTED: Final = frozenset({"If", "Loop", "NonMaxSuppression", "Scan"})
 _VALUE_HINT: Final = "if a shape or an axis is an input, fix it with --input-values NAME=VALUE"
+_MISFIT_HINT: Final = (
+    "give the model a larger input (--input-shapes), or the node more padding or a smaller window"
+)
 _NARROW_HINT: Final = (
     "quantise activations to int8 or uint8: only constant weights may have 4 bits or 8-bit floats"
 )
@@ -43,10 +47,13 @@ class Reason:
         The reason, in one line.
     depends_on_values
         Whether the cause is a value that is only known at run time, which the user may be able to fix.
+    is_misfit
+        Whether the cause is a window that is larger than its input.
     """
 
     text: str
     depends_on_values: bool = False
+    is_misfit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,8 @@ def explain(model: onnx.ModelProto, reason: str) -> ModelError:
         return ModelError(f"the model cannot be imported: {reason or 'TVM gave no reason'}", hint=_VALUE_HINT)
     listed = "; ".join(f"{o.operator} ({describe(o.nodes)}): {o.reason.text}" for o in found)
     hint = next((CHANGES[o.operator] for o in found if o.operator in _HINTED and _is_helped(o)), None)
+    if hint is None and any(o.reason.is_misfit for o in found):
+        hint = _MISFIT_HINT
     if hint is None and any(o.reason.depends_on_values for o in found):
         hint = _VALUE_HINT
     graph = OnnxGraph(model)
@@ -193,6 +202,8 @@ def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str
         if found is None:
             return Reason("expected a tensor as output, got a sequence or an optional")
         if found.static_shape is None:
+            if (why := misfit(node, graph)) is not None:
+                return Reason(why, is_misfit=True)
             return Reason(
                 "the shape of its output depends on values that are only known at run time",
                 depends_on_values=True,

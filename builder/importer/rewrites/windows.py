@@ -9,9 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+import onnx
+
+from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.convolution import same_padding
+
+# Operators with a window, and the input whose shape says how large it is; None if only an attribute does.
+_INPUTS_OF_KERNEL: Final[Mapping[str, int | None]] = {
+    "AveragePool": None,
+    "LpPool": None,
+    "MaxPool": None,
+    "Conv": 1,
+    "ConvInteger": 1,
+    "QLinearConv": 3,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +91,47 @@ class Windows:
             counts.append(count)
             reach.append(max(after, (count - 1) * s + span - size - before))
         return cls(tuple(counts), tuple(begins), tuple(ends), tuple(reach))
+
+
+def misfit(node: onnx.NodeProto, graph: OnnxGraph) -> str | None:
+    """Return why a convolution's or a pooling's window does not fit its input, in one line.
+
+    Parameters
+    ----------
+    node, graph
+        A node, and the graph that it is in.
+
+    Returns
+    -------
+    str or None
+        None if the window fits each axis, if a shape is unknown, or if the node has no window.
+    """
+    if node.domain or node.op_type not in _INPUTS_OF_KERNEL:
+        return None
+    found = graph.type_of(node.input[0])
+    shape = None if found is None else found.static_shape
+    kernel = _kernel_of(node, graph)
+    if shape is None or kernel is None or len(kernel) != len(shape) - 2:
+        return None
+    options = attributes(node)
+    for axis, (size, extent) in enumerate(zip(shape[2:], kernel, strict=True)):
+        one: dict[str, Any] = {
+            key: [options[key][axis]] for key in ("strides", "dilations") if key in options
+        }
+        if "pads" in options:
+            one["pads"] = [options["pads"][axis], options["pads"][axis + len(kernel)]]
+        try:
+            Windows.of({**options, **one}, (size,), (extent,))
+        except ValueError as error:
+            return f"{error} (axis {axis + 2} of '{node.input[0]}', with padding and dilation)"
+    return None
+
+
+def _kernel_of(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[int] | None:
+    """Return the extents of a node's window."""
+    place = _INPUTS_OF_KERNEL[node.op_type]
+    given: Sequence[int] | None = attributes(node).get("kernel_shape")
+    if given or place is None:
+        return given
+    found = graph.type_of(node.input[place])
+    return None if found is None or found.static_shape is None else found.static_shape[2:]

@@ -152,3 +152,32 @@ def test_activations_in_types_for_weights_get_a_hint(kind: str) -> None:
         import_onnx(model)
     assert caught.value.hint is not None
     assert "quantise activations to int8" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("node", "numbers"),
+    [
+        (helper.make_node("MaxPool", ["x"], ["y"], name="p", kernel_shape=[3, 6]), "3 places, got 6 (axis 3"),
+        (
+            helper.make_node("AveragePool", ["x"], ["y"], name="p", kernel_shape=[9, 1], pads=[1, 0, 1, 0]),
+            "6 places, got 9 (axis 2",
+        ),
+        (helper.make_node("LpPool", ["x"], ["y"], name="p", kernel_shape=[8, 1]), "4 places, got 8 (axis 2"),
+        (
+            helper.make_node("Conv", ["x", "w"], ["y"], name="p", dilations=[1, 4]),
+            "3 places, got 5 (axis 3",
+        ),
+    ],
+    ids=lambda value: value.op_type if isinstance(value, onnx.NodeProto) else "",
+)
+def test_a_window_that_does_not_fit_is_told_with_its_numbers(
+    make_model: ModelMaker, node: onnx.NodeProto, numbers: str
+) -> None:
+    """It has nothing to do with values that are only known at run time."""
+    weights = {"w": np.ones((2, 2, 2, 2), np.float32)} if node.op_type == "Conv" else {}
+    model = make_model([node], {"x": [1, 2, 4, 3]}, {"y": [None] * 4}, weights)
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        import_onnx(model)
+    assert f"{node.op_type} (p): expected a window of at most {numbers} of 'x'" in str(caught.value)
+    assert "run time" not in str(caught.value)
+    assert "a larger input (--input-shapes)" in str(caught.value.hint)
