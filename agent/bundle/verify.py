@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 _TOKEN: Final = object()
 _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+# While the kernel holds a page of a file, to move or to scan it, it refuses to seal the file. Each try waits for
+# 150 ms by itself (mm/memfd.c, memfd_wait_for_pins); a machine that is short of time or memory needs several.
+_SEAL_TRIES: Final = 40
 # linux/memfd.h, since 6.3: the file cannot be executed as a program, but dlopen can map it.
 _MFD_NOEXEC_SEAL: Final = 0x0008
 
@@ -121,7 +124,7 @@ def verify(source: str | os.PathLike[str] | int, keyring: Keyring) -> VerifiedBu
     NoSpaceError
         If there is not enough memory for its files.
     StoreError
-        If the file cannot be read.
+        If the file cannot be read, or the kernel does not seal its memory.
     """
     with _opened(source) as fd, contextlib.ExitStack() as undo:
         checked = _check(fd, keyring)
@@ -132,7 +135,7 @@ def verify(source: str | os.PathLike[str] | int, keyring: Keyring) -> VerifiedBu
                 undo.callback(os.close, memfd)
         digest = _read_through(fd, checked, files)
         for memfd in files.values():
-            fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, _SEALS)
+            _seal(memfd)
         undo.pop_all()
         return VerifiedBundle(
             checked.manifest, digest, checked.statement.key_id, MappingProxyType(files), _TOKEN
@@ -262,6 +265,17 @@ def _memory_file(name: str) -> int:
         return os.memfd_create(name, flags)
     except OSError as error:
         raise _no_memory(error) from error
+
+
+def _seal(memfd: int) -> None:
+    for left in reversed(range(_SEAL_TRIES)):
+        try:
+            fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, _SEALS)
+        except OSError as error:
+            if error.errno != errno.EBUSY or not left:
+                raise StoreError(f"cannot seal the bundle's memory: {error.strerror}") from error
+        else:
+            return
 
 
 def _no_memory(error: OSError) -> StoreError:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import errno
+import fcntl
 import hashlib
 import mmap
 import os
@@ -105,6 +106,29 @@ def test_only_verification_makes_a_verified_bundle(kit: Any, tmp_path: Path) -> 
             dataclasses.replace(bundle, digest="sha256:" + "0" * 64)  # type: ignore[call-arg]
         with pytest.raises(dataclasses.FrozenInstanceError):
             bundle.digest = "sha256:" + "0" * 64  # type: ignore[misc]
+
+
+def test_memory_that_the_kernel_holds_for_a_while_is_sealed_later(
+    kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seal, tries = write(tmp_path, kit.members()), fcntl.fcntl, 0
+
+    def held(fd: int, command: int, argument: int = 0) -> int:
+        nonlocal tries
+        tries += command == fcntl.F_ADD_SEALS
+        if command == fcntl.F_ADD_SEALS and tries < free_at:
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        return int(seal(fd, command, argument))
+
+    monkeypatch.setattr(fcntl, "fcntl", held)
+    free_at = 5
+    with verify(path, kit.keyring) as bundle:
+        for fd in bundle.files.values():
+            assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & verify_module._SEALS == verify_module._SEALS
+    free_at, before = 10_000, open_descriptors()
+    with pytest.raises(StoreError, match="cannot seal the bundle's memory: Device or resource busy"):
+        verify(path, kit.keyring)
+    assert open_descriptors() == before
 
 
 def test_sealed_code_can_be_loaded(kit: Any, tmp_path: Path) -> None:

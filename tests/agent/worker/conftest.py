@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import subprocess
@@ -20,12 +19,12 @@ from agent.bundle.graph import Graph
 from agent.bundle.manifest import Manifest, Resources, Samples
 from agent.bundle.processing import Postprocess, Preprocess
 from agent.bundle.tensor_spec import TensorSpec
+from agent.bundle.verify import _seal
 from agent.worker.channel import Channel, send_load
 from agent.worker.frames import Answer, Failed, Frame, Load, Ready, Request
 from tests.bundles import make_manifest
 from tests.fake_module import GraphBuilder, params
-
-ANSWER_LIMIT_S = 30.0
+from tests.patience import PATIENCE_S
 
 
 def compile_c(source: Path, target: Path, *flags: str) -> Path:
@@ -54,8 +53,7 @@ def shared_kernels(shared_file: Callable[[str, Callable[[Path], None]], Path]) -
 def sealed(content: bytes) -> int:
     descriptor = os.memfd_create("member", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
     os.write(descriptor, content)
-    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    _seal(descriptor)
     return descriptor
 
 
@@ -147,7 +145,7 @@ def spawn(kernel_library: Path) -> Iterator[Spawn]:
         theirs.close()
         worker = WorkerProcess(process, ours)
         started.append(worker)
-        ours.settimeout(ANSWER_LIMIT_S)
+        ours.settimeout(PATIENCE_S)
         descriptors = [sealed(each) for each in content.values()]
         described = manifest(content, inputs, outputs, **declared).to_bytes()
         send_load(ours, Load(tuple(content), **(load or {})), described, descriptors)
