@@ -8,6 +8,7 @@ leaves out those marked `slow`. All add to pytest's own `-m` and `-k`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import gc
 import inspect
@@ -21,15 +22,23 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
+import hypothesis
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.ports import free_port
-
-START_LIMIT_S = 15.0
+from tests.stalls import stalling
 
 # Syntax trees and schedules are many objects that stay for a while. Python's default, a search for cycles
 # after every 700 new ones, takes a fifth of the tests' time.
 gc.set_threshold(20_000, 10, 10)
+
+# An example of hypothesis may take as long as it takes: by default one over 200 ms is an error, and a machine
+# that stands still for half a second makes one of any example.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
 
 # A shell that starts pytest in the background makes it ignore SIGINT, and children inherit that: a test could
 # not interrupt them. A handler, unlike "ignore", is not inherited.
@@ -94,6 +103,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("edgebundle")
+    group.addoption(
+        "--stalls",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="SEED",
+        help="let the processes of the run stand still now and then (tests/stalls.py)",
+    )
     group.addoption("--fast", action="store_true", help="leave out the tests marked slow (make test-fast)")
     group.addoption(
         "--needs-root", action="store_true", help="run only the tests marked arm or systemd (make test-arm)"
@@ -111,6 +128,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run only the tests marked home_assistant (make test-home)",
     )
+
+
+_stalls = contextlib.ExitStack()
+_seeds: list[int] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--stalls") is not None and not hasattr(config, "workerinput"):
+        _seeds.append(config.getoption("--stalls"))
+
+
+def pytest_runtest_logstart() -> None:
+    """Begin to let the processes of this run stand still, if that was asked for: not while it collects."""
+    while _seeds:
+        _stalls.enter_context(stalling(_seeds.pop()))
+
+
+def pytest_unconfigure() -> None:
+    _stalls.close()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -251,7 +287,7 @@ class BrokerProcess:
         self._process = subprocess.Popen(
             self._command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        end_s = time.monotonic() + START_LIMIT_S
+        end_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < end_s:
             if self._process.poll() is not None:
                 pytest.fail(f"{self.kind} ended with status {self._process.returncode} while starting")
@@ -259,13 +295,14 @@ class BrokerProcess:
                 if sock.connect_ex((self.host, self.port)) == 0:
                     return
             time.sleep(0.02)
-        pytest.fail(f"{self.kind} did not listen within {START_LIMIT_S} s")
+        pytest.fail(f"{self.kind} did not listen within {PATIENCE_S} s")
 
     def stop(self, signal_number: int = signal.SIGTERM) -> None:
         if self._process is not None:
             self._process.send_signal(signal_number)
             try:
-                self._process.wait(5)
+                self._process.send_signal(signal.SIGCONT)  # a test may have stopped it
+                self._process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

@@ -13,6 +13,7 @@ import pytest
 
 import builder
 import edgebundle
+from tests.patience import PROGRAM_PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("docs")
     (recipe,) = re.findall(r"-m sphinx (.*) dist/docs$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     command = [sys.executable, "-m", "sphinx", *recipe.split(), str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM_PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 

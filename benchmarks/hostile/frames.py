@@ -18,9 +18,10 @@ from agent.service.notify import Notifier
 from agent.service.service import Service
 from agent.worker.channel import Decoder
 from benchmarks.hostile.hostile_worker import damage, hostile_frame, valid_frames
-from tests.agent.service.conftest import FAKE_WORKER, Client, configure, connected_client, status_of, until
+from tests.agent.service.conftest import FAKE_WORKER, Client, configure, connected_client, status_of
 from tests.bundles import Signer
 from tests.conftest import BrokerProcess
+from tests.patience import until
 
 HOSTILE_WORKER: Final = (sys.executable, str(Path(__file__).with_name("hostile_worker.py")))
 _ANSWER_LIMIT_S: Final = 30.0

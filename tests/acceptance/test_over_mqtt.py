@@ -21,10 +21,10 @@ from builder import Identity, Package, repack, run
 from builder.bundles.key_files import read_private
 from tests.acceptance.conftest import RealPackage
 from tests.conftest import BrokerProcess
+from tests.patience import PATIENCE_S, PROGRAM_PATIENCE_S
 
 pytestmark = pytest.mark.slow
 AGENT = "kitchen"
-START_LIMIT_S = 120
 
 
 class Fleet:
@@ -43,7 +43,7 @@ class Fleet:
         self._wait_until_online()
 
     def _wait_until_online(self) -> None:
-        end = time.monotonic() + START_LIMIT_S
+        end = time.monotonic() + PROGRAM_PATIENCE_S
         while time.monotonic() < end:
             seen = json.loads(self.edgebundle("agents", "--broker", self.broker, "--json"))
             if any(agent["state"] == "online" for agent in seen if agent["name"] == AGENT):
@@ -53,7 +53,7 @@ class Fleet:
     def edgebundle(self, *arguments: str | Path) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "builder", *map(str, arguments)],
-            cwd=self.folder, capture_output=True, text=True, timeout=300, check=False,
+            cwd=self.folder, capture_output=True, text=True, timeout=PROGRAM_PATIENCE_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -77,7 +77,7 @@ class Fleet:
 
     def stop(self) -> int:
         self.agent.terminate()
-        code = self.agent.wait(30)
+        code = self.agent.wait(PATIENCE_S)
         self.log.close()
         return code
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from benchmarks.balance import Balance, Part, lost_us
+from tests.patience import PROGRAM_PATIENCE_S
 
 
 def test_the_thread_with_the_most_rounds_and_the_rest_decide() -> None:
@@ -30,7 +31,7 @@ def test_the_report_of_a_network() -> None:
         "1",
         "4",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_PATIENCE_S, check=True)
     one, four, header, *kernels = done.stdout.splitlines()
     assert one == "1 threads: at most 1.00 times as fast as one"
     assert 3.5 < float(four.split()[4]) <= 4.0

@@ -15,6 +15,7 @@ from PIL import Image
 from benchmarks.soak.picture import draw
 from benchmarks.soak.steady import Sample, SteadyResult
 from benchmarks.soak.trials import FAULTS, FULL_REQUESTS, TrialResult, times_for
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -67,7 +68,7 @@ def test_soak_of_a_few_seconds_prints_a_table_and_writes_a_report(tmp_path: Path
     command = [sys.executable, "-m", "benchmarks.soak", "--requests", "300", "--minutes", "0.1"]
     chosen = ["--only", "worker", "steady", "--out", str(tmp_path)]
     done = subprocess.run(
-        [*command, *chosen], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [*command, *chosen], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert "worker SIGKILLed" in done.stdout, done.stderr
     document = json.loads((tmp_path / "soak.json").read_text())

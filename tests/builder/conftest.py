@@ -20,6 +20,7 @@ from builder.importer import ImportedModel
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 from builder.tuning.tasks.extraction import extract_tasks
+from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
@@ -75,7 +76,7 @@ class Lab:
         for process in self.processes.values():
             process.send_signal(signal.SIGTERM)
         for process in self.processes.values():
-            process.wait(20)
+            process.wait(PATIENCE_S)
 
     def _start(self, name: str, *words: str) -> None:
         self.processes[name] = subprocess.Popen(
@@ -83,7 +84,7 @@ class Lab:
         )
 
     @staticmethod
-    def wait(condition: Callable[[], bool], seconds: float = 90.0) -> None:
+    def wait(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
         from builder.errors import FleetError
 
         deadline = time.monotonic() + seconds

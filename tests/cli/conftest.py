@@ -17,6 +17,7 @@ from builder.bundles import key_files
 from builder.bundles.package import Package
 from tests.bundles import make_manifest
 from tests.cli.terminal import Edgebundle, Result, Terminal
+from tests.patience import PROGRAM_PATIENCE_S
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +27,12 @@ def edgebundle_process() -> Edgebundle:
 
     def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [command, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False, cwd=cwd
+            [command, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=PROGRAM_PATIENCE_S,
+            check=False,
+            cwd=cwd,
         )
 
     return run

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 from builder.bundles.key_files import KeyPair
 from builder.bundles.package import Package
 from tests.cli.terminal import Edgebundle, Result, Terminal
+from tests.patience import PATIENCE_S
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 MODEL = DIGITS / "digits.onnx"
@@ -389,6 +390,6 @@ def test_interrupted_compile_leaves_nothing(tmp_path: Path) -> None:
             break
     process.send_signal(signal.SIGINT)
     rest = process.stderr.read()
-    assert process.wait(60) == 130
+    assert process.wait(PATIENCE_S) == 130
     assert "Traceback" not in rest
     assert list(tmp_path.iterdir()) == []

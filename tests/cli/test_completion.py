@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.terminal import Edgebundle
+from tests.patience import PATIENCE_S
 
 COMMAND = Path(sys.executable).parent / "edgebundle"
 
@@ -27,7 +28,12 @@ def asked(line: str, cwd: Path) -> list[str]:
         "COMP_TYPE": "9",
     }
     done = subprocess.run(
-        [COMMAND], env={**os.environ, **environment}, cwd=cwd, capture_output=True, timeout=60, check=False
+        [COMMAND],
+        env={**os.environ, **environment},
+        cwd=cwd,
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.stdout == b""
     return [word.strip() for word in answer.read_text().split("\n")]
@@ -50,7 +56,9 @@ def test_each_shell_gets_its_script(edgebundle: Edgebundle, shell: str) -> None:
     assert "edgebundle" in done.stdout
     program = shutil.which(shell)
     if program is not None:
-        subprocess.run([program, "-n", "/dev/stdin"], input=done.stdout, text=True, timeout=10, check=True)
+        subprocess.run(
+            [program, "-n", "/dev/stdin"], input=done.stdout, text=True, timeout=PATIENCE_S, check=True
+        )
 
 
 def test_an_unknown_shell_is_refused(edgebundle: Edgebundle) -> None:

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.cli.terminal import Edgebundle
 from tests.conftest import BrokerProcess
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.slow
@@ -31,9 +31,8 @@ def test_it_prints_the_address_and_ends_cleanly(
     )
     assert process.stdout is not None
     address = process.stdout.readline()
-    time.sleep(0.1)
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, stderr
     assert address.startswith("open http://")
     assert "#" in address

@@ -13,6 +13,7 @@ from builder.bundles import key_files
 from builder.bundles.package import Package
 from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
 from tests.cli.terminal import Edgebundle
+from tests.patience import PATIENCE_S
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
 # Presets are checked by the device's own code, which needs numpy.
@@ -123,7 +124,12 @@ for arguments in {[[str(word) for word in arguments] for arguments, _ in MISTAKE
     assert not loaded, (arguments, loaded)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-800:]
 

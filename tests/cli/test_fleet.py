@@ -26,12 +26,12 @@ from builder.bundles.package import Package
 from edgebundle import Broker, Client, InputError, Request
 from tests.cli.terminal import Edgebundle
 from tests.conftest import BrokerProcess
+from tests.patience import PATIENCE_S, PROGRAM_PATIENCE_S
 from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
-START_LIMIT_S = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,14 @@ def site(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Itera
     site = Site(broker.url, pair, folder)
     try:
         signed(digits_bundle, site.first, pair.private, security_counter=5)
-        give_up = time.monotonic() + START_LIMIT_S
+        give_up = time.monotonic() + PROGRAM_PATIENCE_S
         while cli.main(["deploy", str(site.first), "--agent", "kitchen", "--broker", broker.url]):
             assert time.monotonic() < give_up, (folder / "agent.log").read_text()
         yield site
     finally:
         agent.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            agent.wait(15)
+            agent.wait(PATIENCE_S)
         agent.kill()
         broker.stop()
 
@@ -343,11 +343,9 @@ def test_a_broker_without_agents_is_told_with_a_hint(
 def test_absent_agent(edgebundle: Edgebundle, site: Site) -> None:
     where = ("--agent", "cellar", "--broker", site.broker)
     fails(edgebundle("deploy", site.first, *where, "--wait", "2"), "cellar")
-    began = time.monotonic()
     done = edgebundle("infer", "--model", "digits", "--input", DIGITS / "seven.png", *where)
     fails(done, "no agent called cellar is known")
     assert "hint: use one of the agents at this broker: kitchen" in done.stderr
-    assert time.monotonic() - began < 8  # 1.2 s, on a machine that is not busy
 
 
 @pytest.mark.parametrize("name", ["a/b", "#", "", "groups", "x" * 65])

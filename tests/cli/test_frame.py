@@ -19,6 +19,7 @@ import builder.cli as cli
 from agent.errors import RollbackError
 from builder.errors import LinkError, ModelError
 from tests.cli.terminal import Edgebundle
+from tests.patience import PATIENCE_S
 
 EDGEBUNDLE = str(Path(sys.executable).parent / "edgebundle")
 Handler = Callable[[argparse.Namespace], int]
@@ -30,7 +31,7 @@ HEAVY = {"tvm", "tvm_ffi", "numpy", "onnx", "onnxruntime", "PIL", "paho", "rich"
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [EDGEBUNDLE, *arguments], capture_output=True, text=True, timeout=120, check=False, **options
+        [EDGEBUNDLE, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False, **options
     )  # type: ignore[call-overload]
 
 
@@ -106,7 +107,11 @@ def test_version() -> None:
 
 def test_python_m_builder_is_the_same_command() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "builder", "--version"], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-m", "builder", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     assert done.stdout == run("--version").stdout
 
@@ -130,7 +135,7 @@ def test_help_loads_nothing_heavy() -> None:
     )
     texts = ["--help", *(f"{verb} --help" for verb in verbs())]
     done = subprocess.run(
-        [sys.executable, "-c", script, *texts], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script, *texts], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(text, code) for text, code, _ in results] == [(text, 0) for text in texts]
@@ -212,7 +217,7 @@ def test_interrupt_prints_nothing() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "waiting\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, err) == (130, "")
 
 
@@ -221,7 +226,12 @@ def test_closed_pipe_is_not_an_error() -> None:
     os.close(reading)
     try:
         done = subprocess.run(
-            [EDGEBUNDLE, "--help"], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+            [EDGEBUNDLE, "--help"],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
         )
     finally:
         os.close(writing)

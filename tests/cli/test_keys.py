@@ -16,6 +16,7 @@ from agent.bundle.archive import read_index, read_member, write_archive
 from builder.bundles.key_files import KeyPair, generate
 from builder.bundles.package import Package
 from tests.cli.terminal import Edgebundle
+from tests.patience import PATIENCE_S
 
 
 def fails(done: subprocess.CompletedProcess[str], *words: str, hint: str | None = None) -> None:
@@ -277,7 +278,7 @@ def test_sign_on_a_full_disk_keeps_the_bundle_and_leaves_no_incomplete_file(
         [sys.executable, "-c", script, "sign", str(bundle), "--sign-key", str(pair.private)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     fails(done, "File too large")
@@ -373,7 +374,7 @@ def test_verify_loads_nothing_heavy(bundle: Path, pair: KeyPair) -> None:
         [sys.executable, "-c", script, "verify", str(bundle), "--trust", str(pair.public)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.stderr == "[]\n"

@@ -12,6 +12,7 @@ import pytest
 from builder.bundles.key_files import KeyPair
 from builder.bundles.package import Package
 from tests.cli.terminal import Terminal
+from tests.patience import PATIENCE_S
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 
@@ -71,6 +72,6 @@ def test_repacking_does_not_load_the_compiler() -> None:
     """Which would take seconds, and a changed label is worth less."""
     script = "import sys; import builder.compiling.repack; print({'tvm', 'onnxslim'} & {*sys.modules})"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.stdout.strip() == "set()", done.stderr

@@ -30,10 +30,10 @@ from builder.importer import import_onnx
 from tests.agent.service.authority import Authority
 from tests.conftest import BrokerProcess
 from tests.edgebundle.rig import TOP, Reply, Responder
+from tests.patience import PATIENCE_S, PROGRAM_PATIENCE_S
 from tests.ports import free_port
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
-START_LIMIT_S = 120
 # It heats if the water comes back more than 5 degrees colder.
 HEATING = """<ir_version: 8, opset_import: ["" : 17]> g (float[1,3] x) => (float[1,2] y) {
     weights = Constant<value = float[3,2] {1, 0, -1, 0, 0, 0}>() least = Constant<value = float[2] {5, 0}>()
@@ -133,22 +133,22 @@ def run_site(folder: Path, digits_bundle: Path) -> Iterator[Site]:
 
     responder = Responder(broker, reply, device="odd")
     try:
-        asyncio.run_coroutine_threadsafe(responder.__aenter__(), loop).result(START_LIMIT_S)
+        asyncio.run_coroutine_threadsafe(responder.__aenter__(), loop).result(PROGRAM_PATIENCE_S)
         signed = folder / "digits.bundle"
         package = Package.load(digits_bundle)
         package.sign(key_files.read_private(pair.private)).save(signed)
-        give_up = time.monotonic() + START_LIMIT_S
+        give_up = time.monotonic() + PROGRAM_PATIENCE_S
         while cli.main(["deploy", str(signed), "--agent", "kitchen", "--broker", broker.url]):
             assert time.monotonic() < give_up, (folder / "agent.log").read_text()
         yield Site({"mqtt": broker.port, **ports}, authority.path.read_text(), folder)
     finally:
         with contextlib.suppress(Exception):  # what failed may be the reason: all else must still end
-            asyncio.run_coroutine_threadsafe(responder.__aexit__(), loop).result(5)
+            asyncio.run_coroutine_threadsafe(responder.__aexit__(), loop).result(PATIENCE_S)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         agent.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            agent.wait(15)
+            agent.wait(PATIENCE_S)
         agent.kill()
         broker.stop()
 
@@ -196,7 +196,9 @@ def npm(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Callable[
                     "--no-fund",
                     package,
                 ]
-                installed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+                installed = subprocess.run(
+                    command, capture_output=True, text=True, timeout=PROGRAM_PATIENCE_S, check=False
+                )
                 if installed.returncode:
                     shutil.rmtree(unfinished)
                     pytest.skip(f"npm could not install {package}: {installed.stderr[-300:]}")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.conftest import DIGITS, Site
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +53,7 @@ def test_command_for_one_picture(site: Site, tmp_path: Path) -> None:
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -71,7 +72,7 @@ def test_program_for_every_picture(site: Site, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.stdout.split().count("seven") >= 1, done.stderr
@@ -85,7 +86,7 @@ def test_standard_input_that_is_no_picture(site: Site) -> None:
         input=b"text",
         cwd=ROOT,
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 4

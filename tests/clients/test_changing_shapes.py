@@ -25,8 +25,8 @@ from builder import cli
 from builder.bundles import key_files
 from builder.bundles.package import Package
 from tests import changing_models
-from tests.clients.conftest import START_LIMIT_S
 from tests.conftest import BrokerProcess
+from tests.patience import PATIENCE_S, PROGRAM_PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -72,14 +72,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory, attention_bundle: Path) -> 
     try:
         signed = folder / "model.bundle"
         Package.load(attention_bundle).sign(key_files.read_private(pair.private)).save(signed)
-        give_up = time.monotonic() + START_LIMIT_S
+        give_up = time.monotonic() + PROGRAM_PATIENCE_S
         while cli.main(["deploy", str(signed), "--agent", "kitchen", "--broker", broker.url]):
             assert time.monotonic() < give_up, (folder / "agent.log").read_text()
         yield broker
         assert "starting another" not in (folder / "agent.log").read_text()
     finally:
         agent.send_signal(signal.SIGTERM)
-        agent.wait(30)
+        agent.wait(PATIENCE_S)
         broker.stop()
 
 
@@ -146,7 +146,7 @@ def test_a_foreign_client_with_json(broker: BrokerProcess) -> None:
             ]
             request = {"reply_to": "edge/v1/replies/me/kitchen", "id": str(length), "inputs": tensors}
             client.publish("edge/v1/kitchen/models/model/infer", json.dumps(request), qos=1)
-            answer = answers.get(timeout=START_LIMIT_S)
+            answer = answers.get(timeout=PROGRAM_PATIENCE_S)
             if length not in (2, 9):
                 assert answer["status"] == 400
                 assert "from 1 to 16" in str(answer["message"])
@@ -165,7 +165,12 @@ def test_javascript(broker: BrokerProcess, npm: Callable[[str], Path], tmp_path:
     library = Path(__file__).resolve().parents[2] / "javascript" / "edgebundle.js"
     (tmp_path / "edgebundle.js").write_bytes(library.read_bytes())
     done = subprocess.run(
-        ["node", "main.js", broker.url], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        ["node", "main.js", broker.url],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

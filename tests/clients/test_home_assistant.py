@@ -17,13 +17,13 @@ import yaml
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.clients.conftest import DIGITS, Site
+from tests.patience import PATIENCE_S, PROGRAM_PATIENCE_S
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.home_assistant, pytest.mark.slow]
 
 RECIPE = Path(__file__).resolve().parents[2] / "examples" / "clients" / "home-assistant.yaml"
 # It starts in two seconds, and waits for integrations that do not come.
-START_LIMIT_S = 300
 # What the sensors of the house begin with.
 VALUES = {"flow": 41.5, "return": 30.0, "outside": 4.0, "pressure": 1.0, "current": 2.0, "speed": 3.0}
 CAMERA = """#!/bin/sh
@@ -114,7 +114,7 @@ def test_home_assistant_asks_models(house: Site) -> None:
             command, stdout=out, stderr=out, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
         )
     try:
-        end = time.monotonic() + START_LIMIT_S
+        end = time.monotonic() + PROGRAM_PATIENCE_S
         # It may not listen yet: the house goes on.
         for step in range(10_000):
             both = said.get("house/heating"), said.get("house/door")
@@ -130,7 +130,7 @@ def test_home_assistant_asks_models(house: Site) -> None:
     finally:
         process.terminate()
         try:
-            process.wait(60)
+            process.wait(PATIENCE_S)
         finally:
             process.kill()
             client.disconnect()

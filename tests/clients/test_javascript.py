@@ -17,7 +17,8 @@ import pytest
 import edgebundle
 from tests.clients.conftest import DIGITS, Site, needed
 from tests.conftest import BrokerProcess
-from tests.edgebundle.rig import TOP, Responder, until
+from tests.edgebundle.rig import TOP, Responder
+from tests.patience import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +66,7 @@ def node(folder: Path, *arguments: str | Path) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -280,11 +281,11 @@ def test_chromium(site: Site, folder: Path, tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        assert arrived.wait(60), "the page reported nothing"
+        assert arrived.wait(PATIENCE_S), "the page reported nothing"
     finally:
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             process.kill()
         server.shutdown()

@@ -20,8 +20,9 @@ from builder.compiling.compilation import compile
 from builder.compiling.identity import Identity
 from builder.importer import import_onnx
 from edgebundle import Client
-from tests.clients.conftest import START_LIMIT_S, Site, deploy, run_site
+from tests.clients.conftest import Site, deploy, run_site
 from tests.clients.test_javascript import LIBRARY, MQTT
+from tests.patience import PATIENCE_S, PROGRAM_PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -125,7 +126,7 @@ def test_a_foreign_client_with_json(site: Site) -> None:
             tensor = {"name": "x", "datatype": "FP32", "shape": [6, COLUMNS], "data": x.ravel().tolist()}
             request = {"reply_to": "edge/v1/replies/me/lengths", "id": "1", "inputs": [tensor]}
             client.publish("edge/v1/kitchen/models/rows/infer", json.dumps(request), qos=1)
-            rows, places, largest = answers.get(timeout=START_LIMIT_S)["outputs"]
+            rows, places, largest = answers.get(timeout=PROGRAM_PATIENCE_S)["outputs"]
             for output, wanted in zip((rows, places), expected(x), strict=True):
                 assert output["shape"] == list(wanted.shape)
                 np.testing.assert_allclose(output["data"], wanted.ravel(), rtol=1e-6)
@@ -145,7 +146,7 @@ def test_javascript(site: Site, npm: Callable[[str], Path], tmp_path: Path) -> N
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

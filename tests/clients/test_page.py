@@ -12,6 +12,7 @@ import pytest
 
 import edgebundle
 from tests.clients.conftest import DIGITS, Site
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "clients.md").read_text()
@@ -59,7 +60,7 @@ def test_every_call_of_the_page(site: Site) -> None:
         "frame": (DIGITS / "four.png").read_bytes(),
     }
     exec(program, names)
-    assert names["future"].result(10).labels[0].label == "four"
+    assert names["future"].result(PATIENCE_S).labels[0].label == "four"
     names["client"].close()
 
 

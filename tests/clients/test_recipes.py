@@ -18,6 +18,7 @@ import yaml
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.clients.conftest import DIGITS, Site, needed
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +29,7 @@ SEVEN = DIGITS / "seven.png"
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(list(command), capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(list(command), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def labels(answer: str) -> list[str]:
@@ -118,7 +119,7 @@ def test_node_red(house: Site, tmp_path: Path, npm: Callable[[str], Path]) -> No
             time.sleep(0.05)
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(PATIENCE_S)
     found = sorted((json.loads(line) for line in result.read_text().splitlines()), key=len)
     [row], picture = found
     assert (row["label"], picture[0]["label"], len(picture)) == ("heating", "seven", 3)

@@ -41,6 +41,7 @@ from edgebundle import (
 )
 from tests.clients.conftest import Site, deploy, needed, run_site
 from tests.clients.test_javascript import LIBRARY, MQTT
+from tests.patience import PATIENCE_S
 from tests.streaming_models import (
     HOP,
     RATE,
@@ -403,7 +404,9 @@ def test_javascript_has_sessions(
     samples = np.random.default_rng(7).normal(size=1000).astype(np.float32)
     (tmp_path / "sound.wav").write_bytes(wav(samples))
     command = [needed("node"), "main.js", site.url, "sound.wav"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     loop, x = Loop(recurrent()), np.ones((1, 4), np.float32)

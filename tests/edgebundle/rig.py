@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 from collections.abc import Callable, Sequence
@@ -113,10 +112,3 @@ class Responder:
             ),
             **changes,
         )
-
-
-async def until(true: Callable[[], bool], limit_s: float = 10.0) -> None:
-    """Wait until a condition holds."""
-    async with asyncio.timeout(limit_s):
-        while not true():
-            await asyncio.sleep(0.005)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,8 @@ from edgebundle import (
     errors,
 )
 from tests.conftest import BrokerProcess
-from tests.edgebundle.rig import JPEG, PNG, STATE, TOP, Reply, Responder, until
+from tests.edgebundle.rig import JPEG, PNG, STATE, TOP, Reply, Responder
+from tests.patience import PATIENCE_S, until
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -43,7 +43,7 @@ def identifier(message: Message) -> bytes | str:
 
 async def test_image_is_answered_with_labels_over_either_broker(broker: BrokerProcess) -> None:
     async with Responder(broker, always((200, TOP))) as responder, AsyncClient(broker.url) as client:
-        answer = await client.model("kitchen", "digits")(image=PNG, deadline_s=5)
+        answer = await client.model("kitchen", "digits")(image=PNG, deadline_s=10 * PATIENCE_S)
     assert (answer.version, answer.attempts) == ("1.0.0", 1)
     assert [(row.label, row.index) for row in answer.labels] == [("seven", 7), ("one", 1)]
     assert answer.labels[0].score == pytest.approx(0.9)
@@ -51,10 +51,11 @@ async def test_image_is_answered_with_labels_over_either_broker(broker: BrokerPr
     (request,) = responder.requests
     if broker.kind == "mosquitto":
         assert (request.payload, request.properties.content_type) == (PNG, "image/png")
-        assert request.properties.expiry_s == 5
+        assert request.properties.expiry_s is not None
+        assert 9 * PATIENCE_S < request.properties.expiry_s <= 10 * PATIENCE_S
     else:
         document = json.loads(request.payload)
-        assert document["deadline_s"] == pytest.approx(5, abs=0.5)
+        assert 9 * PATIENCE_S < document["deadline_s"] <= 10 * PATIENCE_S
         assert document["inputs"] == [
             {
                 "name": "image",
@@ -240,20 +241,19 @@ async def test_wrong_model_is_told_with_those_that_are_there(mosquitto: BrokerPr
         with pytest.raises(UnknownModelError, match="no model") as caught:
             await model(image=JPEG)
         assert caught.value.hint == "use one of the models of kitchen: digits"
-        began = time.monotonic()
         with pytest.raises(UnknownModelError, match="kitchen has no model 'digit'"):
             await client.directory.info(model._target, 0.1)
-        assert time.monotonic() - began < 8  # 0.4 s, on a machine that is not busy
 
 
 async def test_wrong_agent_is_told_within_two_seconds_with_the_known_names(broker: BrokerProcess) -> None:
-    began = time.monotonic()
+    # `tests/cli/test_wrong_names.py` counts the seconds; here, it is long before the deadline.
     async with Responder(broker, always(None)), AsyncClient(broker.url) as client:
-        calls = (client.model("kitchne", "digits")({"image": [1.0]}, deadline_s=30) for _ in range(3))
-        with pytest.raises(UnknownAgentError, match="no agent called kitchne is known") as caught:
-            await asyncio.gather(*calls)
+        model = client.model("kitchne", "digits")
+        calls = (model({"image": [1.0]}, deadline_s=10 * PATIENCE_S) for _ in range(3))
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(UnknownAgentError, match="no agent called kitchne is known") as caught:
+                await asyncio.gather(*calls)
     assert caught.value.hint == "use one of the agents at this broker: kitchen"
-    assert time.monotonic() - began < 8  # 1.2 s, on a machine that is not busy; the deadline is 30 s
 
 
 async def test_agents_without_any_agent(mosquitto: BrokerProcess) -> None:
@@ -317,7 +317,7 @@ async def test_new_connection_sends_again_at_once(
         await until(lambda: not exchange._unsettled)  # otherwise the connection repeats it
         assert client._link is not None
         client._link.renew()
-        assert (await asyncio.wait_for(call, 15)).attempts == 2
+        assert (await asyncio.wait_for(call, PATIENCE_S)).attempts == 2
 
 
 @pytest.mark.slow
@@ -331,10 +331,10 @@ async def test_broker_that_restarts_costs_only_time(
         AsyncClient(broker.url, progress=lines.append) as client,
     ):
         model = client.model("kitchen", "digits")
-        calls = [asyncio.create_task(model(image=JPEG, deadline_s=20)) for _ in range(2)]
+        calls = [asyncio.create_task(model(image=JPEG, deadline_s=PATIENCE_S)) for _ in range(2)]
         await until(lambda: len(responder.requests) == 2)
         await asyncio.to_thread(broker.restart)
-        answers = await asyncio.wait_for(asyncio.gather(*calls), 20)
+        answers = await asyncio.wait_for(asyncio.gather(*calls), PATIENCE_S)
         assert all(answer.attempts >= 2 for answer in answers)
         assert (await model(image=JPEG)).labels
     assert "connecting again" in lines[0]

@@ -13,6 +13,7 @@ import pytest
 
 import edgebundle
 from tests.edgebundle.rig import PNG
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +33,7 @@ def python(script: str, **environment: str) -> str:
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
         cwd=ROOT,
         env={**os.environ, **environment},

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PROGRAM_PATIENCE_S
+
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
 # The demo promises 60 s on two idle cores; other tests may run at the same time.
-LIMIT_S = 60
 
 
 def start(tmp_path: Path, **environment: str) -> subprocess.Popen[str]:
@@ -50,7 +51,7 @@ def recognised(out: str) -> bool:
 @pytest.mark.slow
 def test_picture_is_recognised_over_mqtt(tmp_path: Path) -> None:
     process = start(tmp_path, EDGEBUNDLE_DEMO_BROKER="mosquitto")
-    out, err = process.communicate(timeout=LIMIT_S)
+    out, err = process.communicate(timeout=PROGRAM_PATIENCE_S)
     assert process.returncode == 0, out + err
     assert "a broker (mosquitto)" in out
     commands = [line.split()[2] for line in out.splitlines() if line.startswith("$ edgebundle ")]
@@ -90,7 +91,7 @@ def test_interrupted_demo_stops_everything(tmp_path: Path, number: signal.Signal
         if line.startswith(f"$ edgebundle {step}"):
             break
     process.send_signal(number)
-    out, err = process.communicate(timeout=LIMIT_S)
+    out, err = process.communicate(timeout=PROGRAM_PATIENCE_S)
     assert process.returncode == 130, out + err
     assert "Traceback" not in err
     assert left_behind(tmp_path) == []
@@ -110,7 +111,7 @@ def test_with_another_broker_whose_end_is_reported_and_everything_stopped(tmp_pa
     # Kill the broker: this last command cannot connect, and the agent is left to be stopped.
     [broker] = [pid for pid, command in processes(tmp_path).items() if "amqtt" in command]
     os.kill(broker, signal.SIGKILL)
-    out, err = process.communicate(timeout=LIMIT_S)
+    out, err = process.communicate(timeout=PROGRAM_PATIENCE_S)
     assert process.returncode == 1, out + err
     assert "demo: failed: edgebundle metrics" in err
     assert left_behind(tmp_path) == []
@@ -119,7 +120,7 @@ def test_with_another_broker_whose_end_is_reported_and_everything_stopped(tmp_pa
 @pytest.mark.parametrize("broker", ["kafka", "Mosquitto"])
 def test_unknown_broker_is_refused(tmp_path: Path, broker: str) -> None:
     process = start(tmp_path, EDGEBUNDLE_DEMO_BROKER=broker)
-    _, err = process.communicate(timeout=LIMIT_S)
+    _, err = process.communicate(timeout=PROGRAM_PATIENCE_S)
     assert process.returncode == 1
     assert err == f"demo: failed: EDGEBUNDLE_DEMO_BROKER: expected amqtt or mosquitto, got {broker}\n"
 
@@ -135,7 +136,7 @@ def test_missing_mosquitto_is_reported(tmp_path: Path) -> None:
         env=os.environ | {"TMPDIR": str(tmp_path), "EDGEBUNDLE_DEMO_BROKER": "mosquitto"},
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=PROGRAM_PATIENCE_S,
         check=False,
     )
     assert done.returncode == 1

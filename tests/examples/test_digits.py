@@ -18,6 +18,7 @@ from agent.runtime.postprocess import Postprocessor
 from agent.runtime.preprocess import Preprocessor
 from builder.bundles.package import Package
 from builder.running.in_memory import executor
+from tests.patience import PROGRAM_PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +113,7 @@ def test_training_exports_a_model_with_the_accuracy_that_it_prints(tmp_path: Pat
         [sys.executable, str(DIGITS / "train.py"), "--epochs", "3", "-o", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PROGRAM_PATIENCE_S,
         check=True,
     )
     printed = float(done.stdout.split("held-out ")[-1].partition("%")[0]) / 100

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = {"help", "demo", "test", "test-fast", "test-models", "test-arm", "lint", "deb", "install", "clean"}
 TARGETS |= {
@@ -38,7 +40,7 @@ def make(folder: Path, *arguments: str, tools: Path) -> subprocess.CompletedProc
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
 

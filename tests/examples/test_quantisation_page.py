@@ -13,10 +13,10 @@ import onnx
 import pytest
 
 from builder.quantising.session import Session
+from tests.patience import PROGRAM_PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "quantisation.md").read_text()
-LIMIT_S = 300
 sys.path.insert(0, str(ROOT / "examples" / "digits"))
 import pictures  # noqa: E402
 
@@ -35,7 +35,7 @@ def test_page_leads_from_pictures_to_an_answer_in_int8(
         env=os.environ | {"PATH": path},
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=PROGRAM_PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

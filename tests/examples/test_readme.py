@@ -13,10 +13,10 @@ import pytest
 
 from builder import cli
 from builder.target.presets import PRESETS
+from tests.patience import PROGRAM_PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-LIMIT_S = 300
 
 
 def block(language: str) -> str:
@@ -45,7 +45,7 @@ def quick_start(folder: Path) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=PROGRAM_PATIENCE_S,
         check=False,
     )
 
@@ -64,7 +64,7 @@ def test_first_screen_answers_as_it_shows(tmp_path: Path) -> None:
         env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=PROGRAM_PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.conftest import COMMAND_LIMIT_S, Root, wait_for
-
-BOOT_LIMIT_S = 90
+from tests.packaging.conftest import Root, wait_for
+from tests.patience import PATIENCE_S, PROGRAM_PATIENCE_S
 
 
 class Booted:
@@ -37,7 +36,7 @@ class Booted:
             self._nspawn = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment
             )
-        wait_for("the container's first process", lambda: self._leader() is not None, BOOT_LIMIT_S)
+        wait_for("the container's first process", lambda: self._leader() is not None, PROGRAM_PATIENCE_S)
         leader = self._leader()
         assert leader is not None
         self._enter = [
@@ -51,7 +50,7 @@ class Booted:
             "--root",
             "--wd=/",
         ]
-        wait_for("systemd to have booted", self._is_up, BOOT_LIMIT_S)
+        wait_for("systemd to have booted", self._is_up, PROGRAM_PATIENCE_S)
 
     def _leader(self) -> str | None:
         if self._nspawn.poll() is not None:
@@ -84,7 +83,7 @@ class Booted:
             ],
             capture_output=True,
             text=True,
-            timeout=COMMAND_LIMIT_S,
+            timeout=PROGRAM_PATIENCE_S,
             stdin=subprocess.DEVNULL,
             check=False,
         )
@@ -105,7 +104,7 @@ class Booted:
         """Shut the system down."""
         self._nspawn.send_signal(signal.SIGTERM)
         try:
-            self._nspawn.wait(60)
+            self._nspawn.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self._nspawn.kill()
             self._nspawn.wait()

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S, PROGRAM_PATIENCE_S
+
 PROJECT = Path(__file__).resolve().parents[2]
 DIGITS = PROJECT / "examples/digits"
-# Emulated on two shared cores, a command takes ten times as long as on a board.
-COMMAND_LIMIT_S = 300
 # Compressing a package takes half a minute on an idle core.
-BUILD_LIMIT_S = 900
+BUILD_LIMIT_S = 2 * PROGRAM_PATIENCE_S
 EPOCH = 1_790_000_000
 # The processors of a Raspberry Pi 4, and of a Raspberry Pi 2 for 32 bits.
 CPUS = {"arm64": "cortex-a72", "armhf": "cortex-a7"}
@@ -76,7 +76,7 @@ class Root:
             self.command(*words),
             capture_output=True,
             text=True,
-            timeout=COMMAND_LIMIT_S,
+            timeout=PROGRAM_PATIENCE_S,
             stdin=subprocess.DEVNULL,
             check=False,
         )
@@ -143,14 +143,14 @@ def running(command: Sequence[str], log: Path) -> Iterator[RunningAgent]:
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(60)
+            process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             pytest.fail(f"the agent did not stop on SIGTERM:\n{agent.log[-4000:]}")
 
 
-def wait_for(what: str, condition: Callable[[], bool], limit_s: float = 90) -> None:
+def wait_for(what: str, condition: Callable[[], bool], limit_s: float = PATIENCE_S) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > end:
@@ -163,7 +163,7 @@ def wait_until_online(name: str, broker: Broker) -> None:
     wait_for(
         f"{name} to be online",
         lambda: any((each.name, each.state) == (name, "online") for each in agents(broker)),
-        COMMAND_LIMIT_S,
+        PROGRAM_PATIENCE_S,
     )
 
 
@@ -173,7 +173,7 @@ def edgebundle(*words: str | Path, ok: bool = True) -> str:
         [sys.executable, "-m", "builder", *map(str, words)],
         capture_output=True,
         text=True,
-        timeout=COMMAND_LIMIT_S,
+        timeout=PROGRAM_PATIENCE_S,
         stdin=subprocess.DEVNULL,
         check=False,
     )

@@ -15,7 +15,8 @@ from builder.fleet.deploy import deploy
 from edgebundle import Broker
 from tests.asking import ask
 from tests.conftest import BrokerProcess
-from tests.packaging.conftest import COMMAND_LIMIT_S, DIGITS, PROJECT, wait_for, wait_until_online
+from tests.packaging.conftest import DIGITS, PROJECT, wait_for, wait_until_online
+from tests.patience import PATIENCE_S, PROGRAM_PATIENCE_S
 
 pytestmark = pytest.mark.systemd
 
@@ -55,7 +56,7 @@ class Engine:
             [str(word) for word in words],
             capture_output=True,
             text=True,
-            timeout=COMMAND_LIMIT_S,
+            timeout=PROGRAM_PATIENCE_S,
             stdin=subprocess.DEVNULL,
             env={**os.environ, **variables},
             check=False,
@@ -116,7 +117,9 @@ def test_a_container_enrolls_serves_and_is_confined(
     )
     try:
         broker = Broker(own_broker.url)
-        wait_for("the agent to serve", lambda: "serves as" in (tmp_path / "log").read_text(), COMMAND_LIMIT_S)
+        wait_for(
+            "the agent to serve", lambda: "serves as" in (tmp_path / "log").read_text(), PROGRAM_PATIENCE_S
+        )
         wait_until_online("box", broker)
         done = deploy(compiled("host"), "box", broker, wait_s=120)
         assert (done.status, done.code, done.message) == ("SUCCEEDED", "", ""), (tmp_path / "log").read_text()
@@ -129,7 +132,7 @@ def test_a_container_enrolls_serves_and_is_confined(
         assert "digits 1.0.0 is intact" in report
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, (tmp_path / "log").read_text()
+        assert process.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
 
 
 def test_the_documented_command_is_tested() -> None:

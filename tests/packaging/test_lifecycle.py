@@ -18,7 +18,6 @@ from edgebundle import Broker, UnknownModelError
 from tests.asking import ask
 from tests.conftest import BrokerProcess
 from tests.packaging.conftest import (
-    COMMAND_LIMIT_S,
     DIGITS,
     Root,
     RunningAgent,
@@ -26,6 +25,7 @@ from tests.packaging.conftest import (
     wait_for,
     wait_until_online,
 )
+from tests.patience import PROGRAM_PATIENCE_S
 
 pytestmark = pytest.mark.arm
 
@@ -59,7 +59,7 @@ def serve(root: Root, folder: Path) -> Iterator[RunningAgent]:
     """Run the program as the unit does, as the package's user, and wait until it is ready."""
     command = root.command("edge-agent", "run", "--config", CONFIG, user="edge-agent:edge-agent")
     with running(command, folder / f"agent-{time.monotonic_ns()}.log") as agent:
-        wait_for("the agent to serve", lambda: "serves as" in agent.log, COMMAND_LIMIT_S)
+        wait_for("the agent to serve", lambda: "serves as" in agent.log, PROGRAM_PATIENCE_S)
         yield agent
 
 

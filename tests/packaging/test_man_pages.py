@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "packaging"))
 
@@ -52,7 +54,9 @@ def test_pages_are_shown_without_a_warning(found: dict[str, str], tmp_path: Path
         pytest.skip(f"{command[0]} is not installed (Debian: {command[0]}, man-db)")
     man_pages.write(tmp_path, found)
     for path in sorted(tmp_path.glob("man*/*")):
-        done = subprocess.run([*command, path], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            [*command, path], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
         assert done.stderr == ""
         if command[0] == "mandoc":
             assert done.stdout == ""
@@ -74,6 +78,6 @@ def test_odd_texts_are_no_requests(tmp_path: Path) -> None:
     if shutil.which("man"):
         man_pages.write(tmp_path, {"odd.1": page})
         command = ["man", "--warnings", "-E", "UTF-8", "-l", str(tmp_path / "man1/odd.1")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert done.stderr == ""
         assert "odd -- \\n" in done.stdout

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.provision.enrollment import KEYS
+from tests.patience import PATIENCE_S
 
 SD_CARD = Path(__file__).resolve().parents[2] / "packaging/sd-card"
 CALL = "/boot/firmware/edge-agent/first-boot.sh"
@@ -39,7 +40,7 @@ def prepare(
     boot: Path, package: str = "edge-agent_0.1.0+deb13_arm64.deb"
 ) -> subprocess.CompletedProcess[str]:
     command = [SD_CARD / "prepare-card.sh", boot, boot.parent / package, boot.parent / "enroll.toml"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from builder.boards.rpc_boards import RpcBoards
 from builder.boards.tracker_client import Tracker
 from builder.errors import FleetError
 from tests.packaging.conftest import PROJECT, Root, edgebundle, wait_for
+from tests.patience import PATIENCE_S, PROGRAM_PATIENCE_S
 
 pytestmark = pytest.mark.arm
 
@@ -57,7 +58,7 @@ def _cached_packages() -> Path:
                     *("--implementation", "cp", *platforms, *PACKAGES),
                 ],
                 check=True,
-                timeout=600,
+                timeout=PROGRAM_PATIENCE_S,
             )
             building.rename(folder)
     return folder
@@ -105,7 +106,7 @@ class Boards:
         for process in [*self._processes.values(), self._tracker]:
             process.terminate()
         for process in [*self._processes.values(), self._tracker]:
-            process.wait(60)
+            process.wait(PATIENCE_S)
 
 
 PORTS = (19391, 19392)

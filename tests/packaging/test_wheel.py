@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PROGRAM_PATIENCE_S
+
 pytestmark = pytest.mark.slow
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -26,7 +28,7 @@ def run(*words: str | Path, folder: Path, site: Path | None = None) -> str:
         [sys.executable, *map(str, words)],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=PROGRAM_PATIENCE_S,
         cwd=folder,
         env=variables,
         check=False,

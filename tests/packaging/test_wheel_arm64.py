@@ -17,13 +17,13 @@ from edgebundle import Broker
 from tests.asking import ask
 from tests.conftest import BrokerProcess
 from tests.packaging.conftest import (
-    COMMAND_LIMIT_S,
     Root,
     RunningAgent,
     running,
     wait_for,
     wait_until_online,
 )
+from tests.patience import PROGRAM_PATIENCE_S
 
 pytestmark = pytest.mark.arm
 
@@ -77,7 +77,7 @@ def board(
     (installed.path / "var/lib/edge-agent").mkdir(parents=True)
     command = installed.command("/opt/agent/bin/edge-agent", "run", "--config", "/etc/edge-agent/agent.toml")
     with running(command, tmp_path_factory.mktemp("log") / "agent.log") as agent:
-        wait_for("the agent to serve", lambda: "serves as" in agent.log, COMMAND_LIMIT_S)
+        wait_for("the agent to serve", lambda: "serves as" in agent.log, PROGRAM_PATIENCE_S)
         wait_until_online("board", Broker(own_broker.url))
         yield Board(Broker(own_broker.url), agent)
 

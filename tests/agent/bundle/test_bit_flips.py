@@ -10,6 +10,7 @@ import pytest
 from agent.bundle import archive
 from tests.agent.bundle.flip_bits import BASE64_END
 from tests.bundles import public_pem, signed_members
+from tests.patience import PROGRAM_PATIENCE_S
 
 
 @pytest.mark.slow
@@ -20,7 +21,11 @@ def test_every_flipped_bit_is_refused_and_nothing_is_loaded(tmp_path: Path) -> N
     key.write_bytes(public_pem())
     script = Path(__file__).with_name("flip_bits.py")
     run = subprocess.run(
-        [sys.executable, script, bundle, key], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, script, bundle, key],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_PATIENCE_S,
+        check=False,
     )
     assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout)

@@ -18,6 +18,7 @@ from agent.bundle.signature import verify_signature
 from agent.bundle.verify import verify_only
 from agent.errors import FormatError, MixAndMatchError, SignatureError
 from tests.bundles import public_pem
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,9 @@ def model_signing_process(*arguments: str | Path, seed: int) -> subprocess.Compl
     # Among other things, the hash seed decides in which order it writes JSON keys and ignored paths.
     environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
     command = [sys.executable, "-m", "model_signing", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False
+    )
 
 
 @pytest.fixture

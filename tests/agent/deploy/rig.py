@@ -27,6 +27,7 @@ from agent.errors import NoSpaceError, SelfTestError
 from agent.mqtt.reason_codes import Reason, reason
 from agent.wire import topics
 from tests.bundles import FILES, KEY, KEYRING, build
+from tests.patience import PATIENCE_S, until
 
 DEVICE = "kitchen"
 MACHINE = Machine(
@@ -246,9 +247,8 @@ class Agent:
         self.deployment.on_connected()
         self._task = asyncio.create_task(self.deployment.run())
         if wait:
-            async with asyncio.timeout(10):
-                while not (self.deployment.restored or self._task.done()):
-                    await asyncio.sleep(0.001)
+            task = self._task
+            await until(lambda: self.deployment.restored or task.done())
         return self
 
     async def stop(self) -> None:
@@ -278,7 +278,7 @@ class Agent:
         payload = json.dumps({"version": self.version, "models": models}).encode()
         self.deployment.on_message(topics.Desired(DEVICE), payload)
 
-    async def finished(self, job: str, limit_s: float = 10.0) -> dict[str, Any]:
+    async def finished(self, job: str, limit_s: float = PATIENCE_S) -> dict[str, Any]:
         """Wait until a job has ended and its outcome is reported; return its final state."""
         async with asyncio.timeout(limit_s):
             while True:
@@ -292,13 +292,13 @@ class Agent:
                         return state
                 await asyncio.sleep(0.005)
 
-    async def settle(self, limit_s: float = 10.0) -> None:
+    async def settle(self, limit_s: float = PATIENCE_S) -> None:
         """Wait until the deployment has nothing left to do; without new input, nothing happens after that."""
         async with asyncio.timeout(limit_s):
             while not self.deployment.idle:
                 await asyncio.sleep(0.001)
 
-    async def reached(self, job: str, step: str, limit_s: float = 10.0) -> None:
+    async def reached(self, job: str, step: str, limit_s: float = PATIENCE_S) -> None:
         """Wait until a job is in a step."""
         async with asyncio.timeout(limit_s):
             while ("IN_PROGRESS", step) not in self.statuses(job):

@@ -25,6 +25,7 @@ from agent.deploy.store.store import SPACE_MARGIN_BYTES, Store
 from agent.errors import NoSpaceError
 from tests import kills
 from tests.agent.deploy.rig import Agent, Bundle, make_bundle
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -277,7 +278,7 @@ async def fail_on_trial(root: Path, killer: Killer) -> Agent:
     agent.models.history.append(str(agent.models.serving))
     if agent.models.serving == {"digits": "2.0.0"}:
         agent.models.fail("digits")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while agent.store.active()["digits"].digest != OLD.digest or agent.store.pending:
             await asyncio.sleep(0.001)
         while agent.deployment._installer.switching("digits").locked():

@@ -26,6 +26,7 @@ from agent.wire.desired import Desired
 from agent.wire.job import Status
 from tests.agent.deploy.rig import DEVICE, Agent, Bundle, make_bundle
 from tests.bundles import KEY
+from tests.patience import PATIENCE_S, until
 
 STEPS = ["downloading", "verifying", "installing", "testing", "activating", "committing", "cleanup"]
 
@@ -62,9 +63,7 @@ async def test_nothing_is_synced_to_disk_on_the_event_loop(
     await agent.deploy(make_bundle(version="2.0.0", counter=2, params=b"wrong"), "job-2")
     await agent.deploy(make_bundle(version="3.0.0", counter=3), "job-3")
     agent.models.fail("digits")  # on trial, so its predecessor comes back
-    async with asyncio.timeout(10):
-        while agent.models.serving != {"digits": "1.0.0"}:
-            await asyncio.sleep(0.001)
+    await until(lambda: agent.models.serving == {"digits": "1.0.0"})
     agent.desire({})
     await agent.settle()
     assert len(synced) > 20
@@ -94,9 +93,7 @@ async def test_a_job_fails_and_the_agent_goes_on_while_no_thread_can_be_started(
     state = await agent.deploy(make_bundle(), "job-1")
     assert (state["status"], state["code"]) == ("FAILED", "ERR_STORE")
     agent.desire({"digits": make_bundle().entry("job-2")})
-    async with asyncio.timeout(5):
-        while agent.control.reported()["error"] is None:
-            await asyncio.sleep(0.001)
+    await until(lambda: agent.control.reported()["error"] is not None)
     assert agent.control.reported()["error"]["code"] == "ERR_STORE"
     agent.store._checkpoint = agent.deployment._installer._checkpoint = lambda _name: None
     left = True
@@ -337,7 +334,7 @@ async def test_agent_that_stops_while_it_cancels_a_download_stops(agent: Agent) 
     await agent.reached("job-1", "downloading")
     assert agent.deployment._installer.abandon(Status.CANCELED)
     stopping = asyncio.ensure_future(agent.stop())  # in the same turn: the job sees both at once
-    stopped, _ = await asyncio.wait({stopping}, timeout=20)
+    stopped, _ = await asyncio.wait({stopping}, timeout=PATIENCE_S)
     assert stopped, "the job took the end of the agent for that of its download"
     await agent.start()
     agent.desire({})
@@ -489,7 +486,7 @@ async def test_transfer_resumes_where_the_last_agent_was_stopped(agent: Agent) -
     half = len(bundle.raw) // 2 // BLOCK_BYTES * BLOCK_BYTES
     agent.control.offers[bundle.hex] = bundle.raw[:half]
     agent.desire({"digits": bundle.entry("job-1")})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not agent.store.part_path(bundle.digest).exists() or (
             agent.store.part_path(bundle.digest).stat().st_size < half
         ):
@@ -532,7 +529,7 @@ async def test_stop_is_not_lost_when_work_arrives_at_the_same_time(agent: Agent,
     for _ in range(turns):  # of the event loop, between the work and the stop
         await asyncio.sleep(0)
     stopping = asyncio.create_task(agent.stop())
-    done, _ = await asyncio.wait({stopping}, timeout=2.0)
+    done, _ = await asyncio.wait({stopping}, timeout=PATIENCE_S)
     assert done
 
 

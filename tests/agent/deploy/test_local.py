@@ -14,6 +14,7 @@ from agent.deploy import local
 from agent.errors import EdgeError, IncompatibleError, RollbackError, SignatureError
 from tests.agent.deploy.rig import MACHINE, Agent, Bundle, make_bundle
 from tests.bundles import public_pem
+from tests.patience import until
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,7 @@ async def test_without_an_agent_the_bundle_waits_for_one(
     assert local.install(config, write(tmp_path, make_bundle())) == 0
     assert "the agent installs it when it starts" in capsys.readouterr().out
     await agent.start()
-    async with asyncio.timeout(10):
-        while agent.models.serving != {"digits": "1.0.0"}:
-            await asyncio.sleep(0.02)
+    await until(lambda: agent.models.serving == {"digits": "1.0.0"})
     await agent.stop()
 
 
@@ -149,9 +148,7 @@ async def test_dropped_bundle_is_verified_before_its_name_is_trusted(agent: Agen
     (inbox / f"{'0' * 64}.bundle").write_bytes(good.raw)
     (inbox / f"{'1' * 64}.bundle").symlink_to("/etc/hostname")
     (inbox / "notes.txt").write_text("not a bundle")
-    async with asyncio.timeout(10):
-        while list(inbox.glob("*.bundle")):
-            await asyncio.sleep(0.001)
+    await until(lambda: not list(inbox.glob("*.bundle")))
     await agent.settle()
     assert agent.models.serving == {}
     codes = {path.name[0]: path.read_text() for path in inbox.glob("*.result")}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from agent.wire.desired import FREE_VERSIONS, MAX_VERSION, Desired
 from agent.wire.reported import Origin
 from tests.agent.deploy.rig import Agent, Bundle, make_bundle
 from tests.bundles import KEYRING
+from tests.patience import until
 
 OLD = make_bundle(version="1.0.0", counter=1, params=b"old")
 NEW = make_bundle(version="2.0.0", counter=2, params=b"new")
@@ -40,12 +40,6 @@ def agent(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Agent:
     monkeypatch.setattr(reconcile, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(reconcile, "LONGEST_PAUSE_S", 0.05)
     return agent
-
-
-async def until(condition: Callable[[], Any], limit_s: float = 5.0) -> None:
-    async with asyncio.timeout(limit_s):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def reported(agent: Agent, name: str = "digits") -> dict[str, Any]:

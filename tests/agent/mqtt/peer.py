@@ -16,6 +16,7 @@ from agent.mqtt.settings import BrokerSettings
 from tests.agent.mqtt.memory_broker import (
     MemoryBroker,
 )
+from tests.patience import PATIENCE_S
 
 TOPIC = "edge/v1/replies/me/x"
 FILTER = "edge/v1/replies/me/#"
@@ -39,10 +40,10 @@ class Peer(Connection):
         if not message.retain:  # amqtt sends all retained messages
             self.inbox.put_nowait(message)
 
-    async def next(self, limit_s: float = 5.0) -> Message:
+    async def next(self, limit_s: float = PATIENCE_S) -> Message:
         return await asyncio.wait_for(self.inbox.get(), limit_s)
 
-    async def loss(self, limit_s: float = 5.0) -> Reason:
+    async def loss(self, limit_s: float = PATIENCE_S) -> Reason:
         """Return when a connection was lost."""
         return await asyncio.wait_for(self.losses.get(), limit_s)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from agent.mqtt.reason_codes import CLOSED, reason
 from agent.mqtt.subscriptions import MAX_FILTERS, Subscriptions
+from tests.patience import PATIENCE_S
 
 GRANTED = reason(0x01)
 REFUSED = reason(0x87)
@@ -186,13 +187,13 @@ async def test_wait_for_the_broker_ends_when_nothing_is_in_flight_or_the_connect
     await asyncio.sleep(0)
     assert not waiting.done()
     subscriptions.granted(2, ())
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, PATIENCE_S)
     subscriptions.remove("b", connected=True)
     waiting = asyncio.ensure_future(subscriptions.idle())
     await asyncio.sleep(0)
     assert not waiting.done()
     subscriptions.lost()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, PATIENCE_S)
 
 
 @pytest.mark.parametrize("forget", ["remove", "lost"])

@@ -12,6 +12,8 @@ import pytest
 from agent.mqtt import transport
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.transport import open_socket
+from tests.patience import PATIENCE_S
+from tests.virtual_time import in_virtual_time
 
 
 async def test_look_up_without_a_thread_is_a_failed_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +24,7 @@ async def test_look_up_without_a_thread_is_a_failed_attempt(monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(OSError, match="cannot look up the-broker: cannot start"):
-            await asyncio.wait_for(open_socket(BrokerSettings("the-broker")), 5)
+            await asyncio.wait_for(open_socket(BrokerSettings("the-broker")), PATIENCE_S)
 
 
 @pytest.mark.parametrize("host", ["broker..local", ".local", 64 * "a"])
@@ -45,6 +47,7 @@ async def test_broker_that_is_writing_reads_the_last_packet_of_a_client_that_lea
         broker.sendall(bytes(10_000))
         client.send(b"DISCONNECT")
         client.lingers = True
+        began_s = time.monotonic()
         client.close()
         client.close()
         await asyncio.sleep(0)
@@ -52,14 +55,14 @@ async def test_broker_that_is_writing_reads_the_last_packet_of_a_client_that_lea
             broker.sendall(bytes(10_000))
         assert broker.recv(100) == b"DISCONNECT"
         assert broker.recv(100) == b"", "the client has finished, and has not reset the connection"
-        began_s = time.monotonic()
         if closes:
             broker.close()
-        await asyncio.wait_for(client.wait_closed(), 60)
+        await asyncio.wait_for(client.wait_closed(), PATIENCE_S)
         assert closes or time.monotonic() - began_s > linger_s / 2, "it waits for the broker"
         assert client.fileno() == -1
 
 
+@in_virtual_time
 async def test_an_address_that_does_not_answer_leaves_time_for_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -82,7 +85,7 @@ async def test_an_address_that_does_not_answer_leaves_time_for_the_next_one(
 
         monkeypatch.setattr(loop, "sock_connect", sock_connect)
         monkeypatch.setattr(transport, "_look_up", look_up)
-        settings = BrokerSettings("broker", connect_timeout_s=0.3)
-        client = await asyncio.wait_for(open_socket(settings), 30)
+        settings = BrokerSettings("broker", connect_timeout_s=30.0)
+        client = await open_socket(settings)
         assert tried == list(addresses)
         client.close()

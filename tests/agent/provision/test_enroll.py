@@ -24,6 +24,7 @@ from tests.agent.provision.authority import Authority
 from tests.agent.provision.conftest import StartBroker
 from tests.conftest import BrokerProcess
 from tests.kills import in_child, kill_at_system_call
+from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -45,7 +46,7 @@ def enroll_process(folder: Path, *words: str | Path) -> subprocess.CompletedProc
         [sys.executable, "-m", "agent", "enroll", "--config", folder, *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         stdin=subprocess.DEVNULL,
         check=False,
     )
@@ -270,7 +271,7 @@ def test_one_file_is_enough_for_a_first_boot_and_the_broker_may_start_later(
         assert "nothing listens at" in process.stderr.readline()
         broker.start()
         try:
-            assert process.wait(45) == 0
+            assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
             broker.stop()

@@ -12,6 +12,7 @@ import pytest
 from agent.errors import ConfigError
 from agent.provision import files
 from agent.provision.files import Owner, free_name, make_folder, write_file
+from tests.patience import PATIENCE_S
 
 MINE = Owner(-1, -1)
 
@@ -99,7 +100,11 @@ except ConfigError as error:
         if parent.stat().st_uid == os.geteuid() and parent != folder:
             parent.chmod(parent.stat().st_mode | 0o111)
     done = subprocess.run(
-        [sys.executable, "-c", preload + script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", preload + script],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     assert done.stdout == (
         f"cannot write {folder}/agent.toml: Permission denied | "

@@ -29,9 +29,9 @@ from agent.service.service import Service
 from agent.wire.reported import Origin
 from agent.wire.topics import Infer, Reply, format_topic, reply_filter
 from tests.bundles import Signer, sha256
+from tests.patience import PATIENCE_S, until
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
-ANSWER_LIMIT_S = 10.0
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ class Client:
         *,
         model: str = "echo",
         correlation: bytes | None = None,
-        expiry_s: int | None = 30,
+        expiry_s: int | None = int(PATIENCE_S),
         qos: int = 1,
         reply_to: str | None = None,
     ) -> bytes:
@@ -85,10 +85,10 @@ class Client:
         )
         return correlation
 
-    async def answer(self, correlation: bytes, limit_s: float = ANSWER_LIMIT_S) -> Message:
+    async def answer(self, correlation: bytes, limit_s: float = PATIENCE_S) -> Message:
         return (await self.answers(correlation, 1, limit_s))[0]
 
-    async def answers(self, correlation: bytes, count: int, limit_s: float = ANSWER_LIMIT_S) -> list[Message]:
+    async def answers(self, correlation: bytes, count: int, limit_s: float = PATIENCE_S) -> list[Message]:
         async with asyncio.timeout(limit_s):
             while True:
                 self._arrived.clear()
@@ -112,7 +112,7 @@ class Client:
         )
         while marker not in [message.payload for message in self.received]:
             self._arrived.clear()
-            await asyncio.wait_for(self._arrived.wait(), ANSWER_LIMIT_S)
+            await asyncio.wait_for(self._arrived.wait(), PATIENCE_S)
 
 
 def status_of(message: Message) -> int:
@@ -193,7 +193,7 @@ def start_service(tmp_path: Path, signer: Signer) -> StartService:
             yield rig
         finally:
             stop.set()
-            await asyncio.wait_for(running, 30)
+            await asyncio.wait_for(running, PATIENCE_S)
             for client in rig.clients:
                 await client.connection.close()
 
@@ -237,9 +237,3 @@ async def connected_client(port: int, name: str = "client", device: str = "kitch
         yield client
     finally:
         await client.connection.close()
-
-
-async def until(condition: Callable[[], bool], limit_s: float = ANSWER_LIMIT_S) -> None:
-    async with asyncio.timeout(limit_s):
-        while not condition():
-            await asyncio.sleep(0.005)

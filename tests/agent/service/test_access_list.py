@@ -20,8 +20,9 @@ from agent.mqtt.message import Message, Will
 from agent.mqtt.properties import Properties
 from agent.mqtt.settings import BrokerSettings
 from edgebundle import AsyncClient, Broker, NoAnswerError, Request
-from tests.agent.service.conftest import StartService, status_of, until
+from tests.agent.service.conftest import StartService, status_of
 from tests.conftest import BrokerProcess, debian_mosquitto
+from tests.patience import PATIENCE_S, until
 
 ACCESS_LIST = Path(__file__).parents[3] / "docs" / "mosquitto" / "edge.acl"
 # Each client has its own block; the sample has alice's.
@@ -41,7 +42,7 @@ async def ask(agent: str, broker: Broker) -> int:
     """Return the status of an answer to `RAW`."""
     async with AsyncClient(broker) as client:
         target = client.model(agent, "echo")._target
-        message, _ = await client.ask(target, RAW, end_s=time.monotonic() + 5)
+        message, _ = await client.ask(target, RAW, end_s=time.monotonic() + PATIENCE_S)
         return status_of(message)
 
 

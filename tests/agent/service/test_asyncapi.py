@@ -27,9 +27,10 @@ from agent.wire.model_state import ModelPhase
 from agent.wire.presence import AgentState
 from agent.wire.request import InferMessage
 from agent.wire.topics import Reply, Topic, format_topic, parse_topic
-from tests.agent.service.conftest import Client, StartService, status_of, until
+from tests.agent.service.conftest import Client, StartService, status_of
 from tests.agent.service.test_service import Watcher
 from tests.conftest import BrokerProcess
+from tests.patience import until
 
 DOCUMENT: dict[str, Any] = yaml.safe_load((Path(__file__).parents[3] / "docs" / "asyncapi.yaml").read_text())
 CHANNELS: dict[str, Any] = DOCUMENT["channels"]

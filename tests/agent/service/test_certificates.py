@@ -22,8 +22,9 @@ from agent.mqtt.tls import CertificateFiles, tls_context
 from builder.fleet.client import Client as FleetClient
 from edgebundle import AsyncClient, Broker, BrokerError, Request
 from tests.agent.service.authority import HOUR, Authority, TlsFront
-from tests.agent.service.conftest import Client, StartService, status_of, until
+from tests.agent.service.conftest import Client, StartService, status_of
 from tests.conftest import BrokerProcess, debian_mosquitto
+from tests.patience import PATIENCE_S, until
 
 FILES_OF_A_PAIR = (("certificate", "pem"), ("key", "key"))
 
@@ -344,7 +345,7 @@ async def test_sample_configuration_serves_an_agent_over_mutual_tls_under_the_ac
             request = Request("application/octet-stream", b"hello", ("x;FP32;1,4",))
             async with AsyncClient(alice) as client:
                 target = client.model("kitchen", "echo")._target
-                message, _ = await client.ask(target, request, end_s=time.monotonic() + 5)
+                message, _ = await client.ask(target, request, end_s=time.monotonic() + PATIENCE_S)
                 assert status_of(message) == 200
             ends = [name for name in rig.service.samples() if "certificate_expiry" in name]
             assert len(ends) == 2
@@ -381,7 +382,7 @@ async def test_sample_configuration_serves_users_with_passwords(
             request = Request("application/octet-stream", b"hello", ("x;FP32;1,4",))
             async with AsyncClient(alice) as client:
                 target = client.model("kitchen", "echo")._target
-                message, _ = await client.ask(target, request, end_s=time.monotonic() + 5)
+                message, _ = await client.ask(target, request, end_s=time.monotonic() + PATIENCE_S)
                 assert status_of(message) == 200
             wrong = Broker(place, authority.path, password_file=folder / "kitchen.password")
             with pytest.raises(BrokerError, match="Not authorized"):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from agent.mqtt.properties import Properties
 from agent.service.requests.payload_digest import SLICE_BYTES
 from agent.wire.desired import Desired as DesiredDocument
 from agent.wire.topics import Desired, Infer, format_topic
-from tests.agent.service.conftest import StartService, status_of, until
+from tests.agent.service.conftest import StartService, status_of
 from tests.conftest import BrokerProcess
+from tests.patience import PATIENCE_S, least_s_async, until
 
 
 async def test_request_is_answered_with_its_correlation_and_version(
@@ -33,7 +35,7 @@ async def test_request_is_answered_with_its_correlation_and_version(
         assert answer.properties.first("model_version") == "1.0.0"
         assert answer.properties.all("tensor") == ("y;UINT8;11",)
         assert answer.properties.expiry_s is not None
-        assert 0 < answer.properties.expiry_s <= 30
+        assert 0 < answer.properties.expiry_s <= PATIENCE_S
 
 
 async def test_unknown_model_is_answered_404(mosquitto: BrokerProcess, start_service: StartService) -> None:
@@ -244,12 +246,16 @@ async def test_killed_worker_costs_no_request(
 async def test_aborting_model_is_back_within_two_seconds(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
-    async with start_service(mosquitto.port) as rig:
-        await rig.service.models.activate(rig.signer.bundle())
-        client = await rig.client()
-        assert status_of(await client.ask(b"crash")) == 500
-        answer = await client.answer(client.send(b"again"), limit_s=2.0)
-        assert answer.payload == b"1.0.0:again"
+    async def away_s() -> float:
+        async with start_service(mosquitto.port) as rig:
+            await rig.service.models.activate(rig.signer.bundle())
+            client = await rig.client()
+            assert status_of(await client.ask(b"crash")) == 500
+            began_s = time.monotonic()
+            assert (await client.ask(b"again")).payload == b"1.0.0:again"
+            return time.monotonic() - began_s
+
+    assert await least_s_async(away_s, 2.0) <= 2.0
 
 
 @pytest.mark.slow
@@ -298,7 +304,7 @@ async def test_three_deaths_of_an_idle_worker_take_the_model_out_of_service(
 async def test_hanging_worker_is_ended_and_its_request_answered_408(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
-    async with start_service(mosquitto.port, inference_compute_limit_s=0.3) as rig:
+    async with start_service(mosquitto.port, inference_compute_limit_s=1.5) as rig:
         await rig.service.models.activate(rig.signer.bundle())
         client = await rig.client()
         hanging = client.send(b"hang")
@@ -419,7 +425,7 @@ async def test_tenfold_overload_is_answered_to_the_last_request_and_leaves_nothi
         for _ in range(40):
             sent += [client.send(b"sleep:0.005", model="slow") for _ in range(50)]
             assert (await client.ask(b"quick", model="fast")).payload == b"1.0.0:quick"
-        statuses = [status_of(await client.answer(correlation, 30.0)) for correlation in sent]
+        statuses = [status_of(await client.answer(correlation)) for correlation in sent]
         assert set(statuses) <= {200, 503}
         assert statuses.count(200) > 0
         assert statuses.count(503) > len(sent) / 2

@@ -12,7 +12,7 @@ import pytest
 
 from agent.service import notify
 from agent.service.notify import READY, Notifier
-from tests.agent.service.conftest import ANSWER_LIMIT_S, until
+from tests.patience import PATIENCE_S, until
 
 
 @pytest.mark.parametrize("abstract", [True, False])
@@ -54,7 +54,7 @@ async def test_watchdog_is_fed_while_the_event_loop_runs(tmp_path: Path) -> None
         sock.bind(address)
         sock.setblocking(False)
         pulse = asyncio.create_task(Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000"}).pulse())
-        async with asyncio.timeout(ANSWER_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             for _ in range(3):
                 assert await asyncio.get_running_loop().sock_recv(sock, 100) == b"WATCHDOG=1"
         pulse.cancel()

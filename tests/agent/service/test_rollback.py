@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.agent.service.conftest import StartService, keep_active, status_of, until
+from tests.agent.service.conftest import StartService, keep_active, status_of
 from tests.agent.service.test_service import Watcher
 from tests.bundles import Signer, sha256
 from tests.conftest import BrokerProcess
+from tests.patience import until
 
 
 def states(samples: dict[str, float]) -> dict[str, float]:

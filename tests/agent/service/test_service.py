@@ -25,9 +25,10 @@ from agent.service import presence
 from agent.wire.job import Status
 from agent.wire.reported import Origin
 from agent.wire.topics import GroupInfer, Infer, Job, State, format_topic
-from tests.agent.service.conftest import StartService, connected_client, keep_active, status_of, until
+from tests.agent.service.conftest import StartService, connected_client, keep_active, status_of
 from tests.bundles import Signer
 from tests.conftest import BrokerProcess
+from tests.patience import PATIENCE_S, until
 
 
 class Watcher:
@@ -186,7 +187,7 @@ async def test_agent_without_a_broker_is_up_and_serves_when_one_comes(
 async def test_agent_that_stops_answers_what_it_accepted(
     mosquitto: BrokerProcess, start_service: StartService, tmp_path: Path
 ) -> None:
-    async with start_service(mosquitto.port, shutdown_limit_s=5) as rig:
+    async with start_service(mosquitto.port, shutdown_limit_s=PATIENCE_S) as rig:
         await rig.service.models.activate(rig.signer.bundle())
         client = await rig.client()
         sent = [client.send(b"hold:%s" % bytes(tmp_path / "go")) for _ in range(4)]
@@ -201,7 +202,7 @@ async def test_request_that_comes_while_the_agent_stops_is_left_to_the_next_one(
     mosquitto: BrokerProcess, start_service: StartService, tmp_path: Path
 ) -> None:
     async with connected_client(mosquitto.port) as client:
-        async with start_service(mosquitto.port, models=["echo"], shutdown_limit_s=5) as rig:
+        async with start_service(mosquitto.port, models=["echo"], shutdown_limit_s=PATIENCE_S) as rig:
             accepted = client.send(b"hold:%s" % bytes(tmp_path / "go"))
             await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 1)
             await rig.begin_to_stop()

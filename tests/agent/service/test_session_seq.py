@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.service.session_seq import SessionSeq
-from tests.agent.service.conftest import until
+from tests.patience import until
 
 LIMIT_S = 10.0
 

@@ -18,6 +18,7 @@ from agent.worker.channel import Channel
 from agent.worker.frames import Answer, Frame, Load, Request, Share, encode
 from tests.agent.worker.batched_model import JSON, MANIFEST, RAW, model, rows
 from tests.fake_module import KERNELS, FakeModule
+from tests.patience import PATIENCE_S
 
 
 def batching(kernels: Any = None, delay_s: float = 0.0) -> Batching:
@@ -144,15 +145,15 @@ def test_a_request_under_suspicion_is_computed_alone() -> None:
 def test_a_request_waits_for_others_until_the_delay_after_its_arrival() -> None:
     with connected() as (ours, channel):
         send(ours, request(0, 1))
-        begun = time.monotonic()
         assert gathered(batching(), channel) == [0]
-        assert time.monotonic() - begun < 5
-        send(ours, request(1, 1, received_s=time.monotonic()))
         begun = time.monotonic()
+        send(ours, request(1, 1, received_s=begun))
         assert gathered(batching(delay_s=0.05), channel) == [1]
-        assert time.monotonic() - begun >= 0.04
-        send(ours, request(2, 1, received_s=time.monotonic() - 10))
-        assert gathered(batching(delay_s=5.0), channel) == [2]
+        assert time.monotonic() - begun >= 0.05
+        begun = time.monotonic()
+        send(ours, request(2, 1, received_s=begun - 10 * PATIENCE_S))
+        assert gathered(batching(delay_s=10 * PATIENCE_S), channel) == [2]
+        assert time.monotonic() - begun < PATIENCE_S
 
 
 def test_only_a_model_that_declares_a_batch_and_an_agent_that_wants_it() -> None:

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ATTACKS = Path(__file__).with_name("attacks.py")
 REAL = (
     "F_SETOWN",
@@ -85,4 +87,4 @@ def test_the_signal_of_a_descriptor_really_kills_without_a_sandbox(
     victim: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     attack(victim, tmp_path / "log", "open", "F_SETOWN", "F_SETSIG", "O_ASYNC", "(echo)")
-    assert victim.wait(10) == -signal.SIGKILL
+    assert victim.wait(PATIENCE_S) == -signal.SIGKILL

@@ -10,7 +10,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from agent.worker.frames import Failed, Ready, Request
 from agent.worker.sandbox import Status, filter_program
 from tests.agent.worker.conftest import Spawn, compile_c, processor_s
 from tests.fake_module import GraphBuilder
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +93,7 @@ def test_a_crash_ends_the_worker_and_leaves_no_core(
     np.testing.assert_array_equal(worker.infer_raw(1, 2, 3, 4), [2, 4, 6, 8])
     worker.channel.send(Request(2, "application/octet-stream"), np.full(4, 13, np.float32).tobytes())
     assert worker.channel.receive() is None
-    assert worker.process.wait(10) == -death
+    assert worker.process.wait(PATIENCE_S) == -death
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_an_endless_kernel_is_ended_by_its_processor_time(spawn: Spawn) -> None:
     before_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     worker.channel.send(Request(2, "application/octet-stream"), np.full(4, 13, np.float32).tobytes())
     assert worker.channel.receive() is None
-    assert worker.process.wait(10) == -signal.SIGXCPU
+    assert worker.process.wait(PATIENCE_S) == -signal.SIGXCPU
     # Processor seconds, however long they took: two requests' worth, the one begun, and the start.
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before_s < 6
 
@@ -112,10 +112,9 @@ def test_an_endless_kernel_does_not_outlive_its_agent(spawn: Spawn) -> None:
     worker = spawn("loop")
     before_s = processor_s(worker.process.pid)
     worker.channel.send(Request(2, "application/octet-stream"), np.full(4, 13, np.float32).tobytes())
-    while processor_s(worker.process.pid) < before_s + 0.1:
-        time.sleep(0.01)
+    wait_until(lambda: processor_s(worker.process.pid) >= before_s + 0.1)
     worker.connection.close()
-    assert worker.process.wait(10) == 0
+    assert worker.process.wait(PATIENCE_S) == 0
 
 
 def test_memory_is_bounded(spawn: Spawn) -> None:
@@ -169,7 +168,7 @@ def test_a_call_of_another_architecture_ends_the_worker(spawn: Spawn) -> None:
     worker.channel.send(Request(2, "application/octet-stream"), np.full(4, 13, np.float32).tobytes())
     assert worker.channel.receive() is None
     # SIGSEGV where the kernel has no such calls at all.
-    assert worker.process.wait(10) in (-signal.SIGSYS, -signal.SIGSEGV)
+    assert worker.process.wait(PATIENCE_S) in (-signal.SIGSYS, -signal.SIGSEGV)
 
 
 def test_error_in_a_kernel_is_answered_and_does_not_end_the_worker(spawn: Spawn) -> None:

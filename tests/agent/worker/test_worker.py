@@ -27,6 +27,7 @@ from agent.runtime.postprocess import Postprocessor
 from agent.worker.frames import Answer, Failed, Ready, Request, Stop
 from tests.agent.worker.conftest import Spawn, one_kernel
 from tests.fake_module import GraphBuilder, params
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +40,7 @@ def test_a_model_answers_raw_tensors_and_json(spawn: Spawn) -> None:
     worker = spawn("twice")
     loaded = worker.loaded
     assert isinstance(loaded, Ready), loaded
-    assert 0 < loaded.load_s < 10
+    assert 0 < loaded.load_s < PATIENCE_S
     assert 10 << 20 < loaded.rss_bytes < 200 << 20
     answer, payload = worker.infer(X, seq=7)
     assert (answer.seq, answer.status, answer.message, answer.content_type) == (7, 200, "", RAW)
@@ -111,13 +112,13 @@ def test_requests_sent_ahead_are_answered_in_order(spawn: Spawn) -> None:
         np.testing.assert_array_equal(np.frombuffer(frame.payload, np.float32), (X + seq) * 2)
     # What was sent before the stop is answered, then it ends.
     assert worker.channel.receive() is None
-    assert worker.process.wait(10) == 0
+    assert worker.process.wait(PATIENCE_S) == 0
 
 
 def test_a_worker_ends_with_its_agent(spawn: Spawn) -> None:
     worker = spawn("twice")
     worker.connection.close()
-    assert worker.process.wait(10) == 0
+    assert worker.process.wait(PATIENCE_S) == 0
 
 
 def test_a_terminals_interrupt_is_ignored(spawn: Spawn) -> None:
@@ -130,7 +131,7 @@ def test_a_terminals_interrupt_is_ignored(spawn: Spawn) -> None:
 def test_an_invalid_frame_ends_the_worker(spawn: Spawn) -> None:
     worker = spawn("twice")
     worker.connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    assert worker.process.wait(10) == 1
+    assert worker.process.wait(PATIENCE_S) == 1
 
 
 def test_without_a_channel_it_says_how_it_is_started() -> None:
@@ -194,13 +195,13 @@ def test_a_bundle_whose_samples_do_not_come_out_is_not_served(spawn: Spawn) -> N
     assert isinstance(worker.loaded, Failed)
     assert worker.loaded.code == "ERR_SELF_TEST"
     assert "sample 0: output 'y': expected a relative error up to" in worker.loaded.message
-    assert worker.process.wait(10) == 0
+    assert worker.process.wait(PATIENCE_S) == 0
 
 
 def test_a_bundle_without_samples_that_fails_on_zeros_is_not_served(spawn: Spawn) -> None:
     worker = spawn("abort_on_zeros")
     assert worker.loaded is None
-    assert worker.process.wait(10) == -signal.SIGABRT
+    assert worker.process.wait(PATIENCE_S) == -signal.SIGABRT
 
 
 @pytest.mark.slow
@@ -232,7 +233,7 @@ def test_a_bundle_that_does_not_fit_together_is_refused_in_one_line(
     assert worker.loaded.code == code
     assert words in worker.loaded.message
     assert "\n" not in worker.loaded.message
-    assert worker.process.wait(10) == 0
+    assert worker.process.wait(PATIENCE_S) == 0
 
 
 def test_the_worker_holds_only_what_it_needs(kernel_library: Path, tmp_path: Path) -> None:
@@ -278,7 +279,7 @@ def test_the_worker_holds_only_what_it_needs(kernel_library: Path, tmp_path: Pat
         channel.send(Request(1, RAW), X.tobytes())
         assert channel.receive() is not None
         channel.send(Stop())
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=PATIENCE_S)
     assert output.split("\n")[0] == "0 [] False False"
 
 

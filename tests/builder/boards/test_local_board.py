@@ -12,6 +12,7 @@ from builder.boards.local_board import LocalBoard
 from builder.boards.measuring_process import BoardAddress, BuiltKernel, RunnerOptions, Timing
 from builder.boards.remote_functions import BoardState
 from builder.records.meta_json import BoardTime
+from tests.patience import PROGRAM_PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -37,12 +38,13 @@ def test_a_candidate_that_does_not_load_is_its_own_fault(kernels: list[BuiltKern
 
 
 def test_a_candidate_over_its_time_is_killed_and_the_next_measured(kernels: list[BuiltKernel]) -> None:
-    board = LocalBoard(RunnerOptions(number=1, repeat=3, min_repeat_ms=0, cooldown_ms=60_000, timeout_s=1))
+    pause_ms = int(10_000 * PROGRAM_PATIENCE_S)
+    board = LocalBoard(RunnerOptions(number=1, repeat=3, min_repeat_ms=0, cooldown_ms=pause_ms, timeout_s=1))
     start = time.monotonic()
     measurements = board.measure(kernels[:2])
     assert ["no answer within 1 s" in (m.error or "") for m in measurements] == [True, True]
-    # Unlimited, they would take 360 s; loading TVM twice takes up to a minute on a busy machine.
-    assert time.monotonic() - start < 300
+    # Unlimited, they would pause for longer. Loading TVM twice takes up to a minute on a busy machine.
+    assert time.monotonic() - start < PROGRAM_PATIENCE_S
     board.close()
 
 

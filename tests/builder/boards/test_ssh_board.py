@@ -23,6 +23,7 @@ from builder.cli import main
 from builder.errors import FleetError
 from builder.records.task import Task
 from builder.tuning.candidates.candidate_builder import CandidateBuilder
+from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -196,7 +197,7 @@ def test_a_board_behind_ssh_measures_and_leaves_no_process(
         assert measurement.board == f"127.0.0.1:{port}"
     finally:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does at Ctrl-C, to ssh too
-        process.wait(30)
+        process.wait(PATIENCE_S)
     assert process.returncode == 0, process.stderr.read()
     deadline = time.monotonic() + 30
     while left := board.processes():

@@ -22,6 +22,7 @@ from builder.bundles.graph_page import write_page
 from builder.bundles.package import Package
 from builder.errors import PackageError
 from tests.bundles import make_manifest
+from tests.patience import PATIENCE_S
 
 EVIL = "</script><script>alert(1)</script>"
 
@@ -137,7 +138,7 @@ def test_a_browser_draws_the_graph_and_the_comparison(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     ).stdout
     assert drawn.count('<g class="node') == 9

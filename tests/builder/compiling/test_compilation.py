@@ -19,6 +19,7 @@ from builder.codegen.link.linker import describe
 from builder.errors import ModelError, ParityError
 from builder.importer import ImportedModel, import_onnx
 from builder.target.presets import PRESETS
+from tests.patience import PROGRAM_PATIENCE_S
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 
@@ -101,7 +102,7 @@ def test_two_processes_in_two_folders_write_identical_bytes(
         model = folder / "small.onnx"
         onnx.save(small_model(), model)
         command = [sys.executable, "-c", SCRIPT, str(model), "rpi4", str(key), str(folder / "out.bundle")]
-        subprocess.run(command, cwd=folder, check=True, timeout=300)
+        subprocess.run(command, cwd=folder, check=True, timeout=PROGRAM_PATIENCE_S)
         digests.add(hashlib.sha256((folder / "out.bundle").read_bytes()).hexdigest())
     assert len(digests) == 1
 

@@ -18,6 +18,7 @@ from benchmarks.dashboard.browser import find_browser
 from builder.bundles import key_files
 from builder.bundles.package import Package
 from tests.conftest import BrokerProcess
+from tests.patience import PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def site(tmp_path: Path, mosquitto: BrokerProcess, digits_bundle: Path) -> Itera
     finally:
         agent.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            agent.wait(15)
+            agent.wait(PATIENCE_S)
         agent.kill()
 
 

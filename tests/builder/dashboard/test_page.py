@@ -24,6 +24,7 @@ from edgebundle.broker import Broker
 from tests.builder.dashboard.conftest import Site
 from tests.conftest import BrokerProcess
 from tests.edgebundle.rig import Reply, Responder
+from tests.patience import PATIENCE_S
 from tests.streaming_models import wav
 
 pytestmark = pytest.mark.slow
@@ -118,7 +119,7 @@ async def test_picture_deployment_and_roll_back(site: Site, chromium: str) -> No
         await tab_to(page, "Deploy a bundle")
         opening = page.event("Page.fileChooserOpened")
         await page.press("Enter")
-        chooser = await asyncio.wait_for(opening, 10)
+        chooser = await asyncio.wait_for(opening, PATIENCE_S)
         await page.call("DOM.setFileInputFiles", files=[file], backendNodeId=chooser["backendNodeId"])
         await page.until("document.getElementById('dialog').innerText.includes('It replaces digits 1.0.0')")
         await page.press("Tab", "Enter")

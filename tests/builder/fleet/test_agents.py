@@ -16,13 +16,16 @@ from builder.fleet.client import Client
 from builder.fleet.presence import PresenceWatch
 from edgebundle.broker import Broker
 from tests.conftest import BrokerProcess
+from tests.patience import PATIENCE_S
 
 
 async def retain(broker: BrokerProcess, messages: dict[topics.Topic, Any]) -> None:
     async with Client(Broker(broker.url), lambda _topic, _message: None) as client:
         for topic, document in messages.items():
             payload = document if isinstance(document, bytes) else json.dumps(document).encode()
-            await client.publish_confirmed(topics.format_topic(topic), payload, retain=True, limit_s=5)
+            await client.publish_confirmed(
+                topics.format_topic(topic), payload, retain=True, limit_s=PATIENCE_S
+            )
 
 
 async def test_agents_are_listed_with_their_models(broker: BrokerProcess) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from edgebundle.broker import Broker
 from tests.agent.deploy.rig import DEVICE, Bundle, make_bundle
 from tests.builder.fleet.rig import Device
 from tests.conftest import BrokerProcess
+from tests.patience import PATIENCE_S, until
 
 
 def write(folder: Path, bundle: Bundle) -> Path:
@@ -57,11 +57,9 @@ async def test_broker_that_restarts_without_memory_costs_only_time(
         async with Device(tmp_path / "state", broker.url) as device:
             task = asyncio.create_task(deploy_async(write(tmp_path, bundle), DEVICE, Broker(broker.url)))
             part = device.store.part_path(bundle.digest)
-            async with asyncio.timeout(20):
-                while not part.exists() or part.stat().st_size < 4_000_000:
-                    await asyncio.sleep(0.001)
+            await until(lambda: not (not part.exists() or part.stat().st_size < 4_000_000))
             await asyncio.to_thread(broker.restart)
-            result = await asyncio.wait_for(task, 60)
+            result = await asyncio.wait_for(task, PATIENCE_S)
         assert result.ok
         assert result.sent_bytes < 1.5 * len(bundle.raw), "it went on where it was"
     finally:
@@ -77,13 +75,11 @@ async def test_agent_that_restarts_during_a_transfer_resumes_it(
     async with Device(tmp_path / "state", mosquitto.url) as device:
         task = asyncio.create_task(deploy_async(path, DEVICE, Broker(mosquitto.url)))
         part = device.store.part_path(bundle.digest)
-        async with asyncio.timeout(20):
-            while not part.exists() or part.stat().st_size < 4_000_000:
-                await asyncio.sleep(0.001)
+        await until(lambda: not (not part.exists() or part.stat().st_size < 4_000_000))
     there = part.stat().st_size
     assert 4_000_000 <= there < len(bundle.raw)
     async with Device(tmp_path / "state", mosquitto.url) as device:
-        result = await asyncio.wait_for(task, 60)
+        result = await asyncio.wait_for(task, PATIENCE_S)
         assert device.models.serving == {"digits": "1.0.0"}
     assert result.ok
     assert result.sent_bytes <= len(bundle.raw) + 2 * 64 * BLOCK_BYTES, (
@@ -129,7 +125,7 @@ async def test_simultaneous_deployments_all_succeed(mosquitto: BrokerProcess, tm
     async with Device(tmp_path / "state", mosquitto.url) as device:
         results = await asyncio.gather(
             *(
-                deploy_async(write(tmp_path, bundle), DEVICE, Broker(mosquitto.url), wait_s=60)
+                deploy_async(write(tmp_path, bundle), DEVICE, Broker(mosquitto.url), wait_s=PATIENCE_S)
                 for bundle in bundles
             )
         )
@@ -172,20 +168,22 @@ async def test_a_foreign_source_is_refused(mosquitto: BrokerProcess, tmp_path: P
 
 
 async def test_a_broker_that_knows_no_agent_is_told_soon(mosquitto: BrokerProcess, tmp_path: Path) -> None:
-    began = time.monotonic()
+    deploying = deploy_async(
+        write(tmp_path, make_bundle()), "kitchen", Broker(mosquitto.url), wait_s=10 * PATIENCE_S
+    )
     with pytest.raises(FleetError, match="no agent called kitchen is known") as caught:
-        await deploy_async(write(tmp_path, make_bundle()), "kitchen", Broker(mosquitto.url), wait_s=600)
-    assert time.monotonic() - began < 60  # 2 s on an idle machine
+        await asyncio.wait_for(deploying, PATIENCE_S)
     assert caught.value.hint is not None
     assert caught.value.hint.startswith("the broker knows no agent: check that edge-agent runs")
 
 
 async def test_wrong_name_is_told_soon_with_the_known_ones(mosquitto: BrokerProcess, tmp_path: Path) -> None:
     async with Device(tmp_path / "state", mosquitto.url):
-        began = time.monotonic()
+        deploying = deploy_async(
+            write(tmp_path, make_bundle()), "kitchne", Broker(mosquitto.url), wait_s=10 * PATIENCE_S
+        )
         with pytest.raises(FleetError, match="no agent called kitchne is known") as caught:
-            await deploy_async(write(tmp_path, make_bundle()), "kitchne", Broker(mosquitto.url), wait_s=600)
-        assert time.monotonic() - began < 60  # 2 s on an idle machine
+            await asyncio.wait_for(deploying, PATIENCE_S)
     assert caught.value.hint == "use one of the agents at this broker: kitchen"
 
 
@@ -227,9 +225,11 @@ async def test_stranger_who_answers_first_delays_a_transfer_but_forges_nothing(
     async with Device(tmp_path / "state", mosquitto.url) as device:
         async with Client(Broker(mosquitto.url), rubbish) as stranger:
             await stranger.subscribe(topics.format_topic(topics.BlockWant(DEVICE, bundle.hex)))
-            result = await deploy_async(write(tmp_path, bundle), DEVICE, Broker(mosquitto.url), wait_s=30)
+            result = await deploy_async(
+                write(tmp_path, bundle), DEVICE, Broker(mosquitto.url), wait_s=PATIENCE_S
+            )
             if not result.ok:
                 assert result.code == "ERR_MIX_AND_MATCH"
                 assert device.models.serving == {}
-        result = await deploy_async(write(tmp_path, bundle), DEVICE, Broker(mosquitto.url), wait_s=30)
+        result = await deploy_async(write(tmp_path, bundle), DEVICE, Broker(mosquitto.url), wait_s=PATIENCE_S)
         assert result.ok

@@ -27,6 +27,7 @@ from builder.tuning.tasks.extraction import extract_tasks
 from builder.tuning.views.html_report import render as render_report
 from builder.tuning.views.html_report import write_report
 from builder.tuning.views.progress import Progress
+from tests.patience import PATIENCE_S
 from tests.two_operators import two_operators
 
 pytestmark = pytest.mark.slow
@@ -236,7 +237,7 @@ def test_a_killed_run_loses_at_most_a_batch_and_continues(
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(number)
-        process.wait(60)
+        process.wait(PATIENCE_S)
         assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
         if number == signal.SIGINT:
             assert "repeat the command to continue" in process.stderr.read()

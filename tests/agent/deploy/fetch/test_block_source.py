@@ -18,6 +18,7 @@ from agent.errors import EndlessDataError
 from agent.wire import topics
 from agent.wire.blocks import Want
 from tests.agent.deploy.rig import DEVICE, FakeControl
+from tests.patience import PATIENCE_S
 from tests.virtual_time import settle
 
 HEX = "ab" * 32
@@ -49,7 +50,7 @@ class Download:
     async def looked(self, more: int = 2) -> None:
         """Wait until the transfer was looked at again, after everything that the test did before."""
         until = self.looks + more
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while self.looks < until and not self.task.done():
                 await asyncio.sleep(0)
 
@@ -77,7 +78,7 @@ class HangingDisk:
 
     def _hang(self, data: bytes) -> None:
         self.hangs.set()
-        assert self.back.wait(30)
+        assert self.back.wait(PATIENCE_S)
         self._append(data)
 
 
@@ -160,7 +161,7 @@ async def test_disk_that_hangs_holds_up_neither_the_event_loop_nor_the_memory(
     assert not download.task.done()
     rescue.cancel()
     disk.back.set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not download.task.done():
             for offset in range(0, 1000, 10):  # what was dropped is asked for, and sent, again
                 download.source.on_block(HEX, offset, bytes(10))
@@ -186,7 +187,7 @@ async def test_connection_that_is_lost_often_does_not_fill_the_memory_while_the_
         download.source.on_connected()
         assert len(pulling.arrived) + len(pulling.unwritten) <= 4
     disk.back.set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not download.task.done():
             for offset in range(0, 1000, 10):
                 download.source.on_block(HEX, offset, bytes(10))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 from agent.deploy.store import storage
 from agent.deploy.store.storage import Condition, Finding, StorageWatch, examine
 from tests.agent.deploy.rig import Agent, make_bundle
+from tests.patience import until
 
 OLD = make_bundle(version="1.0.0")
 NEW = make_bundle(version="2.0.0", counter=2, params=b"new")
@@ -175,9 +175,7 @@ def unwritable(folder: Path, fault: str) -> Iterator[None]:
 
 
 async def reported(agent: Agent, condition: Callable[[Any], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition(agent.control.reported()["error"]):
-            await asyncio.sleep(0.001)
+    await until(lambda: condition(agent.control.reported()["error"]))
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "folder", "fifo", "link"])

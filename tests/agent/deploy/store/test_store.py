@@ -21,6 +21,7 @@ from agent.deploy.store.store import PART_LIFETIME_S, Store
 from agent.durable import write_durably
 from agent.errors import EndlessDataError, StoreError
 from agent.wire.reported import Origin
+from tests.patience import PATIENCE_S
 
 A, B, C = (f"sha256:{letter * 64}" for letter in "abc")
 
@@ -275,14 +276,14 @@ def test_a_save_that_hangs_and_ends_late_does_not_undo_a_later_one(
     def writing(path: Path, data: bytes) -> None:
         if not hangs.is_set():
             hangs.set()
-            assert back.wait(30)
+            assert back.wait(PATIENCE_S)
         write_durably(path, data)
 
     monkeypatch.setattr(state_file, "write_durably", writing)
     file = StateFile(tmp_path / "desired.json", mirrored=mirrored)
     late = threading.Thread(target=file.save, args=({"version": 8},))
     late.start()
-    assert hangs.wait(30)
+    assert hangs.wait(PATIENCE_S)
     file.save({"version": 9})
     back.set()
     late.join()
@@ -295,5 +296,5 @@ def test_a_fifo_in_place_of_the_record_holds_up_nobody(tmp_path: Path) -> None:
     found: list[object] = []
     reading = threading.Thread(target=lambda: found.append(read_active(tmp_path)), daemon=True)
     reading.start()
-    reading.join(20)
+    reading.join(PATIENCE_S)
     assert found == [{}]

@@ -11,9 +11,10 @@ import pytest
 
 from agent.service.announcements import HOME_ASSISTANT_FILE
 from agent.service.metrics.home_assistant import Device, discovery_document
-from tests.agent.service.conftest import StartService, until
+from tests.agent.service.conftest import StartService
 from tests.agent.service.test_service import Watcher
 from tests.conftest import BrokerProcess
+from tests.patience import until
 
 TOPIC = "homeassistant/device/edge_kitchen/config"
 

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from pathlib import Path
 
@@ -21,9 +20,10 @@ from agent.config.settings import ListenAddress
 from agent.errors import ConfigError
 from agent.service.metrics.metric_table import METRICS
 from agent.service.metrics.prometheus import PrometheusPage
-from tests.agent.service.conftest import StartService, keep_active, until
+from tests.agent.service.conftest import StartService, keep_active
 from tests.bundles import Signer
 from tests.conftest import BrokerProcess
+from tests.patience import PATIENCE_S, until
 from tests.ports import free_port
 
 DASHBOARD = Path(__file__).parents[4] / "docs" / "grafana" / "edge-agent.json"
@@ -49,7 +49,7 @@ LOCAL = ListenAddress("127.0.0.1", 0)
 
 def fetch(port: int, accept: str = "text/plain") -> str:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
         return str(response.read().decode())
 
 
@@ -127,16 +127,16 @@ async def test_blocked_agent_is_reported_as_busy_without_old_numbers(monkeypatch
 
     asking = threading.Thread(target=ask)
     asking.start()
-    time.sleep(0.6)  # blocks the loop
-    asking.join()
+    asking.join()  # which blocks the loop
     assert status == [503]
+    monkeypatch.setattr("agent.service.metrics.prometheus.CLIENT_LIMIT_S", PATIENCE_S)
     await asyncio.to_thread(ask)
     assert status == [503, 200]
     await page.close()
 
 
 async def test_silent_client_does_not_hold_up_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.service.metrics.prometheus._Handler.timeout", 0.3)
+    monkeypatch.setattr("agent.service.metrics.prometheus._Handler.timeout", 2.0)
     page = PrometheusPage(LOCAL, list)
     with socket.create_connection(("127.0.0.1", page.port)):
         assert await asyncio.to_thread(fetch, page.port) == ""

@@ -14,6 +14,7 @@ import pytest
 from agent.service.models import worker_process
 from agent.service.models.worker_process import WorkerProcess
 from agent.worker.frames import Frame, Load
+from tests.patience import PATIENCE_S
 
 # The last argument is the number of the channel's descriptor.
 # Nothing happens before the load has arrived: a worker that is gone before it cannot be started at all.
@@ -80,7 +81,7 @@ async def test_end_is_reported_once_and_the_process_is_reaped(
     monkeypatch.setattr(worker_process, "_END_GRACE_S", grace_s)
     process, recorder = await start(script, member)
     pid = process.pid
-    await asyncio.wait_for(recorder.ended.wait(), 20)
+    await asyncio.wait_for(recorder.ended.wait(), PATIENCE_S)
     assert [end.partition(":")[0] for end in recorder.ends] == [how]
     assert process.pid is None
     assert process.rss_bytes() == 0
@@ -92,14 +93,14 @@ async def test_process_that_closes_its_channel_and_lives_is_killed(
 ) -> None:
     monkeypatch.setattr(worker_process, "_END_GRACE_S", 0.05)
     _, recorder = await start("channel.close(); time.sleep(60)", member)
-    await asyncio.wait_for(recorder.ended.wait(), 20)
+    await asyncio.wait_for(recorder.ended.wait(), PATIENCE_S)
     assert recorder.ends == ["killed by SIGKILL"]
 
 
 async def test_process_that_ignores_the_stop_is_killed(way_to_wait: str, member: int) -> None:
     process, recorder = await start("time.sleep(60)", member)
     assert process.rss_bytes() > 0
-    await asyncio.wait_for(process.stop(0.05), 20)
+    await asyncio.wait_for(process.stop(0.05), PATIENCE_S)
     assert recorder.ends == ["killed by SIGKILL"]
 
 
@@ -113,5 +114,5 @@ async def test_process_that_cannot_take_its_files_leaves_nothing_behind(member: 
     )
     with pytest.raises(OSError, match="descriptor"):
         await process.start(Load(("mod.so",)), b"{}", [10_000])
-    await asyncio.wait_for(recorder.ended.wait(), 20)
+    await asyncio.wait_for(recorder.ended.wait(), PATIENCE_S)
     assert process.pid is None

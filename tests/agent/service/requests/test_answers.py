@@ -26,7 +26,7 @@ def key(number: int) -> RequestKey:
 def put(
     store: AnswerStore, number: int, answer: FinalAnswer = TEXT, *, left_s: float = 10.0, cheap: bool = False
 ) -> AnswerRecord:
-    reply = ReplyTo("reply", b"\0\xff", 1, time.monotonic() + left_s, (("traceparent", "00-ab"),))
+    reply = ReplyTo("reply", b"\0\xff", 1, store._clock() + left_s, (("traceparent", "00-ab"),))
     record = AnswerRecord(key(number), reply, answer)
     store.put(record, cheap=cheap)
     return record

@@ -17,8 +17,8 @@ from builder.errors import FleetError
 from builder.tuning.candidates.candidate_builder import Building
 from builder.tuning.candidates.pipeline import AHEAD, Pipeline
 from builder.tuning.interruption import Interruption
+from tests.patience import PATIENCE_S
 
-LIMIT_S = 60.0  # for a step that must happen; reached only when the code is wrong
 MEASURED = Measurement((1e-6,), None, "board")
 
 
@@ -54,7 +54,7 @@ class Boards:
         self.started.put(len(kernels))
         for index, kernel in enumerate(kernels):
             assert isinstance(kernel, BuiltKernel)
-            assert self.permits.acquire(timeout=LIMIT_S)
+            assert self.permits.acquire(timeout=PATIENCE_S)
             self._events.append("measured")
             assert done is not None
             done(index, MEASURED)
@@ -91,7 +91,10 @@ def test_two_batches_are_offered_to_the_boards_at_the_same_time() -> None:
     pipeline = Pipeline(Builder([]), boards, Interruption())  # type: ignore[arg-type]
     pipeline.put(jobs(1))
     pipeline.put(jobs(1))
-    assert [boards.started.get(timeout=LIMIT_S) for _ in range(2)] == [1, 1]  # and neither has a permit yet
+    assert [boards.started.get(timeout=PATIENCE_S) for _ in range(2)] == [
+        1,
+        1,
+    ]  # and neither has a permit yet
     boards.permits.release(2)
     for _ in range(2):
         pipeline.take()
@@ -120,7 +123,7 @@ def test_a_measurement_on_this_machine_waits_for_work_that_would_disturb_it() ->
         pipeline.put(jobs(1))
         with pytest.raises(queue.Empty):
             boards.started.get(timeout=0.1)
-    assert boards.started.get(timeout=LIMIT_S) == 1
+    assert boards.started.get(timeout=PATIENCE_S) == 1
     pipeline.take()
 
 
@@ -143,7 +146,7 @@ def test_after_ctrl_c_the_candidate_being_measured_is_the_last() -> None:
             for index in range(len(kernels)):
                 if index == 2:
                     third.set()
-                    assert pipeline._stop.wait(LIMIT_S)
+                    assert pipeline._stop.wait(PATIENCE_S)
                 done(index, MEASURED)
             return []
 
@@ -151,11 +154,11 @@ def test_after_ctrl_c_the_candidate_being_measured_is_the_last() -> None:
     pipeline = Pipeline(Builder([]), EndsAfterStop(), interruption)  # type: ignore[arg-type]
     pipeline.put(jobs(20))
     pipeline.take()
-    assert third.wait(LIMIT_S)
+    assert third.wait(PATIENCE_S)
     interruption.on_signal(2, None)
     with pytest.raises(KeyboardInterrupt):
         pipeline.take()
-    assert [index for _, index, _ in pipeline.drain(LIMIT_S)] == [1, 2]
+    assert [index for _, index, _ in pipeline.drain(PATIENCE_S)] == [1, 2]
 
 
 def test_boards_that_are_gone_end_the_run() -> None:
