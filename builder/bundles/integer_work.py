@@ -63,4 +63,4 @@ class IntegerWork:
         rest = f"; in float32: {', '.join(names)}{more}" if names else ""
         large = f"{self.in_twos / max(self.multiply_adds, 1):.1%} with weights too large to add four products"
         twos = f"; {large} in 16 bits (`quantize --target` makes smaller ones)" if self.in_twos else ""
-        return f"{self.share:.1%} of {total} in integers{rest}{twos}"
+        return f"{self.share:.1%} of {total} computed in integers{rest}{twos}"

@@ -28,7 +28,7 @@ def render(report: QuantisationReport) -> str:
     found = report.agreement
     facts = [
         (kilobytes(report.bytes), f"instead of {kilobytes(report.float_bytes)}"),
-        (f"{report.int8_share:.1f} %", "of the multiply-adds in int8"),
+        (f"{report.int8_share:.1f} %", "of the multiply-adds quantised"),
     ]
     if found.sqnr_db is not None:
         facts.insert(0, (f"{found.sqnr_db:.1f} dB", "signal to quantisation noise"))

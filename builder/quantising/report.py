@@ -95,7 +95,7 @@ class QuantisationReport:
 
     @property
     def int8_share(self) -> float:
-        """Share of the multiply-adds in int8, in percent."""
+        """Share of the multiply-adds that are quantised to int8, in percent; a processor may compute less so."""
         return 100 * self.int8_macs / self.total_macs if self.total_macs else 0.0
 
     def document(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class QuantisationReport:
             *self._accuracy(),
             ("noise", self._noise()),
             (
-                "work in int8",
+                "quantised",
                 f"{self.int8_share:.1f} % of {self.total_macs / 1e6:,.1f} million multiply-adds, "
                 f"{sum(b.precision == 'int8' for b in self.blocks)} of {len(self.blocks)} blocks",
             ),

@@ -55,7 +55,7 @@ def test_digits_in_int8_are_as_accurate_as_in_float(terminal: Terminal, folder: 
     lines = done.out.splitlines()
     assert lines[0] == f"{out}: digits in int8, activations in uint8"
     titles = {line[:18].strip() for line in lines[1:]}
-    assert {"size", "accuracy", "agreement", "noise", "work in int8", "ranges", "bias correction"} <= titles
+    assert {"size", "accuracy", "agreement", "noise", "quantised", "ranges", "bias correction"} <= titles
     assert "64 calibration samples" in done.err
     _, _, images, classes = pictures.load()
     values = pictures.preprocess(images).transpose(0, 3, 1, 2)
@@ -98,7 +98,7 @@ def test_compile_quantises_first(terminal: Terminal, arrays: Path, tmp_path: Pat
         "compile", MODEL, "--precision", "int8", "--calibration", arrays, "--target", "rpi4", "-o", out,
     )  # fmt: skip
     assert done.code == 0, done
-    assert "work in int8    100.0 %" in done.out
+    assert "quantised       100.0 %" in done.out
     manifest = Package.load(out).manifest
     assert manifest.name == "digits"
     assert terminal("quantize", MODEL, "--calibration", arrays, "-o", model, "--target", "rpi4").code == 0

@@ -41,7 +41,7 @@ def test_table_says_what_it_cost() -> None:
         "accuracy": "90.50 %, float 91.00 % (at most 0.5 points may be lost)",
         "agreement": "99.00 % of 100 samples have float's best class",
         "noise": "31.4 dB signal to noise; noisiest blocks: a 30.0 dB",
-        "work in int8": "98.0 % of 10.0 million multiply-adds, 1 of 3 blocks",
+        "quantised": "98.0 % of 10.0 million multiply-adds, 1 of 3 blocks",
         "left in float": "b",
         "ranges": "MSE: 2, min-max: 1 tensors",
         "bias correction": "not used: it adds noise",
