@@ -312,6 +312,7 @@ def test_idle_agent_is_ready_soon_and_small(tmp_path: Path, device: Device) -> N
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(address)
         sock.settimeout(PATIENCE_S)
+        rss = threads = 0
 
         def ready_s() -> float:
             nonlocal rss, threads
@@ -328,7 +329,6 @@ def test_idle_agent_is_ready_soon_and_small(tmp_path: Path, device: Device) -> N
             assert device.end() == 0
             return took_s
 
-        rss = threads = 0
         assert least_s(ready_s, READY_LIMIT_S) <= READY_LIMIT_S
         assert 0 < rss <= IDLE_RSS_BYTES
         assert threads == 1
