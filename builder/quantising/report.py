@@ -95,7 +95,7 @@ class QuantisationReport:
 
     @property
     def int8_share(self) -> float:
-        """Share of the multiply-adds that are quantised to int8, in percent; a processor may compute less so."""
+        """Share of the multiply-adds that are quantised to int8, in percent."""
         return 100 * self.int8_macs / self.total_macs if self.total_macs else 0.0
 
     def document(self) -> dict[str, Any]:
