@@ -95,6 +95,8 @@ class Late(Requester):
 async def test_model_without_an_answer_in_time_has_a_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.perf_counter", asyncio.get_running_loop().time)
     tally, took_s = await Late(5.0).at_once("topic", b"", 4, 2.0)
-    assert (len(tally.answers), took_s) == (1, pytest.approx(5.0))
+    assert len(tally.answers) == 1
+    assert took_s == pytest.approx(5.0)
     tally, took_s = await Late(0.5).at_once("topic", b"", 4, 1.8)
-    assert (len(tally.answers), took_s) == (12, pytest.approx(1.5))
+    assert len(tally.answers) == 12
+    assert took_s == pytest.approx(1.5)
