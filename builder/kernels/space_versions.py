@@ -29,7 +29,7 @@ SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "integer_matmul": 1,
     "integer_winograd": 1,
     "integer_winograd_weights": 1,
-    "matmul": 11,
+    "matmul": 12,
     "pixels": 1,
     "planes": 1,
     "pool": 10,

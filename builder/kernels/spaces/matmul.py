@@ -134,22 +134,34 @@ def product(a: te.Tensor, b: te.Tensor, columns: int, width: int) -> te.Tensor:
     b
         The panels, `[ceil(N / panel), K, panel]`, float32 or float16.
     columns
-        N. If it is not a multiple of `width`, the product has columns that complete its last vector, and a
-        copy without them follows.
+        N.
     width
         Columns of a vector.
+
+    Returns
+    -------
+    te.Tensor
+        `[..., N]`. Its producer, which is marked, has vectors as an axis of their own. So the last one is
+        complete, and the sums of the last tile, which has fewer vectors, are as far apart as in other tiles.
     """
     _, depth, panel = (int(d) for d in b.shape)
     k = te.reduce_axis((0, depth), "k")
-    full = te.compute(
-        (*a.shape[:-1], -(-columns // width) * width),
-        lambda *i: te.sum(a[(*i[:-1], k)] * b[i[-1] // panel, k, i[-1] % panel].astype("float32"), axis=k),
+    vectors = panel // width
+
+    def element(*i: tirx.Var) -> tirx.Expr:
+        *row, vector, lane = i
+        weight = b[vector // vectors, k, vector % vectors * width + lane].astype("float32")
+        return te.sum(a[(*row, k)] * weight, axis=k)
+
+    product = te.compute(
+        (*a.shape[:-1], -(-columns // width), width),
+        element,
         name="matmul",
         attrs={SPACE_MARK: KIND, "edge.panel": panel},
     )
-    if columns % width == 0:
-        return full
-    return te.compute((*a.shape[:-1], columns), full, name="columns")
+    return te.compute(
+        (*a.shape[:-1], columns), lambda *i: product[(*i[:-1], i[-1] // width, i[-1] % width)], name="columns"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +261,10 @@ def _apply_in_blocks(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Matmu
     chunk, _ = sch.split(sch.get_loops(block)[-1], [tiles.blocks, None])
     part = sch.rfactor(chunk, 0)
     epilogue = Epilogue.after(sch, block)
-    *lead, j, chunk = sch.get_loops(block)
+    *lead, j, ji, chunk = sch.get_loops(block)
     extents = [int(sch.get(loop).extent) for loop in lead]
     i = lead.pop(_longest(extents))
-    jo, jt, ji = sch.split(j, [None, panel // width, width])
+    jo, jt = sch.split(j, [None, panel // width])
     whole = math.prod(extents) < _MANY_ROWS or shares.is_even(int(sch.get(jo).extent))
     groups = 1 if whole else _GROUPS
     group, io, ii = sch.split(i, [groups, None, tiles.rows])
@@ -260,8 +272,7 @@ def _apply_in_blocks(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Matmu
     outer = sch.fuse(jo, group)
     epilogue.place(outer, vector=width, unrolled=False)
     sch.compute_at(part, io, preserve_unit_loops=True)
-    *rows, n, k = sch.get_loops(part)[-(len(extents) + 2) :]
-    nt, ni = sch.split(n, [None, width])
+    *rows, nt, ni, k = sch.get_loops(part)[-(len(extents) + 3) :]
     ko, ki = sch.split(k, [None, tiles.k])
     sch.reorder(ko, ki, *rows, nt, ni)
     sch.set_scope(part, 0, "local")
@@ -289,12 +300,12 @@ def apply(
         _apply_in_blocks(sch, block, tiles, width)
         return
     epilogue = Epilogue.after(sch, block)
-    *lead, j, k = sch.get_loops(block)
+    *lead, j, ji, k = sch.get_loops(block)
     panel_bytes = 4 * panel * int(sch.get(k).extent)
     extents = [int(sch.get(loop).extent) for loop in lead]
     i = lead.pop(_longest(extents))
     io, ii = sch.split(i, [None, tiles.rows])
-    jo, jt, ji = sch.split(j, [None, panel // width, width])
+    jo, jt = sch.split(j, [None, panel // width])
     ko, ki = sch.split(k, [None, tiles.k])
     sch.reorder(jo, *lead, io, ko, ki, ii, jt, ji)
     epilogue.place(io, vector=width)
@@ -318,7 +329,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     """Order the loops of the function around `block`, a product with panels, by the decisions of `choose`."""
     panel = int(sch.get(block).annotations["edge.panel"])
     width = min(panel, target.simd.lanes)
-    *rows, _, depth = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
+    *rows, _, _, depth = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
     s = space(tiled.whole_rows(rows), depth, panel // width, target)
     tile, held = int(s.default.rows), s.default.held
     blocks = blocks_of_depth(math.prod(rows), depth, panel, tile, target)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from builder.codegen.lowering import lower_kernels
 from builder.kernels.rewriter import constant_of
 from builder.kernels.spaces import matmul, transpose
 from builder.target.device_target import DeviceTarget, resolve
-from tests.builder.kernels.machines import Randn, close, element_machine, machine, run
+from tests.builder.kernels.machines import Randn, close, element_machine, lower_expression, machine, run
 
 
 @pytest.mark.slow
@@ -179,6 +180,20 @@ def test_a_great_depth_is_divided_into_blocks(
     (func,) = result.lowered.kernels.functions.values()
     stores = [line for line in func.script().splitlines() if "_rf" in line]
     assert stores, "no sums of a block"
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize("columns", [7.3, 22.3])
+def test_sums_stay_in_registers_beside_an_incomplete_panel(columns: float, lanes: int, randn: Randn) -> None:
+    """`columns` are counted in vectors: the last panel has fewer of them, and the last vector a part."""
+    target = machine(lanes)
+    target = replace(target, core=replace(target.core, prefetches=True))
+    w, b = randn(30, round(columns * lanes)), randn(round(columns * lanes))
+    build = lambda v: relax.op.add(relax.op.matmul(v, relax.const(w)), relax.const(b))  # noqa: E731
+    lowered = lower_expression(build, {"x": randn(70, 30)}, target)
+    text = str(lower_kernels(lowered.kernels, target.tvm_target))
+    assert "prefetch" in text
+    assert "TVMBackendAllocWorkspace(" not in text, "the sums are in memory of the launcher"
 
 
 def test_blocks_follow_the_caches() -> None:
