@@ -18,7 +18,7 @@ SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "bfloat_tile_matmul": 2,
     "blocked_matmul": 1,
     "columns": 10,
-    "conv2d": 11,
+    "conv2d": 12,
     "depthwise": 11,
     "group_norm": 1,
     "half_conv2d": 1,

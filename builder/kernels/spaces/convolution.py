@@ -8,7 +8,7 @@ runs; each step broadcasts one input value for each column and multiplies it by 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -39,6 +39,9 @@ from builder.target.device_target import DeviceTarget
 KIND: Final = "conv2d"
 _UNROLLED: Final = 4  # steps of the reduction
 _IDLE_SHARE: Final = 0.02  # of the taps of a window read padding: worth a condition for each tap
+# Tiles of a flat image that are computed in a round, if there are enough rounds: with few input channels, the
+# division that finds a round's tile takes some per cent of the time of a tile.
+_TOGETHER: Final = 32
 
 
 def filled(weight: np.ndarray, inputs: int, outputs: int) -> np.ndarray:
@@ -116,16 +119,13 @@ def emit(
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
     if op.groups == 1:  # do not multiply the zeros that fill the last block
         in_block = reduction_block(in_block, op.in_channels)
-    columns = Columns(op.kernel[1], op.strides[1], op.dilation[1])
-    tiles = space(blocks, op.out_width, in_block, target, columns, groups=op.groups).default
+    once, tiles = _tiles_of(op, blocks, in_block, target)
     packed: relax.Expr
     if isinstance(weight, np.ndarray):
         packed = emit_weights(bb, pack_weights(weight, in_block, out_block, tiles.oc))
     else:
         sizes = (in_block, out_block, tiles.oc)
         packed = bb.emit(bb.call_te(packed_weights, weight, *sizes, primfunc_name_hint="pack_weights"))
-
-    once = tiles.held and worth_reading_once(op, -(-blocks // (op.groups * tiles.oc)))
 
     def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
         if once:
@@ -135,6 +135,52 @@ def emit(
 
     call = bb.call_te(compute, x, packed, primfunc_name_hint="conv2d", primfunc_attrs=FUSES_ELEMENTWISE)
     return bb.emit(call)
+
+
+def _tiles_of(op: Conv2d, blocks: int, in_block: int, target: DeviceTarget) -> tuple[bool, ConvolutionTiles]:
+    """Return whether the pixels that a convolution reads are copied first, and the heuristic's tiles."""
+    pixels = Rows(op.out_height * op.out_width)
+    point = op.kernel == (1, 1) and not any(op.padding)
+    step = _flat_step(op.out_height, op.out_width, in_block, target, points=point)
+    if step and not _leaves_out_taps(op):
+        tiles = flat_space(blocks, pixels, in_block, target, op.groups, step).default
+        once = worth_reading_once(op, -(-blocks // (op.groups * int(tiles.oc))))
+        if not point or once or op.strides == (1, 1):
+            return once, tiles
+    columns = Columns(op.kernel[1], op.strides[1], op.dilation[1])
+    tiles = space(blocks, op.out_width, in_block, target, columns, groups=op.groups).default
+    return tiles.held and worth_reading_once(op, -(-blocks // (op.groups * int(tiles.oc)))), tiles
+
+
+def _flat_step(height: int, width: int, in_block: int, target: DeviceTarget, *, points: bool) -> int:
+    """Return 0, or the pixels of which a tile has a multiple if the rows of an image are seen as one row.
+
+    Parameters
+    ----------
+    height, width
+        Of the output.
+    in_block
+        Input channels in a block of the reduction.
+    target
+        The device. With 16 registers, or with values in registers as on ARM, a tile has 6 or 7 columns: rows
+        stay rows.
+    points
+        Whether each pixel of the output reads only the pixel of the input that is in its place. Tiles of
+        other windows have whole rows, if at least two of them.
+    """
+    if height == 1 or width == 1 or multiplies_by_element(target) or target.simd.registers < 32:
+        return 0
+    if points:
+        return 1
+    return width if 2 * width <= target.simd.registers // 2 - 2 and not _is_picture(in_block) else 0
+
+
+def _leaves_out_taps(op: Conv2d) -> bool:
+    """Whether enough taps of windows read only padding.
+
+    A tile of columns is often narrower than the gaps of a window, but hardly than the padding without gaps.
+    """
+    return max(op.idle_share(0), op.idle_share(1) if op.dilation[1] > 1 else 0.0) > _IDLE_SHARE
 
 
 def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int) -> te.Tensor:
@@ -158,8 +204,7 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int) -> te.Tens
         return te.sum(value * w[o // together, ic, kh, kw, ii, o % together, v], axis=[ic, kh, kw, ii])
 
     marks: dict[str, Any] = {SPACE_MARK: KIND, "edge.stride": sw, "edge.dilation": dw}
-    # A tile of columns is often narrower than the gaps of a window, but hardly than the padding without gaps.
-    if max(op.idle_share(0), op.idle_share(1) if dw > 1 else 0.0) > _IDLE_SHARE:
+    if _leaves_out_taps(op):
         marks[MARK] = [*op.padding[:2], op.in_height, op.in_width, sh, sw, dh, dw]
     if op.groups > 1:
         marks["edge.groups"] = op.groups
@@ -183,13 +228,17 @@ class ConvolutionTiles:
         Output columns held in registers.
     oh
         Output rows that are computed for all channels before the next rows, so that their input stays in the
-        L2 cache.
+        L2 cache. If the rows of an image are one row, tiles of columns.
     ii
         Input channels unrolled in the innermost reduction.
     held
         Whether these input values are held in vector registers; see `register_tile.hold_operand`.
     row_held
         Whether, for an input of single channels, the input row that a row of the window reads is held.
+    flat
+        Whether the rows of an image are seen as one row.
+    together
+        If so, the tiles that a round of the parallel loop computes.
     """
 
     oc: Decision
@@ -198,6 +247,8 @@ class ConvolutionTiles:
     ii: Decision
     held: bool = False
     row_held: bool = False
+    flat: bool = False
+    together: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +270,9 @@ def space(
     columns: Columns | None = None,
     rows: Rows | None = None,
     groups: int = 1,
+    *,
+    on_stack: bool = True,
+    step: int = 1,
 ) -> ConvolutionSpace:
     """Return the design space of a packed convolution.
 
@@ -238,19 +292,55 @@ def space(
         How output columns and rows read the input; None for a 1x1 window, and for a single row.
     groups
         Groups of channels; a tile does not cross them.
+    on_stack
+        As in `register_tile.best_tile`.
+    step
+        The columns of a tile are a multiple of it.
     """
     rows = rows or Rows()
     ohs, oh = tilings(rows.count, rows.count), rows.at_once(target.core.l2_bytes)
     ocs = tilings(out_blocks, 8) if groups == 1 else divisors(out_blocks // groups, 8)
-    ows = tilings(out_width, 32)
+    ows = (
+        tilings(out_width, 32)
+        if step == 1
+        else tuple(step * n for n in tilings(out_width // step, 32 // step))
+    )
     choices = TileChoices((out_blocks // groups, out_width), ocs, ows)
     held = multiplies_by_element(target) and in_block % 4 == 0
     if multiplies_by_element(target) and in_block == 1 and columns is not None and columns.window > 1:
         oc, ow = best_row_tile(choices, target, window=columns.window, reach=columns.reach)
         return ConvolutionSpace(ocs, ows, ohs, (1,), ConvolutionTiles(oc, ow, oh, 1, row_held=True))
-    oc, ow = best_tile(choices, target, held=held, crowded=_is_picture(in_block))
+    oc, ow = best_tile(choices, target, held=held, crowded=_is_picture(in_block), on_stack=on_stack)
     ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
     return ConvolutionSpace(ocs, ows, ohs, ii, ConvolutionTiles(oc, ow, oh, min(4, in_block), held))
+
+
+def flat_space(
+    out_blocks: int, pixels: Rows, in_block: int, target: DeviceTarget, groups: int = 1, step: int = 1
+) -> ConvolutionSpace:
+    """Return the design space of a convolution that sees all rows of an image as one row.
+
+    A tile may then have pixels of several rows: 7 x 7 pixels are four tiles of up to 13, not seven of 7.
+
+    Parameters
+    ----------
+    out_blocks, in_block, target, groups
+        As in `space`.
+    pixels
+        The pixels of an image, and the bytes of each one's input.
+    step
+        As `_flat_step` returns it.
+    """
+    s = space(out_blocks, pixels.count, in_block, target, groups=groups, step=step)
+    d = s.default
+    tiles = Rows(-(-pixels.count // d.ow), pixels.bytes_each * d.ow)
+    oh = tiles.at_once(target.core.l2_bytes)
+    panels, bands = -(-out_blocks // d.oc), -(-tiles.count // oh)
+    together = max(
+        (n for n in divisors(oh, _TOGETHER) if shares.is_even(bands * panels * (oh // n))), default=1
+    )
+    flat = replace(d, oh=oh, flat=True, together=together)
+    return replace(s, oh=tilings(tiles.count, tiles.count), default=flat)
 
 
 def _is_picture(in_block: int) -> bool:
@@ -264,17 +354,24 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles
     data = sch.get(block).reads[0].source
     plane_bytes = np.dtype(str(data.dtype)).itemsize * math.prod(int(d) for d in data.shape[2:])
     epilogue = Epilogue.after(sch, block)
-    n, o, y, z, v, ic, kh, kw, ii = sch.get_loops(block)
+    if tiles.flat:
+        _flatten(sch, block, epilogue.block)
+        n, o, z, v, ic, kh, kw, ii = sch.get_loops(block)
+        yo, yi, zo, zi = sch.split(z, [None, -(-tiles.oh // tiles.together), tiles.together, tiles.ow])
+    else:
+        n, o, y, z, v, ic, kh, kw, ii = sch.get_loops(block)
+        yo, yi = sch.split(y, [None, tiles.oh])
+        zo, zi = sch.split(z, [None, tiles.ow])
     oo, oi = sch.split(o, [None, tiles.oc])
-    yo, yi = sch.split(y, [None, tiles.oh])
-    zo, zi = sch.split(z, [None, tiles.ow])
     in_block = int(sch.get(ii).extent)
     io, iu = sch.split(ii, [None, tiles.ii])
     ordered = tiles.held or tiles.row_held or _is_picture(in_block)
     tile_loops = (oi, zi) if ordered else shorter_inside(sch, oi, zi)
     sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, *tile_loops, v)
     if not tiles.held and not tiles.row_held:
-        prefetch.mark(sch, kw, rows=tiles.oh)
+        times = int(sch.get(n).extent) * int(sch.get(yo).extent)
+        long = [loop for loop in (kw, ic, io) if int(sch.get(loop).extent) > 1]
+        prefetch.mark(sch, long[0] if tiles.flat and long else kw, rows=int(sch.get(yi).extent), times=times)
         if not epilogue.apart:
             sch.set_scope(block, 0, "local")
     outer = sch.fuse(n, yo, oo, yi)
@@ -295,19 +392,62 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles
         schedule_pad(sch, producer)
 
 
+def _flatten(sch: st.Schedule, block: st.schedule.SBlockRV, last: st.schedule.SBlockRV) -> None:
+    """Make one axis of the rows and columns of a convolution and of its epilogue, the block `last`.
+
+    Axes of the window and others without extent are no longer those of a reduction.
+    """
+    width = int(sch.get(sch.get_loops(block)[3]).extent)
+
+    def flat(
+        n: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var, *rest: tirx.Var
+    ) -> tuple[tirx.Expr, ...]:
+        return (n, o, y * width + z, v, *rest)
+
+    image, products = (tirx.IndexMap.from_func(flat, ndim=axes) for axes in (5, 9))
+    sch.transform_layout(block, ("write", 0), image)
+    sch.transform_block_layout(block, products)
+    sch.transform_block_layout(last, image)
+
+
+def _step(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> int:
+    """Return what `_flat_step` does; 0 if what is fused to the convolution changes the picture."""
+    _, _, height, width, _, _, kh, kw, in_block = (int(sch.get(q).extent) for q in sch.get_loops(block))
+    last = block
+    while consumers := sch.get_consumers(last):
+        last = consumers[0]
+    shape, changed, data = (
+        [int(d) for d in buffer.shape]
+        for buffer in (
+            sch.get(block).writes[0].source,
+            sch.get(last).writes[0].source,
+            sch.get(block).reads[0].source,
+        )
+    )
+    if shape != changed or MARK in sch.get(block).annotations:
+        return 0  # taps are left out row by row
+    points = kh == kw == 1 and data[2:4] == [height, width]
+    return _flat_step(height, width, in_block, target, points=points)
+
+
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
     marks = sch.get(block).annotations
-    columns = Columns(extents[7], int(marks["edge.stride"]), int(marks["edge.dilation"]))
-    image = (int(marks[MARK][2]), int(marks[MARK][3])) if MARK in marks else None
-    rows = Rows.of(extents[2], sch.get(block).reads[0].source, image)
-    s = space(extents[1], extents[3], extents[8], target, columns, rows, int(marks.get("edge.groups", 1)))
+    data = sch.get(block).reads[0].source
+    groups = int(marks.get("edge.groups", 1))
+    if step := _step(sch, block, target):
+        pixels = Rows.of(extents[2] * extents[3], data)
+        s = flat_space(extents[1], pixels, extents[8], target, groups, step)
+    else:
+        columns = Columns(extents[7], int(marks["edge.stride"]), int(marks["edge.dilation"]))
+        image = (int(marks[MARK][2]), int(marks[MARK][3])) if MARK in marks else None
+        rows = Rows.of(extents[2], data, image)
+        s = space(extents[1], extents[3], extents[8], target, columns, rows, groups)
     d = s.default
     tile = shares.blocks_of_a_round(extents[1], s.oc, d.oc) if _is_gate(sch, block) else d.oc
     oc, ow, ii = choose("oc", s.oc, tile), choose("ow", s.ow, d.ow), choose("ii", s.ii, d.ii)
-    tiles = ConvolutionTiles(oc, ow, choose("oh", s.oh, d.oh), ii, d.held, d.row_held)
-    apply(sch, block, tiles)
+    apply(sch, block, replace(d, oc=oc, ow=ow, oh=choose("oh", s.oh, d.oh), ii=ii))
 
 
 def _is_gate(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:

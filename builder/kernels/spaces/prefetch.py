@@ -29,14 +29,21 @@ from builder.target.device_target import DeviceTarget
 _MARK: Final = "edge.panel_rounds"
 _ALWAYS: Final = "edge.always_prefetched"
 _PANELS: Final = "edge.panels_of_a_round"
-_MARKS: Final = (_MARK, _ALWAYS, _PANELS)
+_TIMES: Final = "edge.times_all_panels"
+_MARKS: Final = (_MARK, _ALWAYS, _PANELS, _TIMES)
 LINE_BYTES: Final = 64
 # Arguments of llvm.prefetch. The next panel goes to the L2 cache: the L1 cache holds the current panel.
 _READ, _L2, _DATA = 0, 2, 1
 
 
 def mark(
-    sch: st.Schedule, loop: st.schedule.LoopRV, rows: int, *, always: bool = False, panels: int = 1
+    sch: st.Schedule,
+    loop: st.schedule.LoopRV,
+    rows: int,
+    *,
+    always: bool = False,
+    panels: int = 1,
+    times: int = 1,
 ) -> None:
     """Mark `loop` as the one that reads a panel of weights.
 
@@ -52,8 +59,12 @@ def mark(
         Whether to prefetch however many tiles a panel serves, because its rounds are long.
     panels
         Panels that a round of the parallel loop reads one after another, in the outermost loops inside it.
+    times
+        How often the parallel loop reads all panels, such as once for each image.
     """
     sch.annotate(loop, _MARK, rows)
+    if times > 1:
+        sch.annotate(loop, _TIMES, times)
     if panels > 1:
         sch.annotate(loop, _PANELS, panels)
     if always:
@@ -110,9 +121,11 @@ def _prefetches(outer: tirx.For, between: tuple[tirx.For, ...], inner: tirx.For)
     if weights is None:
         return ()
     loops = (*between, inner)
-    rows, panels = (int(inner.annotations.get(key, 1)) for key in (_MARK, _PANELS))
-    panel = math.prod(int(d) for d in weights.shape) * rows // (int(outer.extent) * panels)
+    rows, panels, times = (int(inner.annotations.get(key, 1)) for key in (_MARK, _PANELS, _TIMES))
+    panel = math.prod(int(d) for d in weights.shape) * rows * times // (int(outer.extent) * panels)
     which = outer.loop_var // rows
+    if times > 1:
+        which = which % (outer.extent // (rows * times))
     while panels > 1:
         which = which * loops[0].extent + loops[0].loop_var
         panels //= int(loops[0].extent)

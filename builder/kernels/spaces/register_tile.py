@@ -177,7 +177,7 @@ def shorter_inside(sch: st.Schedule, *loops: st.schedule.LoopRV) -> tuple[st.sch
 
 
 def best_tile(
-    choices: TileChoices, target: DeviceTarget, *, held: bool, crowded: bool = False
+    choices: TileChoices, target: DeviceTarget, *, held: bool, crowded: bool = False, on_stack: bool = False
 ) -> tuple[int, int]:
     """Choose the tile with the fewest loads per multiply-add, of those that fit the registers.
 
@@ -194,6 +194,9 @@ def best_tile(
         Whether the values are held in registers (`hold_operand`).
     crowded
         Whether LLVM keeps values in registers for several steps, because their windows overlap.
+    on_stack
+        Whether the sums are on the stack (`builder.codegen.register_tiles`). LLVM then spills none of them
+        while all registers are enough for the sums, the shorter operand and one value of the other.
 
     Returns
     -------
@@ -201,6 +204,7 @@ def best_tile(
         The tile's extents.
     """
     registers = target.simd.registers
+    full = on_stack and not crowded and registers >= 32
 
     def held_cost(v: int, c: int) -> float | None:
         return 2 * v + c / 2 + 4 if v * c + c + min(v, 2) + 2 <= registers else None
@@ -208,8 +212,12 @@ def best_tile(
     # Measured: LLVM spills beyond half of 32 registers, and beyond three quarters of 16.
     most = registers // 2 if registers >= 32 or crowded else registers * 3 // 4
 
+    # A vector of weights costs more: it comes from the L2 cache, values come from the L1 cache. With that
+    # many sums the multipliers wait only for the L2 cache, whose time is that of the bytes.
+    vector = 3 * target.simd.lanes / 8 if full else 3
+
     def cost(v: int, c: int) -> float | None:
-        # A vector of weights costs more: it comes from the L2 cache, values come from the L1 cache.
-        return 3 * v + c + 1 if v * c <= most else None
+        fits = v * c + min(v, c) < registers if full else v * c <= most
+        return vector * v + c + 1 if fits else None
 
     return choices.least(held_cost if held else cost)

@@ -130,7 +130,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     first = _first(sch)
     pair = Pair.of(sch.get(first), out_blocks * lanes)
     columns = int(sch.get(sch.get_loops(first)[-1]).extent)
-    s = convolution.space(out_blocks, width, in_block, target)
+    s = convolution.space(out_blocks, width, in_block, target, on_stack=False)
     d = s.default
     dw = depthwise.space(height, width, columns, 1, target, stride=max(1, pair.in_width // width))
     tiles = convolution.ConvolutionTiles(
