@@ -17,16 +17,22 @@ from tests.builder.kernels.machines import Randn, close, conv2d, lower_expressio
 CASCADELAKE = device("cascadelake")
 
 
-def prefetches(randn: Randn, size: int, target: DeviceTarget) -> int:
-    """Count the prefetches in the kernels of a 1x1 convolution on a plane of `size`."""
+def prefetches(randn: Randn, size: int, target: DeviceTarget, images: int = 1) -> int:
+    """Count the prefetches in the kernels of a 1x1 convolution on planes of `size`."""
     w = relax.const(randn(128, 64, 1, 1))
-    lowered = lower_expression(lambda v: relax.op.nn.conv2d(v, w), {"x": randn(1, 64, size, size)}, target)
+    lowered = lower_expression(
+        lambda v: relax.op.nn.conv2d(v, w), {"x": randn(images, 64, size, size)}, target
+    )
     return sum(f.script().count("prefetch(") for f in lowered.kernels.functions.values())
 
 
 def test_a_small_plane_prefetches_the_next_panel(randn: Randn) -> None:
     # Two blocks of 16 x 64 weights are 128 lines, for 4 tiles x 4 blocks of input channels.
     assert prefetches(randn, 7, machine(16)) == 128 // 16
+
+
+def test_each_image_of_a_batch_prefetches_whole_panels(randn: Randn) -> None:
+    assert prefetches(randn, 7, machine(16), images=2) == prefetches(randn, 7, machine(16))
 
 
 def test_a_large_plane_prefetches_nothing(randn: Randn) -> None:
