@@ -310,7 +310,9 @@ def space(
     if multiplies_by_element(target) and in_block == 1 and columns is not None and columns.window > 1:
         oc, ow = best_row_tile(choices, target, window=columns.window, reach=columns.reach)
         return ConvolutionSpace(ocs, ows, ohs, (1,), ConvolutionTiles(oc, ow, oh, 1, row_held=True))
-    oc, ow = best_tile(choices, target, held=held, crowded=_is_picture(in_block), on_stack=on_stack)
+    # Taps of a window with gaps are left out tile by tile, so its tiles have few columns.
+    full = on_stack and (columns is None or columns.dilation == 1)
+    oc, ow = best_tile(choices, target, held=held, crowded=_is_picture(in_block), on_stack=full)
     ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
     return ConvolutionSpace(ocs, ows, ohs, ii, ConvolutionTiles(oc, ow, oh, min(4, in_block), held))
 
