@@ -42,6 +42,6 @@ SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "tiled_matmul": 11,
     "transpose": 10,
     "unpack": 1,
-    "winograd": 12,
-    "winograd_weights": 10,
+    "winograd": 13,
+    "winograd_weights": 12,
 }

@@ -21,7 +21,7 @@ def test_winograd_counts_the_operations_of_the_convolution_that_it_replaces(dtyp
     together = 2
     shape: tuple[int, ...] = (OUT_BLOCKS // together, IN_BLOCKS, 3, 3, BLOCK // group, together, BLOCK)
     if dtype == "float32":
-        weights = winograd.transform_weights(te.placeholder(shape, dtype), 4)
+        weights = winograd.transform_weights(te.placeholder(shape, dtype), (4, 4))
     else:
         weights = integer_winograd.transform_weights(te.placeholder((*shape, group), dtype), 2)
     arguments = [INPUT, tuple(int(extent) for extent in weights.shape), OUTPUT]

@@ -83,7 +83,7 @@ class Convolutions:
                 op, x = replace(op, in_channels=op.groups * weight.shape[1]), have
             else:
                 x = table.as_packed(call.args[0], self._in_block(table, call.args[0], op, lanes))
-            m = None if halves else winograd.output_tile(op, x.block, self._target)
+            tile = None if halves else winograd.output_tile(op, x.block, self._target)
             apart = None if halves else gaps.output_tile(op, x.block, self._target)
             if halves and half_winograd.applies(op, x.block, self._target):
                 new = half_winograd.emit(table.bb, op, x.expr, weight, out_block, self._target)
@@ -91,13 +91,13 @@ class Convolutions:
                 new = half_convolution.emit(table.bb, op, x.expr, weight, out_block, self._target)
             elif apart is not None:
                 new = gaps.emit(
-                    table.bb, op, x.expr, weight, out_block=out_block, m=apart, target=self._target
+                    table.bb, op, x.expr, weight, out_block=out_block, tile=apart, target=self._target
                 )
-            elif m is None:
+            elif tile is None:
                 new = convolution.emit(table.bb, op, x.expr, weight, out_block, self._target)
             else:
                 new = winograd.emit(
-                    table.bb, op, x.expr, weight, out_block=out_block, m=m, target=self._target
+                    table.bb, op, x.expr, weight, out_block=out_block, tile=tile, target=self._target
                 )
         table.define_packed(var, Packed(new, channels, group))
         return True

@@ -16,6 +16,7 @@ from tvm import relax, te, tirx
 
 from builder.kernels.spaces import winograd
 from builder.kernels.spaces.geometry import Conv2d
+from builder.kernels.spaces.winograd_stages import Stages, Tile
 from builder.target.device_target import DeviceTarget
 
 # In multiply-adds of a vector: those of Winograd's products, and what is spent on each number that is
@@ -37,8 +38,8 @@ def without_gaps(op: Conv2d) -> Conv2d:
     )
 
 
-def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
-    """Choose the extent of Winograd's output tile; None if the direct convolution is as fast.
+def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> Tile | None:
+    """Choose Winograd's output tile; None if the direct convolution is as fast.
 
     Parameters
     ----------
@@ -52,24 +53,25 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
     if op.dilation == (1, 1) or op.strides != (1, 1):
         return None
     small = without_gaps(op)
-    m = winograd.output_tile(small, in_block, target)
-    if m is None:
+    tile = winograd.output_tile(small, in_block, target)
+    if tile is None:
         return None
+    weights = (tile[0] + 2) * (tile[1] + 2)
     lanes, i, o = target.simd.lanes, op.in_channels, op.out_channels
     bytes_per_product = target.core.memory_bytes_per_ns / target.core.products_per_ns
     # A tile of columns is left out only if all of it reads padding.
     read = (1 - op.idle_share(0)) * (1 - op.idle_share(1) / 2)
     pixels = op.batch * op.out_height * op.out_width
-    numbers = (m + 2) ** 2 * small.batch * -(-small.out_height // m) * -(-small.out_width // m)
+    numbers = weights * Stages(small, tile, 1).tiles
     between = 4 * numbers * (i + o)
     l2_bytes = target.core.l2_bytes * target.core.l2_cores
     if target.core.l2_cores > 1 and 4 * pixels * (i + o) > l2_bytes // 2:
         return None  # cores that share a cache wait for its memory while images are copied
-    spilled = winograd.rows_of_band(small, m, target) is None and between > l2_bytes // 2
+    spilled = winograd.rows_of_band(small, tile, target) is None and between > l2_bytes // 2
     direct = 9 * pixels * read * i * o / lanes + 9 * i * o * 4 / bytes_per_product
     cost = numbers * (i * o * _PRODUCT + (i + o) * _TRANSFORM) / lanes + pixels * (i + o) * _COPY / lanes
-    cost += ((m + 2) ** 2 * i * o * 4 + (2 * between if spilled else 0)) / bytes_per_product
-    return m if cost < _WORTH * direct else None
+    cost += (weights * i * o * 4 + (2 * between if spilled else 0)) / bytes_per_product
+    return tile if cost < _WORTH * direct else None
 
 
 def emit(
@@ -79,7 +81,7 @@ def emit(
     weight: np.ndarray,
     *,
     out_block: int,
-    m: int,
+    tile: Tile,
     target: DeviceTarget,
 ) -> relax.Expr:
     """Emit the convolution of packed `x` as Winograd's of small images; see `winograd.emit`.
@@ -90,7 +92,7 @@ def emit(
         `[N, OC/bo, OH, OW, bo]`.
     """
     small = bb.emit(bb.call_te(lambda data: divided(data, op), x, primfunc_name_hint="divided"))
-    y = winograd.emit(bb, without_gaps(op), small, weight, out_block=out_block, m=m, target=target)
+    y = winograd.emit(bb, without_gaps(op), small, weight, out_block=out_block, tile=tile, target=target)
     return bb.emit(bb.call_te(lambda data: interleaved(data, op), y, primfunc_name_hint="interleaved"))
 
 

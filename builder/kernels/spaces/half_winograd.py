@@ -129,11 +129,11 @@ def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int) -> te.
 
     Between the first two stages, the `beside` tiles that the product keeps in registers are adjacent.
     """
-    t, stages = transforms(m), Stages(op, m, beside)
+    t, stages = transforms(m), Stages(op, (m, m), beside)
     in_blocks, bi = int(x.shape[1]), int(x.shape[4])
     _, _, _, _, together, bo = (int(d) for d in u.shape)
     out_blocks = -(-op.out_channels // bo)
-    data = stages.data(x, t.input, "float16", tirx.const(0, "float16"))
+    data = stages.data(x, (t.input, t.input), "float16", tirx.const(0, "float16"))
     (inner,) = chunk_of((in_blocks,), bi)
     ic, ii = te.reduce_axis((0, inner), "ic"), te.reduce_axis((0, bi), "ii")
 
@@ -150,7 +150,7 @@ def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int) -> te.
         lambda xi, o, tile, v: te.sum(parts[xi, o, tile, outer, v].astype("float32"), axis=outer),
         name="product",
     )
-    return stages.result(product, t.output, KIND)
+    return stages.result(product, (t.output, t.output), KIND)
 
 
 def space(tiles: int, out_blocks: int, target: DeviceTarget) -> tuple[int, int]:
@@ -161,7 +161,7 @@ def space(tiles: int, out_blocks: int, target: DeviceTarget) -> tuple[int, int]:
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the three stages and of the epilogue; `block` is the last stage."""
-    m = int(sch.get(block).annotations["edge.tile"])
+    m, _ = (int(extent) for extent in sch.get(block).annotations["edge.tile"])
     half_out = sch.get_producers(block)[0]
     product = sch.get_producers(half_out)[0]
     products = sch.get_producers(product)[0]
@@ -189,7 +189,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     sch.parallel(sch.fuse(xi, oo))
     sch.decompose_reduction(products, ic)
     sch.decompose_reduction(product, co)
-    order_output(sch, half_out, epilogue, m)
+    order_output(sch, half_out, epilogue, (m, m))
 
 
 def _growth() -> np.ndarray:

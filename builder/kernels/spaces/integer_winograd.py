@@ -204,12 +204,12 @@ def convolve(x: te.Tensor, zero: te.Tensor, u: te.Tensor, op: Conv2d, m: int, be
 
     Between the first two stages, the `beside` tiles that the product keeps in registers are adjacent.
     """
-    t, stages = Transforms.of(m).whole(), Stages(op, m, beside)
+    t, stages = Transforms.of(m).whole(), Stages(op, (m, m), beside)
     in_blocks, bi = int(x.shape[1]), int(x.shape[4])
     _, _, _, steps, together, lanes = (int(d) for d in u.shape)
     group = bi // steps
     bo = lanes // group
-    data = stages.data(x, t.input, "int16", zero().astype("int16"))
+    data = stages.data(x, (t.input, t.input), "int16", zero().astype("int16"))
     ic = te.reduce_axis((0, in_blocks), "ic")
     iq = te.reduce_axis((0, steps), "iq")
     ig = te.reduce_axis((0, group), "ig")
@@ -221,7 +221,7 @@ def convolve(x: te.Tensor, zero: te.Tensor, u: te.Tensor, op: Conv2d, m: int, be
 
     shape = ((m + 2) ** 2, -(-op.out_channels // bo), stages.tiles, bo)
     product = te.compute(shape, products, name="product")
-    return stages.result(product, t.output, KIND, lambda multiple: _divided(multiple, t))
+    return stages.result(product, (t.output, t.output), KIND, lambda multiple: _divided(multiple, t))
 
 
 def _divided(multiple: tirx.Expr, t: WholeTransforms) -> tirx.Expr:
@@ -319,12 +319,12 @@ def apply(
     start_sums(sch, product, ic)
     mark_dot(sch, v)
 
-    order_output(sch, half_out, epilogue, m)
+    order_output(sch, half_out, epilogue, (m, m))
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
-    m = int(sch.get(block).annotations["edge.tile"])
+    m, _ = (int(extent) for extent in sch.get(block).annotations["edge.tile"])
     product = sch.get_sblock("product")
     _, out_blocks, tiles, out_block, _, steps, group = (
         int(sch.get(q).extent) for q in sch.get_loops(product)

@@ -1,9 +1,10 @@
-"""Winograd's convolution F(m x m, r x r) on packed channels, for 3x3 windows at stride 1.
+"""Winograd's convolution F(m x n, r x s) on packed channels, for 3x3 windows at stride 1.
 
-A tile of `m x m` outputs takes `(m + r - 1)**2` products instead of `(r * m)**2`: 36 instead of 144 for m = 4
-and r = 3. ARM also uses it for larger windows, and for 3x3 windows at stride 2 (`Transforms.at_stride_2`),
-which take `(2 m + 1)**2`: 25 instead of 36 for m = 2. A first layer of few channels at stride 2 is computed
-at stride 1 on the phases of the picture (`phases`).
+A tile of `m x n` outputs takes `(m + r - 1) * (n + s - 1)` products instead of `r * m * s * n`: 36 instead of
+144 for tiles of 4x4 and windows of 3x3. x86 also uses tiles with other rows than columns. ARM also uses
+larger windows, and 3x3 windows at stride 2 (`Transforms.at_stride_2`), which take `(2 m + 1) * (2 n + 1)`: 25
+instead of 36 for tiles of 2x2. A first layer of few channels at stride 2 is computed at stride 1 on the
+phases of the picture (`phases`).
 
 There are three stages: input tiles are transformed (`B^T d B`), multiplied with transformed weights (one
 matrix product for each of these positions), and transformed back (`A^T m A`), with the epilogue.
@@ -11,8 +12,8 @@ Each stage does the whole picture; or all three do one band of rows after anothe
 intermediate results stay in the L2 cache.
 
 A separate node, which reads only constants, transforms the weights: the executor runs it once, at load, and
-the bundle holds the `r**2` numbers of each filter rather than `(m + r - 1)**2`. At stride 2 as well, because
-the positions of the middle tap have their weights in common.
+the bundle holds the `r * s` numbers of each filter rather than `(m + r - 1) * (n + s - 1)`. At stride 2 as
+well, because the positions of the middle tap have their weights in common.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from builder.kernels.spaces.register_tile import (
     unroll_rounds,
 )
 from builder.kernels.spaces.winograd_loops import order_input, order_output
-from builder.kernels.spaces.winograd_stages import Stages, shares_sums
+from builder.kernels.spaces.winograd_stages import Stages, Tile, shares_sums
 from builder.kernels.spaces.winograd_transforms import Transforms, select
 from builder.target.device_target import DeviceTarget
 
@@ -51,6 +52,7 @@ WEIGHTS_KIND: Final = "winograd_weights"
 # In multiply-adds of a vector, fitted to a core with 512-bit vectors.
 _TRANSFORM_COST: Final = 8.0
 _GEMM_COST: Final = 1.1
+_WEIGHT_BYTES: Final = 4
 # Parts of the L2 cache: what may be between the stages without bands, the transformed weights, and a band.
 # Weights may take more of a cache that cores share, because they share the weights, too.
 _MOST_BETWEEN: Final = 0.5
@@ -62,15 +64,19 @@ _PANEL: Final = 3
 _REGISTER_TILES: Final = 12
 # Threads share the bands: seven of them keep four threads busy for most of the time.
 _FEWEST_BANDS: Final = 7
-# Extents of the output's tile. 5 has 1.5 times the error of 4, so it must save a twentieth. Its transforms
-# are so long that they only pay where multiply-adds are slow.
-_EXTENTS: Final = (4, 2)
-_EXTENTS_ON_ARM: Final = (4, 5, 2)
-# At stride 2, tiles of 4 read 9 x 9 numbers: fewer products, but by estimate 1.6 times the time.
-_EXTENTS_AT_STRIDE_2: Final = (2,)
+# Tiles of the output. 5 has 1.5 times the error of 4. Tiles of 5x5 have transforms so long that they only pay
+# where multiply-adds are slow.
+_TILES: Final[tuple[Tile, ...]] = ((4, 4), (2, 2))
+_TILES_ON_ARM: Final[tuple[Tile, ...]] = ((4, 4), (5, 5), (2, 2))
+# At stride 2, tiles of 4x4 read 9 x 9 numbers: fewer products, but by estimate 1.6 times the time.
+_TILES_AT_STRIDE_2: Final[tuple[Tile, ...]] = ((2, 2),)
+# On x86, others are for pictures that 4x4 exceeds by so much: 14x14 and 7x7, which networks have, by 1.306.
+_EXCEEDED: Final = 1.32
+_OTHER_TILES: Final[tuple[Tile, ...]] = ((3, 3), (3, 4), (4, 3), (4, 5), (5, 4), (3, 5), (5, 3))
 # Windows on ARM, and the largest input tile: one number more has 3 times the error.
 _TAPS_ON_ARM: Final = (3, 4, 5)
 _LARGEST_TILE: Final = 7
+# What a tile with the larger error must save.
 _WORTH: Final = 0.95
 # By estimate for Raspberry Pi 4 and 5: layers with costs of 0.29, 0.35 and 0.52 take 0.42 to 0.65, 0.59 to
 # 1.03 and 0.91 to 1.57 of the time.
@@ -83,65 +89,80 @@ _MANY_OUTPUTS: Final = 64
 _MOST_OF_PART: Final = 0.6
 
 
-def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
-    """Choose m, the extent of the output tile; None if only the direct convolution applies, or it is as fast.
+def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> Tile | None:
+    """Choose the output's tile; None if only the direct convolution applies, or it is as fast.
 
     Costs are counted in multiply-adds of a vector: the products, the transforms, and reading the weights,
-    which in a whole model come from memory each time.
+    which in a whole model come from memory each time. So a tile that fits the extents better, but has more
+    weights, is only taken where their traffic does not cost more than it saves.
     """
     on_arm = multiplies_by_element(target) and target.simd.registers >= 32
-    bytes_per_product = target.core.memory_bytes_per_ns / target.core.products_per_ns
-    lanes, o = target.simd.lanes, op.out_channels
-
-    def reading(weights: int, channels: int) -> float:
-        return weights * channels * o * 4 / bytes_per_product
-
-    taps = math.prod(op.kernel)
-    outputs = op.batch * op.out_height * op.out_width
-    direct = outputs * taps * op.in_channels * o / lanes + reading(taps, op.in_channels)
-    best: tuple[float, int | None] = (direct, None)
-    is_divided = on_arm and in_block == 1 and phases.applies(op, lanes)
+    on_arm = multiplies_by_element(target) and target.simd.registers >= 32
+    direct = _direct_cost(op, target)
+    is_divided = on_arm and in_block == 1 and phases.applies(op, target.simd.lanes)
     if is_divided:
         op, in_block = phases.at_stride_1(op), phases.BLOCK
-    for m in _extents(op, on_arm=on_arm) if in_block >= lanes else ():
-        if is_divided and not _pays_for_a_picture(op, m, target):
+    if in_block < target.simd.lanes:
+        return None
+    least, best = direct, None
+    for tile in _known_tiles(op, target, on_arm=on_arm):
+        if is_divided and not _pays_for_a_picture(op, tile, target):
             continue
-        positions = Stages(op, m, 1).size ** 2
-        tiles = -(-op.out_height // m) * -(-op.out_width // m)
-        products = positions * tiles * op.in_channels * o / lanes
-        transforms = positions * tiles * (op.in_channels + o) / lanes * _TRANSFORM_COST
-        weights = reading((m + op.kernel[0] - 1) ** 2, op.in_channels)
-        cost = op.batch * (products * _GEMM_COST + transforms) + weights
+        cost = _cost(op, tile, target)
         if op.kernel != (3, 3) and not is_divided and cost > direct * _WORTH_OF_LARGER_WINDOWS:
             continue
-        if cost < best[0] * (_WORTH if m > 4 else 1.0):
-            best = (cost, m)
-    return best[1]
+        if cost < least * (_WORTH if max(tile) > 4 else 1.0):
+            least, best = cost, tile
+    return best
 
 
-def _pays_for_a_picture(op: Conv2d, m: int, target: DeviceTarget) -> bool:
-    """Whether a convolution of phases has enough outputs, and a core's cache has room for its stages.
-
-    The direct convolution of few channels reads little: beyond the cache, it takes a quarter of the time.
-    """
-    fits = _fits_whole(op, m, target) or rows_of_band(op, m, target) is not None
-    part = target.core.l2_bytes * _MOST_OF_PART
-    return fits and op.out_channels >= _MANY_OUTPUTS and _row_bytes(op, m, _panel(op, target)) <= part
-
-
-def _extents(op: Conv2d, *, on_arm: bool) -> tuple[int, ...]:
-    """Return the extents of the output's tile that apply; the preferred one first."""
+def _known_tiles(op: Conv2d, target: DeviceTarget, *, on_arm: bool) -> tuple[Tile, ...]:
+    """Return the tiles of the output that apply; the preferred one first."""
     height, width = op.kernel
     known = _TAPS_ON_ARM if on_arm else (3,)
     if height != width or height not in known or op.dilation != (1, 1) or op.groups != 1:
         return ()
     if op.strides == (2, 2) and on_arm and height == 3:
-        return _EXTENTS_AT_STRIDE_2
+        return _TILES_AT_STRIDE_2
     if op.strides != (1, 1):
         return ()
-    if height == 3:
-        return _EXTENTS_ON_ARM if on_arm else _EXTENTS
-    return tuple(range(_LARGEST_TILE + 1 - height, 1, -1))
+    if height > 3:
+        return tuple((m, m) for m in range(_LARGEST_TILE + 1 - height, 1, -1))
+    covered = math.prod(-(-extent // 4) * 4 for extent in (op.out_height, op.out_width))
+    if target.arch == "x86_64" and covered > _EXCEEDED * op.out_height * op.out_width:
+        return (*_TILES, *_OTHER_TILES)
+    return _TILES_ON_ARM if on_arm else _TILES
+
+
+def _direct_cost(op: Conv2d, target: DeviceTarget) -> float:
+    """Return the cost of the direct convolution."""
+    outputs = op.batch * op.out_height * op.out_width
+    weights = math.prod(op.kernel) * op.in_channels * op.out_channels
+    return outputs * weights / target.simd.lanes + weights * _reading(target)
+
+
+def _cost(op: Conv2d, tile: Tile, target: DeviceTarget) -> float:
+    """Return the cost of the convolution with a tile."""
+    stages = Stages(op, tile, 1)
+    i, o = op.in_channels, op.out_channels
+    vectors = stages.positions * stages.tiles / target.simd.lanes
+    products, transforms = vectors * i * o * _GEMM_COST, vectors * (i + o) * _TRANSFORM_COST
+    return products + transforms + stages.weights * i * o * _reading(target)
+
+
+def _reading(target: DeviceTarget) -> float:
+    """Return the cost of reading a weight."""
+    return _WEIGHT_BYTES * target.core.products_per_ns / target.core.memory_bytes_per_ns
+
+
+def _pays_for_a_picture(op: Conv2d, tile: Tile, target: DeviceTarget) -> bool:
+    """Whether a convolution of phases has enough outputs, and a core's cache has room for its stages.
+
+    The direct convolution of few channels reads little: beyond the cache, it takes a quarter of the time.
+    """
+    fits = _fits_whole(op, tile, target) or rows_of_band(op, tile, target) is not None
+    part = target.core.l2_bytes * _MOST_OF_PART
+    return fits and op.out_channels >= _MANY_OUTPUTS and _row_bytes(op, tile, _panel(op, target)) <= part
 
 
 def _panel(op: Conv2d, target: DeviceTarget) -> int:
@@ -150,32 +171,32 @@ def _panel(op: Conv2d, target: DeviceTarget) -> int:
     return min(op.out_channels, _PANEL * target.simd.lanes) if on_arm else op.out_channels
 
 
-def _row_bytes(op: Conv2d, m: int, out_channels: int) -> int:
+def _row_bytes(op: Conv2d, tile: Tile, out_channels: int) -> int:
     """Return the bytes between the stages for a row of tiles, with some of the output's channels."""
-    whole = Stages(op, m, 1)
-    return 4 * whole.size**2 * (op.in_channels + out_channels) * whole.columns
+    whole = Stages(op, tile, 1)
+    return 4 * whole.positions * (op.in_channels + out_channels) * whole.columns
 
 
-def _fits_whole(op: Conv2d, m: int, target: DeviceTarget) -> bool:
+def _fits_whole(op: Conv2d, tile: Tile, target: DeviceTarget) -> bool:
     """Whether what is between the stages stays in the L2 cache without bands."""
-    between = op.batch * Stages(op, m, 1).rows * _row_bytes(op, m, op.out_channels)
+    between = op.batch * Stages(op, tile, 1).rows * _row_bytes(op, tile, op.out_channels)
     return between <= target.core.l2_bytes * target.core.l2_cores * _MOST_BETWEEN
 
 
-def rows_of_band(op: Conv2d, m: int, target: DeviceTarget) -> int | None:
+def rows_of_band(op: Conv2d, tile: Tile, target: DeviceTarget) -> int | None:
     """Choose how many rows of tiles go through the three stages together; None for all of them.
 
-    What is between the stages is at least `(m + r - 1)**2 / m**2` times as large as the pictures. If it does
-    not stay in the L2 cache, a band of it does, beside the weights, which each band reads again. If cores
-    share the cache, the whole of it counts and not a core's part, in which the weights would never fit.
+    With tiles of 4x4 and windows of 3x3, what is between the stages is 9/4 times as large as the pictures. If
+    it does not stay in the L2 cache, a band of it does, beside the weights, which each band reads again. If
+    cores share the cache, the whole of it counts and not a core's part, in which the weights would never fit.
     """
-    whole = Stages(op, m, 1)
+    whole = Stages(op, tile, 1)
     l2_bytes = target.core.l2_bytes * target.core.l2_cores
     most_weights = _MOST_WEIGHTS if target.core.l2_cores == 1 else _MOST_SHARED_WEIGHTS
-    weight_bytes = 4 * (m + op.kernel[0] - 1) ** 2 * op.in_channels * op.out_channels
-    if _fits_whole(op, m, target) or weight_bytes > l2_bytes * most_weights:
+    weight_bytes = _WEIGHT_BYTES * whole.weights * op.in_channels * op.out_channels
+    if _fits_whole(op, tile, target) or weight_bytes > l2_bytes * most_weights:
         return None
-    row_bytes = _row_bytes(op, m, _panel(op, target))
+    row_bytes = _row_bytes(op, tile, _panel(op, target))
     fits = [
         rows
         for rows in range(1, whole.rows)
@@ -193,7 +214,7 @@ def emit(
     weight: np.ndarray,
     *,
     out_block: int,
-    m: int,
+    tile: Tile,
     target: DeviceTarget,
 ) -> relax.Expr:
     """Emit the convolution of packed `x` as two calls: the transform of the weights, and the convolution.
@@ -210,8 +231,8 @@ def emit(
         `[OC, IC, KH, KW]`, float32.
     out_block
         `bo`, the channels in a block of the output.
-    m
-        The extent of the output tile.
+    tile
+        Rows and columns of the output's tile.
     target
         Its heuristic tile decides how weights are packed.
     """
@@ -221,11 +242,11 @@ def emit(
     # Do not multiply the zeros that fill the last block.
     in_block = reduction_block(in_block, op.in_channels)
     blocks = -(-op.out_channels // out_block)
-    band = rows_of_band(op, m, target)
-    tiles = space(Stages(op, m, 1, band).tiles, blocks, in_block, target).default
+    band = rows_of_band(op, tile, target)
+    tiles = space(Stages(op, tile, 1, band).tiles, blocks, in_block, target).default
     packed = emit_weights(bb, pack_weights(weight, in_block, out_block, tiles.oc))
     transform = bb.call_te(
-        lambda w: transform_weights(w, m, op.strides[0]),
+        lambda w: transform_weights(w, tile, op.strides[0]),
         packed,
         primfunc_name_hint="winograd_weights",
         primfunc_attrs=NEVER_FUSED,
@@ -234,7 +255,7 @@ def emit(
 
     def compute(data: te.Tensor, weights: te.Tensor) -> te.Tensor:
         picture = data if image is op else phases.divide(data, image)
-        return convolve(picture, weights, op, m, tiles.tiles, band, sharing=shares_sums(target))
+        return convolve(picture, weights, op, tile, tiles.tiles, band, sharing=shares_sums(target))
 
     call = bb.call_te(
         compute,
@@ -246,23 +267,31 @@ def emit(
     return bb.emit(call)
 
 
-def transforms(m: int, stride: int, taps: int = 3) -> Transforms:
-    """Return the matrices of a tile of extent `m`."""
-    return Transforms.of(m, taps=taps) if stride == 1 else Transforms.at_stride_2(m)
+def transforms(tile: Tile, stride: int, window: tuple[int, int] = (3, 3)) -> tuple[Transforms, Transforms]:
+    """Return the matrices of a tile's rows and of its columns; at stride 2, the window is 3x3."""
+    if stride == 2:
+        return Transforms.at_stride_2(tile[0]), Transforms.at_stride_2(tile[1])
+    return Transforms.of(tile[0], taps=window[0]), Transforms.of(tile[1], taps=window[1])
 
 
-def transform_weights(w: te.Tensor, m: int, stride: int = 1) -> te.Tensor:
-    """Return `G g G^T`, `[(m + r - 1)**2, OB/t, IB, bi, t, bo]`, of `w`, `[OB/t, IB, r, r, bi, t, bo]`."""
-    ob, ib, taps, _, bi, t, bo = (int(d) for d in w.shape)
-    size, g = m + taps - 1, transforms(m, stride, taps).weights
+def transform_weights(w: te.Tensor, tile: Tile, stride: int = 1) -> te.Tensor:
+    """Return `G g G^T` of `w`, `[OB/t, IB, KH, KW, bi, t, bo]`.
+
+    Its shape is `[(rows + KH - 1) * (columns + KW - 1), OB/t, IB, bi, t, bo]`.
+    """
+    ob, ib, kernel_height, kernel_width, bi, t, bo = (int(d) for d in w.shape)
+    rows, columns = transforms(tile, stride, (kernel_height, kernel_width))
+    high, wide = tile[0] + kernel_height - 1, tile[1] + kernel_width - 1
     half = te.compute(
-        (ob, ib, size, taps, bi, t, bo),
-        lambda o, i, e, kw, a, s, b: select(e, g, lambda kh: w[o, i, kh, kw, a, s, b]),
+        (ob, ib, high, kernel_width, bi, t, bo),
+        lambda o, i, e, kw, a, s, b: select(e, rows.weights, lambda kh: w[o, i, kh, kw, a, s, b]),
         name="half",
     )
     return te.compute(
-        (size * size, ob, ib, bi, t, bo),
-        lambda xi, o, i, a, s, b: select(xi % size, g, lambda kw: half[o, i, xi // size, kw, a, s, b]),
+        (high * wide, ob, ib, bi, t, bo),
+        lambda xi, o, i, a, s, b: select(
+            xi % wide, columns.weights, lambda kw: half[o, i, xi // wide, kw, a, s, b]
+        ),
         name="weights",
         attrs={SPACE_MARK: WEIGHTS_KIND},
     )
@@ -272,7 +301,7 @@ def convolve(
     x: te.Tensor,
     u: te.Tensor,
     op: Conv2d,
-    m: int,
+    tile: Tile,
     beside: int = 1,
     band: int | None = None,
     *,
@@ -283,31 +312,35 @@ def convolve(
     Between the first two stages, the `beside` tiles that the product keeps in registers are adjacent.
     `band` and `sharing` are as in `Stages`.
     """
-    t, stages = transforms(m, op.strides[0], op.kernel[0]), Stages(op, m, beside, band, sharing)
+    rows, columns = transforms(tile, op.strides[0], op.kernel)
+    stages = Stages(op, tile, beside, band, sharing)
     _, _, in_blocks, bi, together, bo = (int(d) for d in u.shape)
     parts = int(x.shape[4]) // bi  # blocks of the reduction in a block of the input
-    data = stages.data(x, t.input, "float32", tirx.const(0, "float32"))
+    data = stages.data(x, (rows.input, columns.input), "float32", tirx.const(0, "float32"))
     ic = te.reduce_axis((0, in_blocks), "ic")
     ii = te.reduce_axis((0, bi), "ii")
-    size = stages.size
+    wide = stages.sizes[1]
 
     def weights_of(xi: tirx.Var) -> tirx.Expr:
         """Return the number of the weights of a position: at stride 2, positions from m + 1 on share them."""
         if op.strides == (1, 1):
             return xi
-        row, column = (tirx.min(at, tirx.const(m + 1, "int32")) for at in (xi // size, xi % size))
-        return row * (m + 2) + column
+        row, column = (
+            tirx.min(at, tirx.const(m + 1, "int32"))
+            for at, m in zip((xi // wide, xi % wide), tile, strict=True)
+        )
+        return row * (tile[1] + 2) + column
 
     def products(*at: tirx.Var) -> tirx.Expr:
-        *q, xi, o, tile, v = at
+        *q, xi, o, number, v = at
         channel = ii if parts == 1 else ic % parts * bi + ii
-        value = data[(*q, xi, tile // beside, ic // parts, tile % beside, channel)]
+        value = data[(*q, xi, number // beside, ic // parts, number % beside, channel)]
         weight = u[weights_of(xi), o // together, ic, ii, o % together, v]
         return te.sum(value * weight, axis=[ic, ii])
 
-    shape = (*stages.bands, size**2, -(-op.out_channels // bo), stages.tiles, bo)
+    shape = (*stages.bands, stages.positions, -(-op.out_channels // bo), stages.tiles, bo)
     product = te.compute(shape, products, name="product")
-    return stages.result(product, t.output, KIND)
+    return stages.result(product, (rows.output, columns.output), KIND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,16 +400,16 @@ def space(tiles: int, out_blocks: int, in_block: int, target: DeviceTarget) -> W
     return WinogradSpace(ts, ocs, ii, WinogradTiles(tile, oc, min(4, in_block), held, held))
 
 
-def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, m: int) -> None:
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, size: Tile) -> None:
     """Order the loops of the three stages and of the epilogue; `block` is the last stage."""
     half_out = sch.get_producers(block)[0]
     product = sch.get_producers(half_out)[0]
     *bands, _, _, tile, _, _, _ = sch.get_loops(product)
-    columns = -(-int(sch.get(sch.get_loops(block)[3]).extent) // m)
+    columns = -(-int(sch.get(sch.get_loops(block)[3]).extent) // size[1])
     band = int(sch.get(tile).extent) // columns if bands else None
     epilogue = Epilogue.after(sch, block)
     sch.compute_inline(block)
-    shared, panel = order_output(sch, half_out, epilogue, m, band, tiles.oc if tiles.by_panel else None)
+    shared, panel = order_output(sch, half_out, epilogue, size, band, tiles.oc if tiles.by_panel else None)
     if panel is not None:
         sch.compute_at(product, panel, preserve_unit_loops=True)
     divided = sch.get_producers(sch.get_sblock("pad"))
@@ -416,13 +449,13 @@ def _keep_sums_apart(sch: st.Schedule, product: st.schedule.SBlockRV, tile: st.s
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
-    m = int(sch.get(block).annotations["edge.tile"])
+    high, wide = (int(extent) for extent in sch.get(block).annotations["edge.tile"])
     product = sch.get_sblock("product")
     *_, out_blocks, tiles, _, _, in_block = (int(sch.get(q).extent) for q in sch.get_loops(product))
     s = space(tiles, out_blocks, in_block, target)
     d = s.default
     tile, oc, ii = choose("tiles", s.tiles, d.tiles), choose("oc", s.oc, d.oc), choose("ii", s.ii, d.ii)
-    apply(sch, block, WinogradTiles(tile, oc, ii, d.held, d.by_panel), m)
+    apply(sch, block, WinogradTiles(tile, oc, ii, d.held, d.by_panel), (high, wide))
 
 
 def schedule_weights(
@@ -432,8 +465,8 @@ def schedule_weights(
     del target, choose
     half = sch.get_producers(block)[0]
     xi, o, i, a, s, b = sch.get_loops(block)
-    size = round(int(sch.get(xi).extent) ** 0.5)
-    e, nu = sch.split(xi, [size, size])
+    high = int(sch.get(sch.get_loops(half)[2]).extent)
+    e, nu = sch.split(xi, [high, None])
     sch.reorder(o, i, a, s, e, nu, b)
     sch.compute_at(half, s, preserve_unit_loops=True)
     loops = sch.get_loops(half)[4:]

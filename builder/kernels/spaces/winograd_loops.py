@@ -5,11 +5,10 @@ The product between them, where the time is spent, is ordered by each of them.
 
 from __future__ import annotations
 
-import math
-
 from tvm import s_tir as st
 
 from builder.kernels.spaces.epilogue import Epilogue
+from builder.kernels.spaces.winograd_stages import Tile
 
 
 def order_input(sch: st.Schedule, band: st.schedule.LoopRV | None = None) -> None:
@@ -26,8 +25,8 @@ def order_input(sch: st.Schedule, band: st.schedule.LoopRV | None = None) -> Non
     if band is not None:
         sch.compute_at(data, band, preserve_unit_loops=True)
     xi, group, c, tile, v = sch.get_loops(data)[-5:]
-    size = math.isqrt(int(sch.get(xi).extent))
-    e, nu = sch.split(xi, [size, size])
+    high = int(sch.get(sch.get_loops(half_in)[-3]).extent)
+    e, nu = sch.split(xi, [high, None])
     sch.reorder(c, group, tile, e, nu, v)
     sch.compute_at(half_in, tile, preserve_unit_loops=True)
     *_, a, b, lane = sch.get_loops(half_in)
@@ -46,7 +45,7 @@ def order_output(
     sch: st.Schedule,
     half_out: st.schedule.SBlockRV,
     epilogue: Epilogue,
-    m: int,
+    size: Tile,
     band: int | None = None,
     panel: int | None = None,
 ) -> tuple[st.schedule.LoopRV, st.schedule.LoopRV | None]:
@@ -60,8 +59,8 @@ def order_output(
         The first half of the transform.
     epilogue
         The last stage, which has the second half inlined.
-    m
-        The extent of the output tile.
+    size
+        Rows and columns of the output's tile.
     band
         Rows of tiles in a band; None if each stage does all tiles.
     panel
@@ -77,12 +76,12 @@ def order_output(
     i, o, y, z, v = sch.get_loops(epilogue.block)
     outer, panels = None, []
     if band is not None:
-        outer, y = sch.split(y, [None, band * m])
+        outer, y = sch.split(y, [None, band * size[0]])
         if panel is not None:
             first, o = sch.split(o, [None, panel])
             panels = [first]
-    yo, yi = sch.split(y, [None, m])
-    zo, zi = sch.split(z, [None, m])
+    yo, yi = sch.split(y, [None, size[0]])
+    zo, zi = sch.split(z, [None, size[1]])
     sch.reorder(i, *(() if outer is None else (outer,)), *panels, o, yo, zo, yi, zi, v)
     sch.compute_at(half_out, zo, preserve_unit_loops=True)
     *_, a, nu, lane = sch.get_loops(half_out)

@@ -5,8 +5,10 @@ The product between them, where the time is spent, is written by each of them; `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from tvm import te, tirx
 
@@ -14,6 +16,12 @@ from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.winograd_transforms import Matrix, places, select
 from builder.target.device_target import DeviceTarget
+
+Tile: TypeAlias = tuple[int, int]
+"""Rows and columns of the output that are computed together."""
+
+Matrices: TypeAlias = tuple[Matrix, Matrix]
+"""The transforms of rows and of columns."""
 
 
 def shares_sums(target: DeviceTarget) -> bool:
@@ -29,8 +37,8 @@ class Stages:
     ----------
     op
         The geometry.
-    m
-        The extent of the output tile.
+    tile
+        Rows and columns of the output's tile.
     beside
         Tiles that the product keeps in registers, and that are adjacent in the transformed input.
     band
@@ -42,30 +50,46 @@ class Stages:
     """
 
     op: Conv2d
-    m: int
+    tile: Tile
     beside: int
     band: int | None = None
     sharing: bool = False
 
     @property
-    def size(self) -> int:
-        """The extent of an input tile, and the products along an axis of it."""
-        return len(self.places)
+    def places(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The places along the axes of an input tile, as `winograd_transforms.places` orders them."""
+        (high, wide), (down, right), (kernel_height, kernel_width) = (
+            self.tile,
+            self.op.strides,
+            self.op.kernel,
+        )
+        return places(high, down, kernel_height), places(wide, right, kernel_width)
 
     @property
-    def places(self) -> tuple[int, ...]:
-        """The places along an axis of an input tile, as `winograd_transforms.places` orders them."""
-        return places(self.m, self.op.strides[0], self.op.kernel[0])
+    def sizes(self) -> tuple[int, int]:
+        """The rows and columns of an input tile, and the products along these axes."""
+        rows, columns = self.places
+        return len(rows), len(columns)
+
+    @property
+    def positions(self) -> int:
+        """The products of a tile, for a pair of channels."""
+        return math.prod(self.sizes)
+
+    @property
+    def weights(self) -> int:
+        """The transformed weights of a filter: at stride 2, the products of a tile share some of them."""
+        return math.prod(m + taps - 1 for m, taps in zip(self.tile, self.op.kernel, strict=True))
 
     @property
     def rows(self) -> int:
         """Rows of tiles in a picture."""
-        return -(-self.op.out_height // self.m)
+        return -(-self.op.out_height // self.tile[0])
 
     @property
     def columns(self) -> int:
         """Tiles in a row."""
-        return -(-self.op.out_width // self.m)
+        return -(-self.op.out_width // self.tile[1])
 
     @property
     def tiles(self) -> int:
@@ -89,22 +113,23 @@ class Stages:
     ) -> tirx.Expr:
         return select(index, rows, value, dtype, sharing=self.sharing)
 
-    def data(self, x: te.Tensor, matrix: Matrix, dtype: str, outside: tirx.Expr) -> te.Tensor:
-        """Return the transformed input, `[size**2, tiles/beside, IB, beside, bi]`, behind the bands.
+    def data(self, x: te.Tensor, matrices: Matrices, dtype: str, outside: tirx.Expr) -> te.Tensor:
+        """Return the transformed input, `[positions, tiles/beside, IB, beside, bi]`, behind the bands.
 
         Parameters
         ----------
         x
             The packed input, `[N, IB, H, W, bi]`.
-        matrix
-            The transform of rows and columns.
+        matrices
+            The transforms of rows and of columns.
         dtype
             The datatype of the stages.
         outside
             What is around the picture.
         """
-        size, rows, columns, beside = self.size, self.rows, self.columns, self.beside
-        step, at_places = self.m * self.op.strides[0], self.places
+        rows, columns, beside = self.rows, self.columns, self.beside
+        (high, wide), (at_rows, at_columns) = self.sizes, self.places
+        down, right = (m * stride for m, stride in zip(self.tile, self.op.strides, strict=True))
         n, in_blocks, height, width, bi = (int(d) for d in x.shape)
         top, left = self.op.padding[:2]
         groups = -(-self.tiles // beside)
@@ -117,34 +142,34 @@ class Stages:
         # The last group of tiles may reach into the image after the last one, which is not there.
         before = sum((count - 1) * (self.band or 0) for count in bands)
         images = -(-(before * columns + groups * beside) // (rows * columns))
-        beyond = size - step  # of a tile, into the next one
-        extents = (rows * step + beyond, columns * step + beyond)
+        # A tile of the input reaches into the next one.
+        extents = ((rows - 1) * down + high, (columns - 1) * right + wide)
         pad = te.compute((images, in_blocks, *extents, bi), padded, name="pad")
 
         def vertical(*at: tirx.Var) -> tirx.Expr:
             *band, c, tile, e, b, v = at
             i, y, z = self._place(band, tile)
             return self._select(
-                e, matrix, lambda a: pad[i, c, y * step + at_places[a], z * step + b, v], dtype
+                e, matrices[0], lambda a: pad[i, c, y * down + at_rows[a], z * right + b, v], dtype
             )
 
-        half_in = te.compute((*bands, in_blocks, groups * beside, size, size, bi), vertical, name="half_in")
+        half_in = te.compute((*bands, in_blocks, groups * beside, high, wide, bi), vertical, name="half_in")
 
         def transformed(*at: tirx.Var) -> tirx.Expr:
             *band, xi, group, c, tile, v = at
             return self._select(
-                xi % size,
-                matrix,
-                lambda b: half_in[(*band, c, group * beside + tile, xi // size, at_places[b], v)],
+                xi % wide,
+                matrices[1],
+                lambda b: half_in[(*band, c, group * beside + tile, xi // wide, at_columns[b], v)],
                 dtype,
             )
 
-        return te.compute((*bands, size * size, groups, in_blocks, beside, bi), transformed, name="data")
+        return te.compute((*bands, high * wide, groups, in_blocks, beside, bi), transformed, name="data")
 
     def result(
         self,
         product: te.Tensor,
-        matrix: Matrix,
+        matrices: Matrices,
         kind: str,
         finish: Callable[[tirx.Expr], tirx.Expr] = lambda value: value,
     ) -> te.Tensor:
@@ -153,35 +178,38 @@ class Stages:
         Parameters
         ----------
         product
-            `[size**2, OB, tiles, bo]`, behind the bands; its datatype is that of the result before
+            `[positions, OB, tiles, bo]`, behind the bands; its datatype is that of the result before
             `finish`.
-        matrix
-            The transform of rows and columns.
+        matrices
+            The transforms of rows and of columns.
         kind
             The kind of the design space.
         finish
             What is done with each element.
         """
-        m, size, rows, columns, together = self.m, self.size, self.rows, self.columns, self.band
+        (high, wide), (_, size) = self.tile, self.sizes
+        rows, columns, together = self.rows, self.columns, self.band
         *bands, _, out_blocks, tiles, bo = (int(d) for d in product.shape)
         dtype = str(product.dtype)
 
         def vertical(*at: tirx.Var) -> tirx.Expr:
             *band, o, tile, a, nu, v = at
-            return self._select(a, matrix, lambda e: product[(*band, e * size + nu, o, tile, v)], dtype)
+            return self._select(a, matrices[0], lambda e: product[(*band, e * size + nu, o, tile, v)], dtype)
 
-        half_out = te.compute((*bands, out_blocks, tiles, m, size, bo), vertical, name="half_out")
+        half_out = te.compute((*bands, out_blocks, tiles, high, size, bo), vertical, name="half_out")
 
         def element(i: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
-            row = i * rows + y // m
+            row = i * rows + y // high
             band = () if together is None else (row // together,)
-            tile = (row if together is None else row % together) * columns + z // m
-            value = self._select(z % m, matrix, lambda nu: half_out[(*band, o, tile, y % m, nu, v)], dtype)
+            tile = (row if together is None else row % together) * columns + z // wide
+            value = self._select(
+                z % wide, matrices[1], lambda nu: half_out[(*band, o, tile, y % high, nu, v)], dtype
+            )
             return finish(value)
 
         return te.compute(
             (self.op.batch, out_blocks, self.op.out_height, self.op.out_width, bo),
             element,
             name="winograd",
-            attrs={SPACE_MARK: kind, "edge.tile": m},
+            attrs={SPACE_MARK: kind, "edge.tile": list(self.tile)},
         )

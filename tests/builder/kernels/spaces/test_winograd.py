@@ -116,7 +116,7 @@ def test_winograd_agrees_with_the_convolution(
     randn: Randn,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(winograd, "output_tile", lambda *_: m)
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: (m, m))
     x, w, b = (
         randn(1, channels[0], size, size),
         randn(channels[1], channels[0], 3, 3),
@@ -133,6 +133,41 @@ def test_winograd_agrees_with_the_convolution(
 
 
 @pytest.mark.parametrize(
+    ("tile", "shape", "padding", "band", "lanes"),
+    [
+        ((4, 3), (1, 16, 13, 17), (1, 1, 1, 1), None, 16),
+        ((3, 5), (2, 20, 9, 10), (0, 1, 1, 0), None, 8),
+        ((2, 4), (1, 16, 11, 15), (1, 1, 1, 1), 2, 4),
+        ((5, 3), (2, 16, 10, 8), (1, 1, 1, 1), 1, 8),
+        ((3, 3), (1, 16, 9, 9), (1, 1, 1, 1), None, 16),
+    ],
+)
+def test_tiles_with_other_rows_than_columns_agree_with_the_convolution(
+    tile: tuple[int, int],
+    shape: tuple[int, ...],
+    padding: tuple[int, ...],
+    band: int | None,
+    lanes: int,
+    randn: Randn,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Extents that tiles do not divide, padding on some sides, several pictures, and bands of rows."""
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: tile)
+    monkeypatch.setattr(winograd, "rows_of_band", lambda *_: band)
+    x, w, b = randn(*shape), randn(40, shape[1], 3, 3), randn(1, 40, 1, 1)
+
+    def build(v: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.conv2d(v, relax.const(w), padding=padding)
+        return relax.op.nn.relu(relax.op.add(y, relax.const(b)))
+
+    want = np.maximum(conv2d(x, w, padding=padding) + b, 0)
+    for target in (machine(lanes), element_machine()) if lanes == 4 else (machine(lanes),):
+        result = run(build, {"x": x}, target)
+        close(result.outputs[0], want, 1e-4)
+        assert {winograd.KIND, winograd.WEIGHTS_KIND} <= result.schedules
+
+
+@pytest.mark.parametrize(
     ("band", "batch", "size", "lanes"),
     [(1, 1, 12, 16), (2, 1, 18, 8), (3, 1, 17, 4), (2, 2, 15, 16), (1, 3, 9, 8)],
 )
@@ -140,7 +175,7 @@ def test_bands_of_rows_agree_with_the_convolution(
     band: int, batch: int, size: int, lanes: int, randn: Randn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that the band divides and that it does not, and several pictures."""
-    monkeypatch.setattr(winograd, "output_tile", lambda *_: 4)
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: (4, 4))
     monkeypatch.setattr(winograd, "rows_of_band", lambda *_: band)
     x, w, b = randn(batch, 16, size, size), randn(32, 16, 3, 3), randn(1, 32, 1, 1)
 
@@ -177,7 +212,7 @@ def test_stride_2_agrees_with_the_convolution(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Extents that tiles do not divide, padding on one side, several pictures, and bands of rows."""
-    monkeypatch.setattr(winograd, "output_tile", lambda *_: m)
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: (m, m))
     monkeypatch.setattr(winograd, "rows_of_band", lambda *_: band)
     x, w, b = randn(*shape), randn(24, shape[1], 3, 3), randn(1, 24, 1, 1)
 
@@ -215,7 +250,7 @@ def test_phases_of_a_picture_agree_with_the_convolution(
     randn: Randn,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(winograd, "output_tile", lambda *_: 4)
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: (4, 4))
     monkeypatch.setattr(winograd, "rows_of_band", lambda *_: band)
     x, w, b = randn(*shape), randn(24, shape[1], window, window), randn(1, 24, 1, 1)
 
@@ -229,25 +264,30 @@ def test_phases_of_a_picture_agree_with_the_convolution(
 
 
 @pytest.mark.parametrize(
-    ("window", "shape", "padding", "band"),
+    ("window", "tile", "shape", "padding", "band"),
     [
-        (5, (1, 16, 14, 14), (2, 2, 2, 2), None),
-        (5, (2, 16, 9, 13), (2, 1, 2, 2), None),
-        (4, (1, 16, 17, 16), (1, 1, 2, 2), None),
-        (4, (1, 16, 30, 18), (0, 0, 0, 0), 1),
+        ((5, 5), (3, 3), (1, 16, 14, 14), (2, 2, 2, 2), None),
+        ((5, 5), (3, 3), (2, 16, 9, 13), (2, 1, 2, 2), None),
+        ((4, 4), (4, 4), (1, 16, 17, 16), (1, 1, 2, 2), None),
+        ((4, 4), (4, 4), (1, 16, 30, 18), (0, 0, 0, 0), 1),
+        ((5, 5), (2, 3), (1, 16, 15, 11), (2, 2, 2, 2), 2),
+        ((4, 4), (4, 3), (2, 16, 13, 14), (1, 2, 2, 1), None),
+        ((5, 3), (2, 4), (1, 16, 13, 18), (2, 1, 2, 1), 1),
+        ((3, 4), (4, 2), (2, 16, 12, 9), (1, 1, 1, 2), None),
     ],
 )
 def test_larger_windows_agree_with_the_convolution(
-    window: int,
+    window: tuple[int, int],
+    tile: tuple[int, int],
     shape: tuple[int, ...],
     padding: tuple[int, ...],
     band: int | None,
     randn: Randn,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(winograd, "output_tile", lambda *_: 8 - window)
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: tile)
     monkeypatch.setattr(winograd, "rows_of_band", lambda *_: band)
-    x, w = randn(*shape), randn(40, shape[1], window, window)
+    x, w = randn(*shape), randn(40, shape[1], *window)
     result = run(
         lambda v: relax.op.nn.conv2d(v, relax.const(w), padding=padding), {"x": x}, element_machine()
     )
@@ -260,7 +300,7 @@ def test_a_band_is_complete_panel_by_panel_on_arm(
     outputs: int, band: int, randn: Randn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the panels of a register tile do not divide the blocks of channels."""
-    monkeypatch.setattr(winograd, "output_tile", lambda *_: 4)
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: (4, 4))
     monkeypatch.setattr(winograd, "rows_of_band", lambda *_: band)
     x, w = randn(1, 16, 28, 27), randn(outputs, 16, 3, 3)
     result = run(
@@ -279,31 +319,31 @@ def test_bands_keep_what_is_between_the_stages_in_the_cache() -> None:
     large = Conv2d(1, 128, 56, 56, 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
     target = machine(16)
     target = replace(target, core=replace(target.core, l2_bytes=2 << 20))
-    assert winograd.rows_of_band(large, 4, target) == 1
+    assert winograd.rows_of_band(large, (4, 4), target) == 1
     # The smallest that fills the registers, and no fewer bands than keep some threads busy.
-    assert winograd.rows_of_band(replace(large, in_width=28), 4, target) == 2
-    assert winograd.rows_of_band(replace(large, batch=2, in_width=28), 4, target) == 2
+    assert winograd.rows_of_band(replace(large, in_width=28), (4, 4), target) == 2
+    assert winograd.rows_of_band(replace(large, batch=2, in_width=28), (4, 4), target) == 2
     # It all stays in the cache, or the weights do not, or not even a row of tiles.
-    assert winograd.rows_of_band(replace(large, in_height=14), 4, target) is None
-    assert winograd.rows_of_band(replace(large, out_channels=256), 4, target) is None
-    assert winograd.rows_of_band(replace(large, in_width=560), 4, target) is None
+    assert winograd.rows_of_band(replace(large, in_height=14), (4, 4), target) is None
+    assert winograd.rows_of_band(replace(large, out_channels=256), (4, 4), target) is None
+    assert winograd.rows_of_band(replace(large, in_width=560), (4, 4), target) is None
 
 
 def test_cores_that_share_a_cache_share_the_weights_of_bands() -> None:
     """The first block of a ResNet-18 on a Cortex-A72: weights of 576 KiB in a cache of 1 MiB."""
     block = Conv2d(1, 64, 56, 56, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
     shared = resolve("rpi4")
-    assert winograd.rows_of_band(block, 4, shared) == 1
+    assert winograd.rows_of_band(block, (4, 4), shared) == 1
     own = replace(shared, core=replace(shared.core, l2_bytes=1 << 20, l2_cores=1))
-    assert winograd.rows_of_band(block, 4, own) is None
-    assert winograd.rows_of_band(block, 4, resolve("rpi3")) is None  # 512 KiB
+    assert winograd.rows_of_band(block, (4, 4), own) is None
+    assert winograd.rows_of_band(block, (4, 4), resolve("rpi3")) is None  # 512 KiB
 
 
 @pytest.mark.parametrize("m", [2, 4])
 def test_operands_held_in_registers_agree_with_the_convolution(
     m: int, randn: Randn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(winograd, "output_tile", lambda *_: m)
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: (m, m))
     x, w = randn(1, 16, 14, 14), randn(32, 16, 3, 3)
     result = run(
         lambda v: relax.op.nn.conv2d(v, relax.const(w), padding=(1, 1, 1, 1)), {"x": x}, element_machine()
@@ -330,8 +370,26 @@ def test_weights_are_transformed_at_load_and_not_in_the_bundle(target: DeviceTar
 def test_large_weights_on_a_small_map_take_the_small_tile(randn: Randn) -> None:
     few = Conv2d(1, 64, 56, 56, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
     many = replace(few, in_channels=512, in_height=7, in_width=7, out_channels=512)
-    assert winograd.output_tile(few, 16, machine(16)) == 4
-    assert winograd.output_tile(many, 16, machine(16)) == 2
+    assert winograd.output_tile(few, 16, machine(16)) == (4, 4)
+    assert winograd.output_tile(many, 16, machine(16)) == (2, 2)
+
+
+def test_extents_that_equal_tiles_exceed_take_another_tile() -> None:
+    """Tiles of 4x4 compute 1.33 to 1.78 times the pixels of the picture."""
+    plain = Conv2d(1, 64, 9, 9, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    wide = replace(plain, in_channels=53, in_height=37, in_width=13, out_channels=45)
+    assert winograd.output_tile(plain, 16, machine(16)) == (3, 3)
+    assert winograd.output_tile(wide, 16, machine(16)) == (4, 5)
+    assert winograd.output_tile(replace(wide, in_height=13, in_width=37), 16, machine(16)) == (5, 4)
+    assert winograd.output_tile(wide, 4, resolve("rpi4")) == (5, 5), "ARM keeps to equal tiles"
+
+
+@pytest.mark.parametrize("target", [machine(8), machine(16), resolve("x86-64-v3")])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_layers_of_a_resnet_keep_equal_tiles(batch: int, target: DeviceTarget) -> None:
+    for channels, extent in ((64, 56), (128, 28), (256, 14), (512, 7)):
+        op = Conv2d(batch, channels, extent, extent, channels, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+        assert winograd.output_tile(op, target.simd.lanes, target) in ((4, 4), (2, 2)), op
 
 
 def test_arm_takes_the_tile_that_saves_products() -> None:
@@ -339,7 +397,7 @@ def test_arm_takes_the_tile_that_saves_products() -> None:
     middle = replace(few, in_channels=256, in_height=14, in_width=14, out_channels=256)
     many = replace(few, in_channels=512, in_height=7, in_width=7, out_channels=512)
     found = [winograd.output_tile(op, 4, resolve("rpi4")) for op in (few, middle, many)]
-    assert found == [4, 5, 4]
+    assert found == [(4, 4), (5, 5), (4, 4)]
 
 
 def test_arm_computes_first_layers_on_phases() -> None:
@@ -349,11 +407,15 @@ def test_arm_computes_first_layers_on_phases() -> None:
     mobilenet = replace(resnet, out_channels=32, kernel=(3, 3), padding=(1, 1, 1, 1))
     few = replace(resnet, out_channels=32)
     ops = (resnet, yolo, mobilenet, few, replace(resnet, strides=(1, 1)), replace(resnet, kernel=(7, 5)))
-    assert [winograd.output_tile(op, 1, resolve("rpi4")) for op in ops] == [4, 5, None, None, None, None]
+    assert [winograd.output_tile(op, 1, resolve("rpi4")) for op in ops] == [
+        (4, 4),
+        (5, 5),
+        *[None] * 4,
+    ]
     # What is between the stages must fit a core's cache, whatever the number of pictures and their height.
-    assert winograd.output_tile(replace(resnet, batch=3, in_height=900), 1, resolve("rpi4")) == 4
+    assert winograd.output_tile(replace(resnet, batch=3, in_height=900), 1, resolve("rpi4")) == (4, 4)
     assert winograd.output_tile(replace(resnet, in_width=900), 1, resolve("rpi4")) is None
-    assert [winograd.output_tile(resnet, 1, resolve(name)) for name in ("rpi3", "rpi5")] == [None, 4]
+    assert [winograd.output_tile(resnet, 1, resolve(name)) for name in ("rpi3", "rpi5")] == [None, (4, 4)]
     for target in (machine(4), machine(8), machine(16), resolve("rpi-armv7")):
         assert winograd.output_tile(resnet, 1, target) is None
 
@@ -361,7 +423,7 @@ def test_arm_computes_first_layers_on_phases() -> None:
 def test_arm_uses_winograd_for_larger_windows() -> None:
     five = Conv2d(1, 64, 28, 28, 64, (5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 1)
     ops = (five, replace(five, kernel=(4, 4)), replace(five, kernel=(6, 6)), replace(five, groups=2))
-    assert [winograd.output_tile(op, 4, resolve("rpi4")) for op in ops] == [3, 4, None, None]
+    assert [winograd.output_tile(op, 4, resolve("rpi4")) for op in ops] == [(3, 3), (4, 4), None, None]
     small = replace(five, in_channels=32, in_height=14, in_width=14, kernel=(4, 4), padding=(1, 1, 1, 1))
     assert winograd.output_tile(small, 4, resolve("rpi4")) is None  # its weights take too long
 
@@ -372,7 +434,7 @@ def test_arm_uses_winograd_at_stride_2_if_the_weights_are_worth_it() -> None:
     second = replace(first, in_channels=128, in_height=28, in_width=28, out_channels=256)
     third = replace(first, in_channels=256, in_height=14, in_width=14, out_channels=512)
     found = [winograd.output_tile(op, 4, resolve("rpi4")) for op in (first, second, third)]
-    assert found == [2, 2, None]
+    assert found == [(2, 2), (2, 2), None]
     assert winograd.output_tile(replace(first, strides=(2, 1)), 4, resolve("rpi4")) is None
     assert winograd.output_tile(first, 16, machine(16)) is None
 
