@@ -119,7 +119,7 @@ def emit(
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
     if op.groups == 1:  # do not multiply the zeros that fill the last block
         in_block = reduction_block(in_block, op.in_channels)
-    once, tiles = _tiles_of(op, blocks, in_block, target)
+    once, step, tiles = _tiles_of(op, blocks, in_block, target)
     packed: relax.Expr
     if isinstance(weight, np.ndarray):
         packed = emit_weights(bb, pack_weights(weight, in_block, out_block, tiles.oc))
@@ -130,63 +130,84 @@ def emit(
     def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
         if once:
             pixels, plain = read_pixels(data, op)
-            return convolve(pixels, w, plain, blocks)
-        return convolve(pad(data, op), w, op, blocks)
+            return convolve(pixels, w, plain, blocks, step)
+        return convolve(pad(data, op), w, op, blocks, step)
 
     call = bb.call_te(compute, x, packed, primfunc_name_hint="conv2d", primfunc_attrs=FUSES_ELEMENTWISE)
     return bb.emit(call)
 
 
-def _tiles_of(op: Conv2d, blocks: int, in_block: int, target: DeviceTarget) -> tuple[bool, ConvolutionTiles]:
-    """Return whether the pixels that a convolution reads are copied first, and the heuristic's tiles."""
+def _tiles_of(
+    op: Conv2d, blocks: int, in_block: int, target: DeviceTarget
+) -> tuple[bool, int, ConvolutionTiles]:
+    """Return how a convolution is computed.
+
+    Returns
+    -------
+    once
+        Whether the pixels that it reads are copied first.
+    step
+        As `_flat_step` returns it.
+    tiles
+        The heuristic's.
+    """
     pixels = Rows(op.out_height * op.out_width)
     point = op.kernel == (1, 1) and not any(op.padding)
-    step = _flat_step(op.out_height, op.out_width, in_block, target, points=point)
-    if step and not _leaves_out_taps(op):
+    step = _flat_step(op, in_block, target, points=point)
+    if step:
         tiles = flat_space(blocks, pixels, in_block, target, op.groups, step).default
         once = worth_reading_once(op, -(-blocks // (op.groups * int(tiles.oc))))
         if not point or once or op.strides == (1, 1):
-            return once, tiles
+            return once, step, tiles
     columns = Columns(op.kernel[1], op.strides[1], op.dilation[1])
     tiles = space(blocks, op.out_width, in_block, target, columns, groups=op.groups).default
-    return tiles.held and worth_reading_once(op, -(-blocks // (op.groups * int(tiles.oc)))), tiles
+    once = tiles.held and worth_reading_once(op, -(-blocks // (op.groups * int(tiles.oc))))
+    return once, 0, tiles
 
 
-def _flat_step(height: int, width: int, in_block: int, target: DeviceTarget, *, points: bool) -> int:
+def _flat_step(op: Conv2d, in_block: int, target: DeviceTarget, *, points: bool) -> int:
     """Return 0, or the pixels of which a tile has a multiple if the rows of an image are seen as one row.
 
     Parameters
     ----------
-    height, width
-        Of the output.
+    op
+        The geometry. Taps are left out row by row, and TVM sees no reduction in a single product.
     in_block
         Input channels in a block of the reduction.
     target
         The device. With 16 registers, or with values in registers as on ARM, a tile has 6 or 7 columns: rows
         stay rows.
     points
-        Whether each pixel of the output reads only the pixel of the input that is in its place. Tiles of
-        other windows have whole rows, if at least two of them.
+        Whether each pixel of the output reads only one pixel of the input. Tiles of other windows have whole
+        rows, if at least two of them.
     """
-    if height == 1 or width == 1 or multiplies_by_element(target) or target.simd.registers < 32:
+    if op.out_height == 1 or op.out_width == 1 or multiplies_by_element(target) or target.simd.registers < 32:
+        return 0
+    if _leaves_out_taps(op) or op.in_channels // op.groups * math.prod(op.kernel) == 1:
         return 0
     if points:
         return 1
-    return width if 2 * width <= target.simd.registers // 2 - 2 and not _is_picture(in_block) else 0
+    return op.out_width if 2 * op.out_width <= _widest_tile(target) and not _is_picture(in_block) else 0
+
+
+def _widest_tile(target: DeviceTarget) -> int:
+    """Return the columns of the widest tile of two vectors whose sums and operands fit the registers."""
+    return target.simd.registers // 2 - 2
 
 
 def _leaves_out_taps(op: Conv2d) -> bool:
     """Whether enough taps of windows read only padding.
 
-    A tile of columns is often narrower than the gaps of a window, but hardly than the padding without gaps.
+    Columns count only for windows with gaps: without gaps, the padding is narrower than a tile of columns, so
+    no tile leaves a tap out.
     """
     return max(op.idle_share(0), op.idle_share(1) if op.dilation[1] > 1 else 0.0) > _IDLE_SHARE
 
 
-def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int) -> te.Tensor:
+def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int, step: int = 0) -> te.Tensor:
     """Return the tensor expression of the convolution of `x`, which is already padded.
 
-    Of the blocks of weights, the first `out_blocks` are used.
+    Of the blocks of weights, the first `out_blocks` are used. `step` is that of `_flat_step`.
     """
     _, in_blocks, kernel_h, kernel_w, in_block, together, out_block = (int(d) for d in w.shape)
     per_group = out_blocks // op.groups
@@ -208,6 +229,8 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int) -> te.Tens
         marks[MARK] = [*op.padding[:2], op.in_height, op.in_width, sh, sw, dh, dw]
     if op.groups > 1:
         marks["edge.groups"] = op.groups
+    if step:
+        marks["edge.flat"] = step
     return te.compute(
         (op.batch, out_blocks, op.out_height, op.out_width, out_block),
         element,
@@ -359,7 +382,9 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles
     if tiles.flat:
         _flatten(sch, block, epilogue.block)
         n, o, z, v, ic, kh, kw, ii = sch.get_loops(block)
-        yo, yi, zo, zi = sch.split(z, [None, -(-tiles.oh // tiles.together), tiles.together, tiles.ow])
+        # Factors are decisions, of which TVM can write no formulas.
+        yo, yi, zi = sch.split(z, [None, tiles.oh, tiles.ow])
+        yi, zo = sch.split(yi, [None, tiles.together])
     else:
         n, o, y, z, v, ic, kh, kw, ii = sch.get_loops(block)
         yo, yi = sch.split(y, [None, tiles.oh])
@@ -372,6 +397,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles
     sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, *tile_loops, v)
     if not tiles.held and not tiles.row_held:
         times = int(sch.get(n).extent) * int(sch.get(yo).extent)
+        # A 1x1 window has no loop over its columns: the first loop of the reduction reads the panel.
         long = [loop for loop in (kw, ic, io) if int(sch.get(loop).extent) > 1]
         prefetch.mark(sch, long[0] if tiles.flat and long else kw, rows=int(sch.get(yi).extent), times=times)
         if not epilogue.apart:
@@ -412,24 +438,13 @@ def _flatten(sch: st.Schedule, block: st.schedule.SBlockRV, last: st.schedule.SB
     sch.transform_block_layout(last, image)
 
 
-def _step(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> int:
-    """Return what `_flat_step` does; 0 if what is fused to the convolution changes the picture."""
-    _, _, height, width, _, _, kh, kw, in_block = (int(sch.get(q).extent) for q in sch.get_loops(block))
+def _step(sch: st.Schedule, block: st.schedule.SBlockRV) -> int:
+    """Return the anchor's step; 0 if what is fused to the convolution changes the picture."""
     last = block
     while consumers := sch.get_consumers(last):
         last = consumers[0]
-    shape, changed, data = (
-        [int(d) for d in buffer.shape]
-        for buffer in (
-            sch.get(block).writes[0].source,
-            sch.get(last).writes[0].source,
-            sch.get(block).reads[0].source,
-        )
-    )
-    if shape != changed or MARK in sch.get(block).annotations:
-        return 0  # taps are left out row by row
-    points = kh == kw == 1 and data[2:4] == [height, width]
-    return _flat_step(height, width, in_block, target, points=points)
+    shape, changed = ([int(d) for d in sch.get(b).writes[0].source.shape] for b in (block, last))
+    return int(sch.get(block).annotations.get("edge.flat", 0)) if shape == changed else 0
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
@@ -438,7 +453,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     marks = sch.get(block).annotations
     data = sch.get(block).reads[0].source
     groups = int(marks.get("edge.groups", 1))
-    if step := _step(sch, block, target):
+    if step := _step(sch, block):
         pixels = Rows.of(extents[2] * extents[3], data)
         s = flat_space(extents[1], pixels, extents[8], target, groups, step)
     else:

@@ -16,7 +16,7 @@ from tvm import s_tir as st
 from tvm import tirx
 
 # The anchor's annotation: padding above and to the left, rows and columns of the image, strides, dilations.
-# The loops do not depend on it, so it is no part of a signature.
+# It is no part of a signature: only how many rows the heuristic takes depends on it.
 MARK: Final = "idle_taps"
 
 # The anchor's axes of rows and columns: of the output, and of the window.

@@ -126,6 +126,7 @@ def _prefetches(outer: tirx.For, between: tuple[tirx.For, ...], inner: tirx.For)
     which = outer.loop_var // rows
     if times > 1:
         which = which % (outer.extent // (rows * times))
+    count = int(outer.extent) * panels // (rows * times)
     while panels > 1:
         which = which * loops[0].extent + loops[0].loop_var
         panels //= int(loops[0].extent)
@@ -140,7 +141,8 @@ def _prefetches(outer: tirx.For, between: tuple[tirx.For, ...], inner: tirx.For)
     at = outer.loop_var % rows
     for loop in loops:
         at = at * loop.extent + loop.loop_var
-    first = (which + 1) * panel + at * step
+    following = (which + 1) % count if times > 1 else which + 1  # after the last panel, the first again
+    first = following * panel + at * step
     zeros = [0] * (len(weights.shape) - 1)
     how = [tirx.const(a, "int32") for a in (_READ, _L2, _DATA)]
     addresses = [tirx.address_of(weights[(*zeros, first + k * line)]) for k in range(lines)]

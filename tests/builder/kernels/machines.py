@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
+import tvm
 from tvm import relax
 
 from benchmarks.interpreter import Interpreter
@@ -52,15 +53,20 @@ Build = Callable[..., relax.Expr]
 Randn = Callable[..., np.ndarray]
 
 
-def lower_expression(build: Build, inputs: Mapping[str, np.ndarray], target: DeviceTarget) -> LoweredModule:
-    """Lower the expression that `build` returns for variables with the types of `inputs`."""
+def module_of(build: Build, inputs: Mapping[str, np.ndarray]) -> tvm.IRModule:
+    """Return a module of the expression that `build` returns for variables with the types of `inputs`."""
     bb = relax.BlockBuilder()
     params = [relax.Var(k, relax.TensorType(v.shape, str(v.dtype))) for k, v in inputs.items()]
     with bb.function("main", params):
         with bb.dataflow():
             out = bb.emit_output(bb.normalize(build(*params)))
         bb.emit_func_output(out)
-    return lower(bb.get(), target, Schedules(strict=True))
+    return bb.get()
+
+
+def lower_expression(build: Build, inputs: Mapping[str, np.ndarray], target: DeviceTarget) -> LoweredModule:
+    """Lower the expression that `build` returns for variables with the types of `inputs`."""
+    return lower(module_of(build, inputs), target, Schedules(strict=True))
 
 
 def run(build: Build, inputs: Mapping[str, np.ndarray], target: DeviceTarget) -> Result:

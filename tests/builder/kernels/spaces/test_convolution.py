@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tvm import relax
+from tvm import relax, tirx
 
+from builder.compiling.lower import fuse
+from builder.kernels.design_space import DesignSpace, decisions_of
+from builder.kernels.schedule import without_pragmas
 from builder.kernels.spaces import convolution, winograd
 from builder.kernels.spaces.geometry import Rows
 from builder.kernels.spaces.register_tile import tilings
@@ -25,6 +28,7 @@ from tests.builder.kernels.machines import (
     in_turn,
     lower_expression,
     machine,
+    module_of,
     run,
 )
 
@@ -49,14 +53,6 @@ def convolve(x: np.ndarray, w: np.ndarray, target: DeviceTarget, **how: Any) -> 
 
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "1x1": ((1, 32, 7, 7), (48, 32, 1, 1), {}),
-    "1x1, tiles across rows": ((2, 40, 5, 11), (72, 40, 1, 1), {}),
-    "1x1, tiles across rows of one block": ((1, 16, 9, 5), (64, 16, 1, 1), {}),
-    "1x1 in groups": ((1, 64, 6, 9), (96, 32, 1, 1), {"groups": 2}),
-    "3x3 at stride 2, tiles of two rows": (
-        (2, 32, 13, 13),
-        (48, 32, 3, 3),
-        {"strides": (2, 2), "padding": (1, 1, 1, 1)},
-    ),
     "3x3 at stride 2": ((1, 16, 15, 15), (32, 16, 3, 3), {"strides": (2, 2), "padding": (1, 1, 1, 1)}),
     "first layer of three channels": (
         (1, 3, 20, 20),
@@ -290,6 +286,42 @@ def test_tiles_have_pixels_of_several_rows() -> None:
     # A window's tiles have whole rows.
     tiles = convolution.flat_space(32, Rows(49, 4096), 16, machine(16), step=7).default
     assert (tiles.oc, tiles.ow) == (2, 14)
+
+
+# With 32 registers, and whether the rows of an image are one row.
+FLAT: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], bool]] = {
+    "1x1, a batch": ((2, 40, 5, 11), (72, 40, 1, 1), {}, True),
+    "1x1, one block": ((1, 16, 9, 5), (64, 16, 1, 1), {}, True),
+    "1x1 in groups": ((1, 64, 6, 9), (96, 32, 1, 1), {"groups": 2}, True),
+    "1x1 at stride 2, read once": ((2, 16, 9, 11), (200, 16, 1, 1), {"strides": (2, 2)}, True),
+    "1x1 at stride 2, too few outputs": ((1, 32, 13, 13), (64, 32, 1, 1), {"strides": (2, 2)}, False),
+    "1x1, padded": ((1, 16, 5, 5), (32, 16, 1, 1), {"padding": (1, 1, 1, 1)}, False),
+    "1x1, one channel": ((1, 1, 9, 9), (32, 1, 1, 1), {}, False),
+    "3x3 at stride 2": ((2, 32, 15, 15), (48, 32, 3, 3), {"strides": (2, 2)}, True),
+    "3x3 at stride 2, padded": ((2, 32, 13, 13), (48, 32, 3, 3), {"strides": (2, 2), **SAME}, False),
+}
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_rows_of_an_image_as_one_row_agree_with_the_definition(name: str, randn: Randn) -> None:
+    shape, weight, how, flat = FLAT[name]
+    result = convolve(randn(*shape), randn(*weight), machine(16), **how)
+    assert convolution.KIND in result.schedules
+    assert any("edge.flat" in str(kernel) for kernel in result.lowered.kernels.functions.values()) == flat
+
+
+def test_points_of_one_row_are_written_and_read(randn: Randn) -> None:
+    weight = relax.const(randn(64, 32, 1, 1))
+    module = module_of(lambda v: relax.op.nn.relu(relax.op.nn.conv2d(v, weight)), {"x": randn(2, 32, 7, 7)})
+    functions = fuse(module, machine(16)).functions.values()
+    (kernel,) = [f for f in functions if isinstance(f, tirx.PrimFunc) and "edge.flat" in str(f)]
+    space = DesignSpace.of(without_pragmas(kernel), machine(16))
+    assert space is not None
+    for decisions in (space.default, tuple(0 for _ in space.values), tuple(len(v) - 1 for v in space.values)):
+        point = space.point(decisions)
+        assert point is not None
+        assert point.trace.as_json()
+        assert decisions_of(point.trace) == decisions
 
 
 def test_rows_stay_rows_without_32_registers_for_sums() -> None:
