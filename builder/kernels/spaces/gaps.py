@@ -19,9 +19,9 @@ from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.winograd_stages import Stages, Tile
 from builder.target.device_target import DeviceTarget
 
-# In multiply-adds of a vector: those of Winograd's products, and what is spent on each number that is
-# transformed, or copied once more.
-_PRODUCT, _TRANSFORM, _COPY = 1.1, 8.0, 8.0
+# In multiply-adds of a vector: what it costs to copy a number once more, as much as to transform it.
+_COPY: Final = 8.0
+# What this must save: costs are estimates, and two more kernels are started.
 _WORTH: Final = 0.9
 
 
@@ -56,22 +56,18 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> Tile | None:
     tile = winograd.output_tile(small, in_block, target)
     if tile is None:
         return None
-    weights = (tile[0] + 2) * (tile[1] + 2)
-    lanes, i, o = target.simd.lanes, op.in_channels, op.out_channels
-    bytes_per_product = target.core.memory_bytes_per_ns / target.core.products_per_ns
     # A tile of columns is left out only if all of it reads padding.
     read = (1 - op.idle_share(0)) * (1 - op.idle_share(1) / 2)
-    pixels = op.batch * op.out_height * op.out_width
-    numbers = weights * Stages(small, tile, 1).tiles
-    between = 4 * numbers * (i + o)
-    l2_bytes = target.core.l2_bytes * target.core.l2_cores
-    if target.core.l2_cores > 1 and 4 * pixels * (i + o) > l2_bytes // 2:
+    numbers = op.batch * op.out_height * op.out_width * (op.in_channels + op.out_channels)
+    stages = Stages(small, tile, 1)
+    between = stages.positions * stages.tiles * (op.in_channels + op.out_channels)
+    l2_numbers = target.core.l2_bytes * target.core.l2_cores // 4
+    if target.core.l2_cores > 1 and numbers > l2_numbers // 2:
         return None  # cores that share a cache wait for its memory while images are copied
-    spilled = winograd.rows_of_band(small, tile, target) is None and between > l2_bytes // 2
-    direct = 9 * pixels * read * i * o / lanes + 9 * i * o * 4 / bytes_per_product
-    cost = numbers * (i * o * _PRODUCT + (i + o) * _TRANSFORM) / lanes + pixels * (i + o) * _COPY / lanes
-    cost += (weights * i * o * 4 + (2 * between if spilled else 0)) / bytes_per_product
-    return tile if cost < _WORTH * direct else None
+    spilled = winograd.rows_of_band(small, tile, target) is None and between > l2_numbers // 2
+    cost = winograd.cost(small, tile, target) + numbers * _COPY / target.simd.lanes
+    cost += 2 * between / 4 * winograd.reading(target) if spilled else 0.0
+    return tile if cost < _WORTH * winograd.direct_cost(op, target, read) else None
 
 
 def emit(

@@ -70,7 +70,8 @@ _TILES: Final[tuple[Tile, ...]] = ((4, 4), (2, 2))
 _TILES_ON_ARM: Final[tuple[Tile, ...]] = ((4, 4), (5, 5), (2, 2))
 # At stride 2, tiles of 4x4 read 9 x 9 numbers: fewer products, but by estimate 1.6 times the time.
 _TILES_AT_STRIDE_2: Final[tuple[Tile, ...]] = ((2, 2),)
-# On x86, others are for pictures that 4x4 exceeds by so much: 14x14 and 7x7, which networks have, by 1.306.
+# On x86, other tiles are tried where tiles of 4x4 cover more than this times the picture. 14x14 and 7x7,
+# which networks have, are covered 1.306 times.
 _EXCEEDED: Final = 1.32
 _OTHER_TILES: Final[tuple[Tile, ...]] = ((3, 3), (3, 4), (4, 3), (4, 5), (5, 4), (3, 5), (5, 3))
 # Windows on ARM, and the largest input tile: one number more has 3 times the error.
@@ -81,7 +82,7 @@ _WORTH: Final = 0.95
 # By estimate for Raspberry Pi 4 and 5: layers with costs of 0.29, 0.35 and 0.52 take 0.42 to 0.65, 0.59 to
 # 1.03 and 0.91 to 1.57 of the time.
 _WORTH_OF_LARGER_WINDOWS: Final = 0.4
-# For pictures, by estimate for the same boards: 64 outputs take 0.59 to 0.95 of the time, 32 outputs 0.87 to
+# On phases, by estimate for the same boards: 64 outputs take 0.59 to 0.95 of the time, 32 outputs 0.87 to
 # 1.18.
 _MANY_OUTPUTS: Final = 64
 # On a Raspberry Pi 3, a row of tiles of a ResNet takes all of a core's part: four cores take 1.15 times as
@@ -97,22 +98,21 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> Tile | None:
     weights, is only taken where their traffic does not cost more than it saves.
     """
     on_arm = multiplies_by_element(target) and target.simd.registers >= 32
-    on_arm = multiplies_by_element(target) and target.simd.registers >= 32
-    direct = _direct_cost(op, target)
-    is_divided = on_arm and in_block == 1 and phases.applies(op, target.simd.lanes)
-    if is_divided:
+    direct = direct_cost(op, target)
+    on_phases = on_arm and in_block == 1 and phases.applies(op, target.simd.lanes)
+    if on_phases:
         op, in_block = phases.at_stride_1(op), phases.BLOCK
     if in_block < target.simd.lanes:
         return None
     least, best = direct, None
     for tile in _known_tiles(op, target, on_arm=on_arm):
-        if is_divided and not _pays_for_a_picture(op, tile, target):
+        if on_phases and not _pays_on_phases(op, tile, target):
             continue
-        cost = _cost(op, tile, target)
-        if op.kernel != (3, 3) and not is_divided and cost > direct * _WORTH_OF_LARGER_WINDOWS:
+        found = cost(op, tile, target)
+        if op.kernel != (3, 3) and not on_phases and found > direct * _WORTH_OF_LARGER_WINDOWS:
             continue
-        if cost < least * (_WORTH if max(tile) > 4 else 1.0):
-            least, best = cost, tile
+        if found < least * (_WORTH if max(tile) > 4 else 1.0):
+            least, best = found, tile
     return best
 
 
@@ -134,28 +134,31 @@ def _known_tiles(op: Conv2d, target: DeviceTarget, *, on_arm: bool) -> tuple[Til
     return _TILES_ON_ARM if on_arm else _TILES
 
 
-def _direct_cost(op: Conv2d, target: DeviceTarget) -> float:
-    """Return the cost of the direct convolution."""
-    outputs = op.batch * op.out_height * op.out_width
+def direct_cost(op: Conv2d, target: DeviceTarget, share: float = 1.0) -> float:
+    """Return the cost of the direct convolution, in multiply-adds of a vector.
+
+    `share` is that of the products that it computes: others read padding.
+    """
+    outputs = op.batch * op.out_height * op.out_width * share
     weights = math.prod(op.kernel) * op.in_channels * op.out_channels
-    return outputs * weights / target.simd.lanes + weights * _reading(target)
+    return outputs * weights / target.simd.lanes + weights * reading(target)
 
 
-def _cost(op: Conv2d, tile: Tile, target: DeviceTarget) -> float:
-    """Return the cost of the convolution with a tile."""
+def cost(op: Conv2d, tile: Tile, target: DeviceTarget) -> float:
+    """Return the cost of the convolution with a tile, in multiply-adds of a vector."""
     stages = Stages(op, tile, 1)
     i, o = op.in_channels, op.out_channels
     vectors = stages.positions * stages.tiles / target.simd.lanes
     products, transforms = vectors * i * o * _GEMM_COST, vectors * (i + o) * _TRANSFORM_COST
-    return products + transforms + stages.weights * i * o * _reading(target)
+    return products + transforms + stages.weights * i * o * reading(target)
 
 
-def _reading(target: DeviceTarget) -> float:
-    """Return the cost of reading a weight."""
+def reading(target: DeviceTarget) -> float:
+    """Return the cost of reading a weight from memory, in multiply-adds of a vector."""
     return _WEIGHT_BYTES * target.core.products_per_ns / target.core.memory_bytes_per_ns
 
 
-def _pays_for_a_picture(op: Conv2d, tile: Tile, target: DeviceTarget) -> bool:
+def _pays_on_phases(op: Conv2d, tile: Tile, target: DeviceTarget) -> bool:
     """Whether a convolution of phases has enough outputs, and a core's cache has room for its stages.
 
     The direct convolution of few channels reads little: beyond the cache, it takes a quarter of the time.
@@ -167,8 +170,8 @@ def _pays_for_a_picture(op: Conv2d, tile: Tile, target: DeviceTarget) -> bool:
 
 def _panel(op: Conv2d, target: DeviceTarget) -> int:
     """Return the channels of a band whose products are there at a time: on ARM those of a panel."""
-    on_arm = multiplies_by_element(target)
-    return min(op.out_channels, _PANEL * target.simd.lanes) if on_arm else op.out_channels
+    by_panel = multiplies_by_element(target)
+    return min(op.out_channels, _PANEL * target.simd.lanes) if by_panel else op.out_channels
 
 
 def _row_bytes(op: Conv2d, tile: Tile, out_channels: int) -> int:
@@ -226,11 +229,11 @@ def emit(
     op
         The geometry.
     x
-        The input, `[N, IC/bi, H, W, bi]`.
+        The input, `[N, IC/bi, H, W, bi]`, float32 or float16. The result is float32.
     weight
         `[OC, IC, KH, KW]`, float32.
     out_block
-        `bo`, the channels in a block of the output.
+        `bo`, the channels in a block of the output: a vector of float32, or two of them.
     tile
         Rows and columns of the output's tile.
     target
@@ -243,7 +246,7 @@ def emit(
     in_block = reduction_block(in_block, op.in_channels)
     blocks = -(-op.out_channels // out_block)
     band = rows_of_band(op, tile, target)
-    tiles = space(Stages(op, tile, 1, band).tiles, blocks, in_block, target).default
+    tiles = space(Stages(op, tile, 1, band).tiles, blocks, (in_block, out_block), target).default
     packed = emit_weights(bb, pack_weights(weight, in_block, out_block, tiles.oc))
     transform = bb.call_te(
         lambda w: transform_weights(w, tile, op.strides[0]),
@@ -319,23 +322,12 @@ def convolve(
     data = stages.data(x, (rows.input, columns.input), "float32", tirx.const(0, "float32"))
     ic = te.reduce_axis((0, in_blocks), "ic")
     ii = te.reduce_axis((0, bi), "ii")
-    wide = stages.sizes[1]
-
-    def weights_of(xi: tirx.Var) -> tirx.Expr:
-        """Return the number of the weights of a position: at stride 2, positions from m + 1 on share them."""
-        if op.strides == (1, 1):
-            return xi
-        row, column = (
-            tirx.min(at, tirx.const(m + 1, "int32"))
-            for at, m in zip((xi // wide, xi % wide), tile, strict=True)
-        )
-        return row * (tile[1] + 2) + column
 
     def products(*at: tirx.Var) -> tirx.Expr:
         *q, xi, o, number, v = at
         channel = ii if parts == 1 else ic % parts * bi + ii
         value = data[(*q, xi, number // beside, ic // parts, number % beside, channel)]
-        weight = u[weights_of(xi), o // together, ic, ii, o % together, v]
+        weight = u[stages.weights_at(xi), o // together, ic, ii, o % together, v]
         return te.sum(value * weight, axis=[ic, ii])
 
     shape = (*stages.bands, stages.positions, -(-op.out_channels // bo), stages.tiles, bo)
@@ -356,17 +348,15 @@ class WinogradTiles:
     ii
         Input channels unrolled in the innermost reduction.
     held
-        Whether these input values are held in vector registers; see `register_tile.hold_operand`.
-    by_panel
-        Whether, in a band, the result of `oc` blocks is complete before the next ones: then what is between
-        the product and the last stage stays in the L1 cache.
+        Whether these input values are held in vector registers; see `register_tile.hold_operand`. In a band,
+        the result of `oc` blocks is then complete before the next ones, so that what is between the product
+        and the last stage stays in the L1 cache.
     """
 
     tiles: Decision
     oc: Decision
     ii: Decision
     held: bool = False
-    by_panel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +369,7 @@ class WinogradSpace:
     default: WinogradTiles
 
 
-def space(tiles: int, out_blocks: int, in_block: int, target: DeviceTarget) -> WinogradSpace:
+def space(tiles: int, out_blocks: int, block: tuple[int, int], target: DeviceTarget) -> WinogradSpace:
     """Return the design space of the product; the heuristic is that of the direct convolution.
 
     Parameters
@@ -388,16 +378,20 @@ def space(tiles: int, out_blocks: int, in_block: int, target: DeviceTarget) -> W
         Tiles of the output, of all images.
     out_blocks
         Blocks of output channels.
-    in_block
-        Input channels in a block.
+    block
+        Input and output channels in a block.
     target
         The device.
     """
+    in_block, out_block = block
     ts, ocs = tilings(tiles, 32), tilings(out_blocks, 8)
     held = multiplies_by_element(target) and in_block % 4 == 0
-    oc, tile = best_tile(TileChoices((out_blocks, tiles), ocs, ts), target, held=held)
+    vectors = -(-out_block // target.simd.lanes)  # of a block
+    choices = TileChoices((vectors * out_blocks, tiles), tuple(vectors * oc for oc in ocs), ts)
+    oc, tile = best_tile(choices, target, held=held)
+    oc = max(1, oc // vectors)
     ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
-    return WinogradSpace(ts, ocs, ii, WinogradTiles(tile, oc, min(4, in_block), held, held))
+    return WinogradSpace(ts, ocs, ii, WinogradTiles(tile, oc, min(4, in_block), held))
 
 
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, size: Tile) -> None:
@@ -409,7 +403,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, s
     band = int(sch.get(tile).extent) // columns if bands else None
     epilogue = Epilogue.after(sch, block)
     sch.compute_inline(block)
-    shared, panel = order_output(sch, half_out, epilogue, size, band, tiles.oc if tiles.by_panel else None)
+    shared, panel = order_output(sch, half_out, epilogue, size, band, tiles.oc if tiles.held else None)
     if panel is not None:
         sch.compute_at(product, panel, preserve_unit_loops=True)
     divided = sch.get_producers(sch.get_sblock("pad"))
@@ -451,11 +445,11 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     """Order the loops of the function around `block` by the decisions of `choose`."""
     high, wide = (int(extent) for extent in sch.get(block).annotations["edge.tile"])
     product = sch.get_sblock("product")
-    *_, out_blocks, tiles, _, _, in_block = (int(sch.get(q).extent) for q in sch.get_loops(product))
-    s = space(tiles, out_blocks, in_block, target)
+    *_, out_blocks, tiles, out_block, _, in_block = (int(sch.get(q).extent) for q in sch.get_loops(product))
+    s = space(tiles, out_blocks, (in_block, out_block), target)
     d = s.default
     tile, oc, ii = choose("tiles", s.tiles, d.tiles), choose("oc", s.oc, d.oc), choose("ii", s.ii, d.ii)
-    apply(sch, block, WinogradTiles(tile, oc, ii, d.held, d.by_panel), (high, wide))
+    apply(sch, block, WinogradTiles(tile, oc, ii, d.held), (high, wide))
 
 
 def schedule_weights(

@@ -71,18 +71,19 @@ def order_output(
     shared
         The parallel loop: over the bands, or over blocks of channels and rows of tiles.
     inside
-        The loop in which the product is computed, if there are bands.
+        The loop in which the product is computed; None without bands.
     """
     i, o, y, z, v = sch.get_loops(epilogue.block)
-    outer, panels = None, []
+    outer: st.schedule.LoopRV | None = None
+    first: st.schedule.LoopRV | None = None
     if band is not None:
         outer, y = sch.split(y, [None, band * size[0]])
         if panel is not None:
             first, o = sch.split(o, [None, panel])
-            panels = [first]
     yo, yi = sch.split(y, [None, size[0]])
     zo, zi = sch.split(z, [None, size[1]])
-    sch.reorder(i, *(() if outer is None else (outer,)), *panels, o, yo, zo, yi, zi, v)
+    around = [loop for loop in (outer, first) if loop is not None]
+    sch.reorder(i, *around, o, yo, zo, yi, zi, v)
     sch.compute_at(half_out, zo, preserve_unit_loops=True)
     *_, a, nu, lane = sch.get_loops(half_out)
     for loop in (a, nu, yi, zi):
@@ -91,4 +92,6 @@ def order_output(
         sch.vectorize(loop)
     shared = sch.fuse(i, o, yo) if outer is None else sch.fuse(i, outer)
     sch.parallel(shared)
-    return shared, None if outer is None else (*panels, shared)[0]
+    if outer is None:
+        return shared, None
+    return shared, shared if first is None else first

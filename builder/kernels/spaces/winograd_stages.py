@@ -81,6 +81,17 @@ class Stages:
         """The transformed weights of a filter: at stride 2, the products of a tile share some of them."""
         return math.prod(m + taps - 1 for m, taps in zip(self.tile, self.op.kernel, strict=True))
 
+    def weights_at(self, position: tirx.Expr) -> tirx.Expr:
+        """Return the number of the weights of a position: at stride 2, those from m + 1 on share them."""
+        if self.op.strides == (1, 1):
+            return position
+        wide = self.sizes[1]
+        row, column = (
+            tirx.min(at, tirx.const(m + 1, "int32"))
+            for at, m in zip((position // wide, position % wide), self.tile, strict=True)
+        )
+        return row * (self.tile[1] + 2) + column
+
     @property
     def rows(self) -> int:
         """Rows of tiles in a picture."""

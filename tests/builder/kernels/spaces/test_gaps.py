@@ -8,8 +8,8 @@ from tvm import relax
 
 from builder.kernels.spaces import gaps
 from builder.kernels.spaces.geometry import Conv2d
-from builder.target.device_target import DeviceTarget
-from tests.builder.kernels.machines import Randn, close, conv2d, machine, run
+from builder.target.device_target import DeviceTarget, resolve
+from tests.builder.kernels.machines import Randn, close, conv2d, element_machine, machine, run
 
 
 def dilated(channels: int, size: int, dilation: int, outputs: int | None = None) -> Conv2d:
@@ -41,6 +41,27 @@ def test_windows_with_gaps_by_winograd(
     result = run(build, {"x": x}, target)
     close(result.outputs[0], np.maximum(conv2d(x, w, (1, 1), padding, dilation) + bias, 0))
     assert "winograd" in result.schedules
+
+
+def test_larger_windows_with_gaps_on_arm(randn: Randn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gaps, "output_tile", lambda *_: (3, 3))
+    x, w, padding = randn(1, 8, 19, 22), randn(12, 8, 5, 5), (4, 3, 4, 5)
+
+    def build(v: relax.Expr) -> relax.Expr:
+        return relax.op.nn.conv2d(v, relax.const(w), padding=padding, dilation=(2, 2))
+
+    result = run(build, {"x": x}, element_machine())
+    close(result.outputs[0], conv2d(x, w, (1, 1), padding, (2, 2)))
+    assert "winograd" in result.schedules
+
+
+def test_costs_are_those_of_the_window() -> None:
+    """A 5x5 window has 25 taps, of which Winograd's algorithm saves more than of 9."""
+    target = resolve("rpi5")
+    five = Conv2d(1, 128, 28, 28, 128, (5, 5), (1, 1), (4, 4, 4, 4), (2, 2), 1)
+    assert gaps.output_tile(five, 4, target) is not None
+    small = Conv2d(1, 64, 9, 9, 64, (5, 5), (1, 1), (8, 8, 8, 8), (4, 4), 1)
+    assert gaps.output_tile(small, 4, target) is None
 
 
 def test_a_large_image_is_divided() -> None:

@@ -311,7 +311,7 @@ def test_a_band_is_complete_panel_by_panel_on_arm(
     [kernel] = [f.script() for f in loops if f.attrs["edge.schedule"] == winograd.KIND]
     sums = {int(size) for size in re.findall(r"product = T\.alloc_buffer\(\((\d+),\)", kernel)}
     tiles, blocks = band * 7, -(-outputs // 4)
-    oc = winograd.space(tiles, blocks, 4, element_machine()).default.oc
+    oc = winograd.space(tiles, blocks, (4, 4), element_machine()).default.oc
     assert sums == {36 * tiles * min(oc, blocks) * 4}
 
 
