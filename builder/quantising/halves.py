@@ -9,13 +9,15 @@ infinity (`builder.kernels.passes.half_limits`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import onnx
+import tvm
 from numpy.typing import NDArray
+from tvm.ir import Call
 
 from builder.compiling import declarations
 from builder.compiling.block_parity import is_quantised
@@ -25,8 +27,12 @@ from builder.importer import ImportedModel
 from builder.importer.multiply_adds import multiply_adds_of
 from builder.importer.onnx_graph import OnnxGraph
 from builder.importer.shapes import infer_shapes
+from builder.importer.spans import bindings_of, names_of
 from builder.kernels.passes.half_limits import LARGEST, growth_of_convolution, growth_of_matrix, most_for
 from builder.kernels.passes.halves import mark
+from builder.kernels.rewriter import op_name
+from builder.kernels.spaces import half_winograd
+from builder.kernels.spaces.geometry import Conv2d
 from builder.quantising import table
 from builder.quantising.calibration import CalibrationData, Source, open_calibration
 from builder.quantising.folding import fold_into_weights
@@ -59,6 +65,8 @@ class HalvesReport:
         Multiply-adds of the model, and how many of them are in float16.
     floats
         The nodes that stay in float32 because of large numbers.
+    faster
+        Those that multiply in float32 because that is faster: first layers, by Winograd's algorithm.
     """
 
     model: str
@@ -68,6 +76,7 @@ class HalvesReport:
     total_macs: int
     half_macs: int
     floats: tuple[str, ...]
+    faster: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Return all fields, for JSON."""
@@ -78,12 +87,9 @@ class HalvesReport:
         share = 100 * self.half_macs / max(self.total_macs, 1)
         rows = [("work in float16", f"{share:.1f} % of {self.total_macs / 1e6:,.1f} million multiply-adds")]
         source = "samples" if self.sampled else "random inputs"
-        kept = "none"
-        if self.floats:
-            more = len(self.floats) - _NAMED
-            names = ", ".join(name[:40] for name in self.floats[:_NAMED])
-            kept = f"{names} and {more} more" if more > 0 else names
-        rows.append(("large numbers", f"{kept} (measured on {self.samples} {source})"))
+        rows.append(("large numbers", f"{_listed(self.floats)} (measured on {self.samples} {source})"))
+        if self.faster:
+            rows.append(("faster in float32", _listed(self.faster)))
         return table.lines(rows)
 
 
@@ -157,15 +163,49 @@ def to_halves(
     largest = _largest(folded, data)
     graph = OnnxGraph(folded)
     floats = tuple(node.name for node in folded.graph.node if not _fits(node, graph, largest))
+    faster = _faster_in_floats(model.mod, target) - set(floats)
     products = [node for node in folded.graph.node if multiply_adds_of(node, graph)]
     total = sum(multiply_adds_of(node, graph) for node in products)
     half = sum(
         multiply_adds_of(node, graph)
         for node in products
-        if node.name not in floats and node.op_type in _PRODUCTS and graph.is_constant(node.input[1])
+        if node.name not in faster.union(floats)
+        and node.op_type in _PRODUCTS
+        and graph.is_constant(node.input[1])
     )
-    report = HalvesReport(model.name, "fp16", len(data), calibration is not None, total, half, floats)
+    report = HalvesReport(
+        model=model.name,
+        precision="fp16",
+        samples=len(data),
+        sampled=calibration is not None,
+        total_macs=total,
+        half_macs=half,
+        floats=floats,
+        faster=tuple(node.name for node in products if node.name in faster),
+    )
     return HalvesModel(replace(model, mod=mark(model.mod, floats)), report)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names of nodes, and how many more there are."""
+    if not names:
+        return "none"
+    more = len(names) - _NAMED
+    first = ", ".join(name[:40] for name in names[:_NAMED])
+    return f"{first} and {more} more" if more > 0 else first
+
+
+def _faster_in_floats(mod: tvm.IRModule, target: DeviceTarget) -> set[str]:
+    """Return the nodes that are computed in float32 because that is faster."""
+    found: set[str] = set()
+    for binding in bindings_of(mod):
+        call = binding.value
+        if not isinstance(call, Call) or op_name(call) != "relax.nn.conv2d":
+            continue
+        op = Conv2d.of(call)
+        if op is not None and half_winograd.is_faster_in_floats(op, target):
+            found.update(names_of(call))
+    return found
 
 
 def _largest(model: onnx.ModelProto, data: CalibrationData) -> dict[str, float]:
@@ -199,7 +239,8 @@ def _fits(node: onnx.NodeProto, graph: OnnxGraph, largest: dict[str, float]) -> 
 def _growth(node: onnx.NodeProto, weight: NDArray[Any]) -> float:
     """Return the largest ratio of a product's sums in float16 to its largest factor."""
     if node.op_type == "Conv":
-        return growth_of_convolution(weight)
+        strides = next((list(a.ints) for a in node.attribute if a.name == "strides"), [1, 1])
+        return growth_of_convolution(weight, strides)
     if node.op_type == "ConvTranspose":
         return growth_of_convolution(weight.swapaxes(0, 1))
     turned = any(a.name == "transB" and a.i for a in node.attribute)

@@ -13,7 +13,7 @@ added to a finite number, but not to another infinity.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -119,18 +119,21 @@ def largest_sum(factors: NDArray[np.float64]) -> float:
     return float(factors.sum(axis=1).max(initial=0))
 
 
-def growth_of_convolution(weight: NDArray[np.float32]) -> float:
+def growth_of_convolution(weight: NDArray[np.float32], strides: Sequence[int] = (1, 1)) -> float:
     """Return how much larger than its largest input a sum in float16 of a convolution may be.
 
     Parameters
     ----------
     weight
         `[OC, IC / groups, KH, KW]`.
+    strides
+        Along rows and columns.
     """
     plain = largest_sum(weight.reshape(len(weight), -1).astype(np.float64))
-    if weight.shape[2:] != (3, 3):
+    stride = strides[0]
+    if weight.shape[2:] != (3, 3) or tuple(strides) not in ((1, 1), (2, 2)):
         return plain
-    return max(plain, picture_growth(), largest_sum(largest_factors(weight)))
+    return max(plain, picture_growth(stride), largest_sum(largest_factors(weight, stride)))
 
 
 def growth_of_matrix(weight: NDArray[np.float32]) -> float:
@@ -143,7 +146,9 @@ def growth_of(call: Call) -> float:
     """Return the same for a call of a product with constant weights."""
     weight = constant_of(call.args[1])
     assert weight is not None
-    return growth_of_matrix(weight) if op_name(call) == "relax.matmul" else growth_of_convolution(weight)
+    if op_name(call) == "relax.matmul":
+        return growth_of_matrix(weight)
+    return growth_of_convolution(weight, [int(v) for v in call.attrs.strides])
 
 
 def passes_need(call: Call, *, only: bool) -> bool:

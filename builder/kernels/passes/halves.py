@@ -3,7 +3,8 @@
 Convolutions and matrix products take float16 operands and make float32 sums (`half_sums`). What follows them
 in the same kernel is computed from these sums: the bias in float32, then, as far as results stay small and
 exact enough, in float16. Functions such as the exponential, and softmax, norms and means, are computed in
-float32. Everything after the last product is too: the boxes of a detector have more digits than float16.
+float32. Convolutions of few products make float16 sums if nothing behind their bias needs more. Everything
+after the last product is float32, too: the boxes of a detector have more digits than float16.
 
 A module is marked with the nodes that must stay in float32 (`mark`), because numbers there may be too large.
 What is computed in float16 is finite for any finite input: numbers are limited where they need to be
@@ -34,7 +35,7 @@ from builder.kernels.rewriter import (
     users_of,
 )
 from builder.kernels.spaces.geometry import Conv2d
-from builder.kernels.spaces.half_sums import LONGEST
+from builder.kernels.spaces.half_sums import LONGEST, MOST
 
 MARK: Final = "edge.floats"
 
@@ -261,6 +262,15 @@ class _Halving:
             and all(self._fits(a) for a in _operands(call))
         )
 
+    def _is_read_as_half(self, var: relax.Var) -> bool:
+        """Whether the only call that reads a product, behind its bias or scale, is computed in float16."""
+        while self._users.get(var, 0) == 1 and var in self._reader:
+            result, call = self._reader[var]
+            if op_name(call) not in _SCALES or all(constant_of(arg) is None for arg in call.args):
+                return self._is_product(call) or self._may_be_half(result, call)
+            var = result
+        return False
+
     @staticmethod
     def _fits(expr: relax.Expr) -> bool:
         """Whether float16 holds a constant, such as a bound of a clip."""
@@ -292,7 +302,8 @@ class _Halving:
             "dilation": [int(v) for v in attrs.dilation],
             "groups": int(attrs.groups),
         }
-        if op is not None and op.is_depthwise:  # few products: their sum is rounded as each of them is
+        few = weight[0].size <= MOST and self._is_read_as_half(var)
+        if op is not None and (op.is_depthwise or few):  # their sum is rounded as each of them is
             new = relax.op.nn.conv2d(x, w, out_dtype="float16", **options)
             if var in self._feeds:
                 table.define_half(var, new)

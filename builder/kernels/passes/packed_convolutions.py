@@ -62,7 +62,7 @@ class Convolutions:
         if weight.dtype not in (np.float32, np.float16):
             return False
         op, weight = geometry.without_idle_taps(op, weight)
-        halves = weight.dtype == np.float16
+        halves, dtype = weight.dtype == np.float16, str(call.ty.dtype)
         lanes = 2 * self._lanes if halves else self._lanes
         group = channels = op.out_channels
         if op.is_depthwise:
@@ -83,12 +83,13 @@ class Convolutions:
                 op, x = replace(op, in_channels=op.groups * weight.shape[1]), have
             else:
                 x = table.as_packed(call.args[0], self._in_block(table, call.args[0], op, lanes))
-            tile = None if halves else winograd.output_tile(op, x.block, self._target)
+            in_floats = not halves or (x.block == 1 and half_winograd.is_faster_in_floats(op, self._target))
+            tile = winograd.output_tile(op, x.block, self._target) if in_floats else None
             apart = None if halves else gaps.output_tile(op, x.block, self._target)
             if halves and half_winograd.applies(op, x.block, self._target):
                 new = half_winograd.emit(table.bb, op, x.expr, weight, out_block, self._target)
-            elif halves:
-                new = half_convolution.emit(table.bb, op, x.expr, weight, out_block, self._target)
+            elif halves and tile is None:
+                new = half_convolution.emit(table.bb, op, x.expr, weight, out_block, self._target, dtype)
             elif apart is not None:
                 new = gaps.emit(
                     table.bb, op, x.expr, weight, out_block=out_block, tile=apart, target=self._target
@@ -96,9 +97,12 @@ class Convolutions:
             elif tile is None:
                 new = convolution.emit(table.bb, op, x.expr, weight, out_block, self._target)
             else:
+                floats = weight.astype(np.float32)
                 new = winograd.emit(
-                    table.bb, op, x.expr, weight, out_block=out_block, tile=tile, target=self._target
+                    table.bb, op, x.expr, floats, out_block=out_block, tile=tile, target=self._target
                 )
+        if str(new.ty.dtype) != dtype:
+            new = table.bb.emit(relax.op.astype(new, dtype))
         table.define_packed(var, Packed(new, channels, group))
         return True
 

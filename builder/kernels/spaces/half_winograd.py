@@ -1,11 +1,12 @@
 """Winograd's convolution F(m x m, 3 x 3) on packed channels in float16, with sums in float32.
 
-As in `winograd`, there are three stages. Transformed pictures and weights are rounded to float16, and their
-products summed as `half_sums` says; the output's transform takes these sums, in float32.
+As in `winograd`, there are three stages, and ARM also uses it at stride 2. Transformed pictures and weights
+are rounded to float16, and their products summed as `half_sums` says; the output's transform takes these
+sums, in float32.
 
 The points of F(4, 3) are 0, 3/4, -3/4, 3/2 and -3/2: in float16, the transforms for 0, 1, -1, 2 and -2 lose
 about 5 dB more. Rows of the input's transform are scaled by powers of two, so that its results are about as
-large as its operands; those of the weights are scaled by the inverse.
+large as its operands; those of the weights are scaled by the inverse. At stride 2, the points are 0 and 1.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tvm import s_tir as st
 from builder.kernels.decisions import Chooser
 from builder.kernels.rewriter import shape_of
 from builder.kernels.signature import SPACE_MARK
+from builder.kernels.spaces import winograd
 from builder.kernels.spaces.convolution import pack_weights
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
 from builder.kernels.spaces.geometry import Conv2d
@@ -32,24 +34,23 @@ from builder.kernels.spaces.register_tile import (
     multiplies_by_element,
     tilings,
 )
-from builder.kernels.spaces.winograd import WEIGHTS_KIND
 from builder.kernels.spaces.winograd_loops import order_input, order_output
-from builder.kernels.spaces.winograd_stages import Stages
+from builder.kernels.spaces.winograd_stages import Stages, shares_sums
 from builder.kernels.spaces.winograd_transforms import Matrix, Transforms, select
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "half_winograd"
-TILE: Final = 4  # m
-_POINTS: Final = {
-    2: (Fraction(0), Fraction(1), Fraction(-1)),
-    4: (Fraction(0), Fraction(3, 4), Fraction(-3, 4), Fraction(3, 2), Fraction(-3, 2)),
-}
+# m, by the stride.
+_TILES: Final = {1: 4, 2: 2}
+_POINTS: Final = (Fraction(0), Fraction(3, 4), Fraction(-3, 4), Fraction(3, 2), Fraction(-3, 2))
 
 
 @cache
-def transforms(m: int) -> Transforms:
-    """Return the matrices of F(m, 3) whose input's rows have sums of magnitudes of about two."""
-    plain = Transforms.of(m, _POINTS[m])
+def transforms(stride: int) -> Transforms:
+    """Return the matrices for a stride; at 1, the input's rows have sums of magnitudes of about two."""
+    if stride == 2:
+        return Transforms.at_stride_2(_TILES[2])
+    plain = Transforms.of(_TILES[1], _POINTS)
     factors = [_power_of_two(Fraction(2) / sum(map(abs, row))) for row in plain.input]
 
     def scaled(matrix: Matrix, by: list[Fraction]) -> Matrix:
@@ -65,9 +66,18 @@ def _power_of_two(x: Fraction) -> Fraction:
 
 
 def applies(op: Conv2d, in_block: int, target: DeviceTarget) -> bool:
-    """Whether a convolution has 3x3 windows at stride 1, and reads whole vectors."""
-    plain = (op.kernel, op.strides, op.dilation, op.groups) == ((3, 3), (1, 1), (1, 1), 1)
-    return plain and in_block == 2 * target.simd.lanes
+    """Whether a convolution has 3x3 windows and reads whole vectors; at stride 2, if it pays in float32."""
+    plain = (op.kernel, op.dilation, op.groups) == ((3, 3), (1, 1), 1)
+    if not plain or in_block != 2 * target.simd.lanes:
+        return False
+    if op.strides == (2, 2):
+        return winograd.output_tile(op, in_block, target) is not None
+    return op.strides == (1, 1)
+
+
+def is_faster_in_floats(op: Conv2d, target: DeviceTarget) -> bool:
+    """Whether a first layer of few channels is computed on phases, in float32, with fewer instructions."""
+    return op.in_channels < 2 * target.simd.lanes and winograd.output_tile(op, 1, target) is not None
 
 
 def emit(
@@ -82,13 +92,13 @@ def emit(
 
     The parameters are those of `convolution.emit`; `x` and `weight` are float16.
     """
-    in_block, blocks, m = shape_of(x)[4], -(-op.out_channels // out_block), TILE
-    count = op.batch * -(-op.out_height // m) * -(-op.out_width // m)
-    oc, beside = space(count, blocks, target)
+    in_block, blocks, stride = shape_of(x)[4], -(-op.out_channels // out_block), op.strides[0]
+    m = _TILES[stride]
+    oc, beside = space(Stages(op, (m, m), 1).tiles, blocks, target)
     packed = relax.const(pack_weights(weight, in_block, out_block, oc))
     u = bb.emit(
         bb.call_te(
-            lambda w: transform_weights(w, m),
+            lambda w: transform_weights(w, stride),
             packed,
             primfunc_name_hint="half_winograd_weights",
             primfunc_attrs=NEVER_FUSED,
@@ -96,7 +106,7 @@ def emit(
     )
     return bb.emit(
         bb.call_te(
-            lambda data, weights: convolve(data, weights, op, m, beside),
+            lambda data, weights: convolve(data, weights, op, beside, sharing=shares_sums(target)),
             x,
             u,
             primfunc_name_hint="half_winograd",
@@ -105,9 +115,9 @@ def emit(
     )
 
 
-def transform_weights(w: te.Tensor, m: int) -> te.Tensor:
+def transform_weights(w: te.Tensor, stride: int) -> te.Tensor:
     """Return `G g G^T`, `[(m + 2)**2, OB/t, IB, bi, t, bo]`, of `w`, `[OB/t, IB, 3, 3, bi, t, bo]`."""
-    size, g = m + 2, transforms(m).weights
+    size, g = _TILES[stride] + 2, transforms(stride).weights
     ob, ib, _, _, bi, t, bo = (int(d) for d in w.shape)
     half = te.compute(
         (ob, ib, size, 3, bi, t, bo),
@@ -120,16 +130,18 @@ def transform_weights(w: te.Tensor, m: int) -> te.Tensor:
             "float16"
         ),
         name="weights",
-        attrs={SPACE_MARK: WEIGHTS_KIND},
+        attrs={SPACE_MARK: winograd.WEIGHTS_KIND},
     )
 
 
-def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int) -> te.Tensor:
+def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, beside: int, *, sharing: bool = False) -> te.Tensor:
     """Return the three stages on packed `x` and transformed weights `u`.
 
     Between the first two stages, the `beside` tiles that the product keeps in registers are adjacent.
+    `sharing` is as in `Stages`.
     """
-    t, stages = transforms(m), Stages(op, (m, m), beside)
+    m = _TILES[op.strides[0]]
+    t, stages = transforms(op.strides[0]), Stages(op, (m, m), beside, sharing=sharing)
     in_blocks, bi = int(x.shape[1]), int(x.shape[4])
     _, _, _, _, together, bo = (int(d) for d in u.shape)
     out_blocks = -(-op.out_channels // bo)
@@ -140,9 +152,9 @@ def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int) -> te.
     def partial(xi: tirx.Var, o: tirx.Var, tile: tirx.Var, co: tirx.Var, v: tirx.Var) -> tirx.Expr:
         c = co * inner + ic
         value = data[xi, tile // beside, c, tile % beside, ii]
-        return te.sum(value * u[xi, o // together, c, ii, o % together, v], axis=[ic, ii])
+        return te.sum(value * u[stages.weights_at(xi), o // together, c, ii, o % together, v], axis=[ic, ii])
 
-    shape = ((m + 2) ** 2, out_blocks, stages.tiles)
+    shape = (stages.positions, out_blocks, stages.tiles)
     parts = te.compute((*shape, in_blocks // inner, bo), partial, name="products")
     outer = te.reduce_axis((0, in_blocks // inner), "co")
     product = te.compute(
@@ -192,24 +204,26 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     order_output(sch, half_out, epilogue, (m, m))
 
 
-def _growth() -> np.ndarray:
+def _growth(stride: int) -> np.ndarray:
     """Return by how much each element of the transformed picture may exceed its largest number."""
-    rows = np.array([float(sum(map(abs, row))) for row in transforms(TILE).input])
+    rows = np.array([float(sum(map(abs, row))) for row in transforms(stride).input])
     return np.outer(rows, rows)
 
 
-def picture_growth() -> float:
+def picture_growth(stride: int) -> float:
     """Return by how much the transformed picture may exceed its largest number."""
-    return float(_growth().max())
+    return float(_growth(stride).max())
 
 
-def largest_factors(weight: np.ndarray) -> np.ndarray:
+def largest_factors(weight: np.ndarray, stride: int) -> np.ndarray:
     """Return by how much each transformed product may exceed the largest number of the picture.
 
     Parameters
     ----------
     weight
         `[OC, IC, 3, 3]`.
+    stride
+        1 or 2.
 
     Returns
     -------
@@ -217,6 +231,7 @@ def largest_factors(weight: np.ndarray) -> np.ndarray:
         `[OC * (m + 2)**2, IC]` up to the order of rows: the magnitude of a transformed weight, times the
         largest value that the picture's transform makes of numbers up to 1.
     """
-    g = np.array([[float(v) for v in row] for row in transforms(TILE).weights])
+    g = np.array([[float(v) for v in row] for row in transforms(stride).weights])
     whole = np.abs(np.einsum("ai,ocij,bj->oabc", g, weight.astype(np.float64), g, optimize=True))
-    return np.asarray((whole * _growth()[:, :, None]).reshape(-1, weight.shape[1]))
+    growth = _growth(stride)[: len(g), : len(g)]  # at stride 2, other positions repeat the last row
+    return np.asarray((whole * growth[:, :, None]).reshape(-1, weight.shape[1]))

@@ -32,7 +32,7 @@ from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.integer_convolution import pack_weights, start_sums
 from builder.kernels.spaces.register_tile import TileChoices, hold_operand, shorter_inside, tilings
 from builder.kernels.spaces.winograd_loops import order_input, order_output
-from builder.kernels.spaces.winograd_stages import Stages
+from builder.kernels.spaces.winograd_stages import Stages, shares_sums
 from builder.kernels.spaces.winograd_transforms import Transforms, WholeTransforms, select, times
 from builder.target.device_target import DeviceTarget
 
@@ -155,8 +155,9 @@ def emit(
         primfunc_attrs=NEVER_FUSED,
     )
     u = bb.emit(transform)
+    sharing = shares_sums(target)
     call = bb.call_te(
-        lambda data, point, weights: convolve(data, point, weights, op, m, tiles.tiles),
+        lambda data, point, weights: convolve(data, point, weights, op, m, tiles.tiles, sharing=sharing),
         x,
         zero,
         u,
@@ -199,12 +200,22 @@ def transform_weights(w: te.Tensor, m: int) -> te.Tensor:
     )
 
 
-def convolve(x: te.Tensor, zero: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int = 1) -> te.Tensor:
+def convolve(
+    x: te.Tensor,
+    zero: te.Tensor,
+    u: te.Tensor,
+    op: Conv2d,
+    m: int,
+    beside: int = 1,
+    *,
+    sharing: bool = False,
+) -> te.Tensor:
     """Return the three stages on packed `x` and transformed weights `u`.
 
     Between the first two stages, the `beside` tiles that the product keeps in registers are adjacent.
+    `sharing` is as in `Stages`.
     """
-    t, stages = Transforms.of(m).whole(), Stages(op, (m, m), beside)
+    t, stages = Transforms.of(m).whole(), Stages(op, (m, m), beside, sharing=sharing)
     in_blocks, bi = int(x.shape[1]), int(x.shape[4])
     _, _, _, steps, together, lanes = (int(d) for d in u.shape)
     group = bi // steps

@@ -177,7 +177,13 @@ def shorter_inside(sch: st.Schedule, *loops: st.schedule.LoopRV) -> tuple[st.sch
 
 
 def best_tile(
-    choices: TileChoices, target: DeviceTarget, *, held: bool, crowded: bool = False, on_stack: bool = False
+    choices: TileChoices,
+    target: DeviceTarget,
+    *,
+    held: bool,
+    crowded: bool = False,
+    on_stack: bool = False,
+    spare: int = 0,
 ) -> tuple[int, int]:
     """Choose the tile with the fewest loads per multiply-add, of those that fit the registers.
 
@@ -197,6 +203,8 @@ def best_tile(
     on_stack
         Whether the sums are on the stack (`builder.codegen.register_tiles`). LLVM then spills none of them
         while all registers are enough for the sums, the shorter operand and one value of the other.
+    spare
+        Registers that stay free beside held values.
 
     Returns
     -------
@@ -207,13 +215,14 @@ def best_tile(
     full = on_stack and not crowded and registers >= 32
 
     def held_cost(v: int, c: int) -> float | None:
-        return 2 * v + c / 2 + 4 if v * c + c + min(v, 2) + 2 <= registers else None
+        return 2 * v + c / 2 + 4 if v * c + c + min(v, 2) + 2 + spare <= registers else None
 
     # Measured: LLVM spills beyond half of 32 registers, and beyond three quarters of 16.
     most = registers // 2 if registers >= 32 or crowded else registers * 3 // 4
 
-    # A vector of weights costs more: it comes from the L2 cache, values come from the L1 cache. With that
-    # many sums the multipliers wait only for the L2 cache, whose time is that of the bytes.
+    # A vector of weights costs more: it comes from the L2 cache, values come from the L1 cache; 3 is measured
+    # for 8 lanes. With that many sums the multipliers wait only for the L2 cache, whose time is that of the
+    # bytes.
     vector = 3 * target.simd.lanes / 8 if full else 3
 
     def cost(v: int, c: int) -> float | None:

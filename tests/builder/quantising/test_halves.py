@@ -53,6 +53,28 @@ def test_large_numbers_stay_in_float32(factor: float, weights: float, floats: tu
     assert found.report.half_macs * 2 == found.report.total_macs * products
 
 
+@pytest.mark.parametrize(("outputs", "faster"), [(64, ("first",)), (16, ())])
+def test_first_layers_that_are_faster_in_float32_are_named(outputs: int, faster: tuple[str, ...]) -> None:
+    rng = np.random.default_rng(2)
+    shapes = (outputs, 3, 7, 7), (16, outputs, 1, 1)
+    weights = [rng.standard_normal(shape).astype("f4") / 16 for shape in shapes]
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["c"], name="first", strides=[2, 2], pads=[3] * 4),
+        helper.make_node("Conv", ["c", "w1"], ["y"], name="second"),
+    ]
+    ends = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 64, 64]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16, 32, 32]),
+    ]
+    constants = [numpy_helper.from_array(w, f"w{i}") for i, w in enumerate(weights)]
+    graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    report = to_halves(import_onnx(model), resolve("rpi5")).report
+    assert report.faster == faster
+    assert report.half_macs < report.total_macs if faster else report.half_macs == report.total_macs
+    assert any("faster in float32" in line for line in report.lines()) == bool(faster)
+
+
 def test_without_samples_random_inputs_are_used() -> None:
     report = to_halves(import_onnx(network()), resolve("rpi5")).report
     assert not report.sampled

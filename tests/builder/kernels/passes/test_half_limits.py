@@ -91,6 +91,20 @@ def windows() -> onnx.ModelProto:
     )
 
 
+def stride_2() -> onnx.ModelProto:
+    """Return convolutions at stride 2, by Winograd's algorithm."""
+    node = helper.make_node
+    return model(
+        [
+            node("Conv", ["x", "w0"], ["a"], strides=[2, 2], **WINDOW),
+            node("Relu", ["a"], ["b"]),
+            node("Conv", ["b", "w1"], ["y"], strides=[2, 2], **WINDOW),
+        ],
+        {f"w{i}": weights(64, 64, 3, 3, seed=i) / np.float32(4) for i in range(2)},
+        [1, 64, 28, 28],
+    )
+
+
 def rows() -> onnx.ModelProto:
     """Return products of rows, with a transpose and a concatenation between them."""
     node = helper.make_node
@@ -115,7 +129,7 @@ def rows() -> onnx.ModelProto:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [residual, windows, rows])
+@pytest.mark.parametrize("network", [residual, windows, stride_2, rows])
 def test_no_input_makes_an_infinity(network: Callable[[], onnx.ModelProto]) -> None:
     made = network()
     shape = [d.dim_value for d in made.graph.input[0].type.tensor_type.shape.dim]
@@ -185,6 +199,10 @@ def test_growth_of_sums() -> None:
     window = np.zeros((1, 1, 3, 3), "f4")
     window[0, 0, 1, 1] = 1e-6
     assert growth_of_convolution(window) >= 1  # the picture's transform is rounded too
+    assert growth_of_convolution(window, (2, 2)) == 4  # of differences of two numbers along both axes
+    window[0, 0, 0, 0] = 3
+    assert growth_of_convolution(window, (2, 2)) == 12
+    assert growth_of_convolution(window, (2, 1)) == pytest.approx(3)
 
 
 def _span(spans: Mapping[str, Interval], variable: relax.Var) -> Interval:

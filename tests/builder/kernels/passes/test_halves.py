@@ -18,15 +18,15 @@ from builder.kernels.passes.canonical import canonicalise
 from builder.kernels.passes.halves import floats_of, mark, use_halves
 from tests.builder.kernels.machines import element_machine
 
-SHAPE = [1, 16, 6, 6]
+FEW, MANY = 16, 72
 
 
-def network(*, first: str = "Relu") -> onnx.ModelProto:
+def network(*, first: str = "Relu", channels: int = MANY) -> onnx.ModelProto:
     """Return two convolutions with a residual sum between them, and a sigmoid after the last."""
-    rng = np.random.default_rng(0)
-    weights = [rng.standard_normal((16, 16, 1, 1)).astype("f4") / 8 for _ in range(3)]
+    rng, shape = np.random.default_rng(0), [1, channels, 6, 6]
+    weights = [rng.standard_normal((channels, channels, 1, 1)).astype("f4") / 8 for _ in range(3)]
     constants = [numpy_helper.from_array(w, f"w{i}") for i, w in enumerate(weights)]
-    constants.append(numpy_helper.from_array(np.ones(16, "f4"), "b"))
+    constants.append(numpy_helper.from_array(np.ones(channels, "f4"), "b"))
     nodes = [
         helper.make_node("Conv", ["x", "w0", "b"], ["c0"], name="first"),
         helper.make_node(first, ["c0"], ["r0"], name="between"),
@@ -37,14 +37,17 @@ def network(*, first: str = "Relu") -> onnx.ModelProto:
     ]
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
-        nodes, "g", [value("x", TensorProto.FLOAT, SHAPE)], [value("y", TensorProto.FLOAT, SHAPE)], constants
+        nodes, "g", [value("x", TensorProto.FLOAT, shape)], [value("y", TensorProto.FLOAT, shape)], constants
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def types(floats: Collection[str] = (), first: str = "Relu") -> dict[str, list[tuple[str, str]]]:
+def types(
+    floats: Collection[str] = (), first: str = "Relu", channels: int = MANY
+) -> dict[str, list[tuple[str, str]]]:
     """Return the types that calls read and make, by the name of the operator."""
-    mod = use_halves(canonicalise(mark(import_onnx(network(first=first)).mod, floats)))
+    model = network(first=first, channels=channels)
+    mod = use_halves(canonicalise(mark(import_onnx(model).mod, floats)))
     found: dict[str, list[tuple[str, str]]] = {}
     for binding in bindings_of(mod):
         value = binding.value
@@ -60,6 +63,13 @@ def test_sums_are_float32_and_what_is_stored_float16() -> None:
     # The second is the ReLU, which also limits the numbers that the next product reads.
     assert found["relax.clip"] == [("float16", "float16")] * 3
     assert "relax.nn.relu" not in found
+
+
+def test_sums_of_few_products_are_float16_if_what_reads_them_is() -> None:
+    """The last convolution is read by a sigmoid."""
+    half, wide = ("float16", "float16"), ("float16", "float32")
+    assert types(channels=FEW)["relax.nn.conv2d"] == [half, half, wide]
+    assert types(first="Sigmoid", channels=FEW)["relax.nn.conv2d"] == [wide, half, wide]
 
 
 def test_what_follows_the_last_product_is_float32() -> None:
