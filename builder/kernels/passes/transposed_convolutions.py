@@ -29,6 +29,8 @@ from builder.kernels.rewriter import shape_of
 _VECTOR: Final = 16
 # One convolution may do so much more work than those of all positions: it reads the input once.
 _MOST_WORK: Final = 1.15
+# Each position is a kernel, which is compiled and started, and reads the input once more.
+_MOST_POSITIONS: Final = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ def _apart(table: Images, x: relax.Expr, weight: np.ndarray, op: _Transposed) ->
     n, _, *extents = shape_of(x)
     kernel, strides = _spread(weight, op.dilation), op.strides
     count, outputs = prod(strides), weight.shape[1]
-    if op.groups > 1 or count == 1 or len(extents) != IMAGE - 2:
+    if op.groups > 1 or not 1 < count <= _MOST_POSITIONS or len(extents) != IMAGE - 2:
         return None
     if any(outs % s for outs, s in zip(op.outputs, strides, strict=True)):
         return None
