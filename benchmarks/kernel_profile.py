@@ -11,6 +11,7 @@ For Winograd, GFLOP/s count the operations of the convolution that it replaces, 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections import defaultdict
 from dataclasses import dataclass
@@ -89,6 +90,12 @@ def profile(model: str, threads: int, repeat: int) -> tuple[list[Row], float]:
         }
     )
     kernels = {g.name_hint: f for g, f in lowered.kernels.functions.items()}
+    # Taps of the windows whose weights are transformed: `[OB/t, IB, KH, KW, ...]`.
+    taps = {
+        step.results[0]: math.prod(interpreter.tensors[step.arguments[0]].shape[2:4])
+        for step in interpreter.load_steps
+        if "winograd_weights" in step.kernel
+    }
     rows = []
     with flushed(target):
         times = interpreter.times_us(repeat)
@@ -100,20 +107,24 @@ def profile(model: str, threads: int, repeat: int) -> tuple[list[Row], float]:
                 str(kernels[step.kernel].attrs[SCHEDULE]),
                 1,
                 time_us,
-                flops_of(step.kernel, shapes_of),
+                flops_of(step.kernel, shapes_of, next((taps[i] for i in step.arguments if i in taps), 9)),
                 " ".join("x".join(map(str, s)) for s in shapes_of if s),
             )
         )
     return rows, peak_gflops(target.simd.lanes, threads)
 
 
-def flops_of(kernel: str, shapes: list[tuple[int, ...]]) -> float:
-    """Return the floating-point operations of a product, from its arguments' shapes; 0 for other kernels."""
+def flops_of(kernel: str, shapes: list[tuple[int, ...]], taps: int = 9) -> float:
+    """Return the floating-point operations of a product, from its arguments' shapes; 0 for other kernels.
+
+    `taps` is the extent of the window whose weights Winograd's algorithm transformed.
+    """
     out = float(np.prod(shapes[-1]))
     if "winograd" in kernel:
-        # `[(m + 2)**2, OB/t, IB, bi, t, bo]`, and of bytes with groups of channels, `[.., bi/g, t, bo * g]`.
+        # `[(m + KH - 1) * (n + KW - 1), OB/t, IB, bi, t, bo]`, and of bytes with groups of channels,
+        # `[.., bi/g, t, bo * g]`.
         _, _, in_blocks, steps, _, lanes = next(shape for shape in shapes if len(shape) == 6)
-        return 2 * 9 * out * in_blocks * steps * lanes / shapes[-1][-1]
+        return 2 * taps * out * in_blocks * steps * lanes / shapes[-1][-1]
     if "conv2d" in kernel:
         weights = next((shape for shape in shapes if len(shape) >= 7), None)  # of bytes: a group comes last
         if weights is None:

@@ -293,9 +293,12 @@ def ratios(models: Mapping[str, Mapping[int, float]], path: Path, title: str) ->
 
 
 def publish(paths: Sequence[Path], folder: Path | None) -> None:
-    """Copy the pictures that were drawn to `folder`, if one is given."""
+    """Copy the pictures that were drawn to `folder`, if one is given; it is made if it is not there."""
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
     for path in paths:
-        if folder is not None and path.exists():
+        if path.exists():
             shutil.copy(path, folder / path.name)
 
 

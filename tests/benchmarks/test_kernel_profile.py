@@ -28,6 +28,7 @@ def test_winograd_counts_the_operations_of_the_convolution_that_it_replaces(dtyp
     channels = IN_BLOCKS * BLOCK, OUT_BLOCKS * BLOCK
     expected = 2 * 9 * SIDE * SIDE * channels[0] * channels[1]
     assert flops_of("fused_winograd_add", arguments) == expected
+    assert flops_of("fused_winograd_add", arguments, 25) == expected / 9 * 25
 
 
 @pytest.mark.slow
