@@ -1,8 +1,8 @@
 """One form for each operator, before layouts are chosen.
 
 The importer writes some operators as tensor expressions (ONNX's Min, Max and Clip), and batch norm as a
-tuple. Here they become the Relax operators that the layout pass knows, constants are folded, and a batch norm
-after a convolution is folded into its weights.
+tuple. Here they become the Relax operators that the layout pass knows, constants are folded, slices after a
+convolution become less padding, and a batch norm after it is folded into its weights.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def canonicalise(mod: tvm.IRModule) -> tvm.IRModule:
     mod = rewrite_main(mod, _Forms(mod).emit, Values)
     mod = _fold_constants(_run(mod, t.DecomposeOpsForInference(), t.CanonicalizeBindings()))
     mod = rewrite_main(mod, Crops(mod).emit, Values)
+    # The convolutions that were sliced would count as readers when scales are folded.
     mod = _run(mod, t.DeadCodeElimination(["main"]))
     mod = rewrite_main(mod, _FoldScale(mod).emit, Values)
     mod = _fold_constants(_run(mod, t.CanonicalizeBindings()))

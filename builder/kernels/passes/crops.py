@@ -6,7 +6,6 @@ convolution with less padding has the same results, and no slice is fused to its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import tvm
@@ -22,41 +21,6 @@ _UNARY: Final = {
     f"relax.{n}" for n in ("nn.relu", "nn.leakyrelu", "nn.silu", "nn.gelu", "sigmoid", "tanh", "clip")
 }
 _WITH_CONSTANT: Final = {"relax.add", "relax.subtract", "relax.multiply", "relax.divide"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    """How an axis of a convolution's result is computed from its input.
-
-    Attributes
-    ----------
-    inputs, outputs
-        Its extents.
-    span
-        The inputs from the first to the last one that a window reads.
-    stride
-        The inputs from one window to the next.
-    before, after
-        The padding.
-    """
-
-    inputs: int
-    outputs: int
-    span: int
-    stride: int
-    before: int
-    after: int
-
-    def cropped(self, begin: int, end: int) -> tuple[int, int] | None:
-        """Return the padding with which only the outputs from `begin` to `end` are computed.
-
-        None if it would be negative.
-        """
-        before = self.before - begin * self.stride
-        after = (end - begin - 1) * self.stride + self.span - self.inputs - before
-        if before < 0 or after <= -self.stride:
-            return None
-        return before, max(0, after)
 
 
 class Crops:
@@ -122,7 +86,7 @@ def _ranges(call: Call) -> dict[int, tuple[int, int]] | None:
     axes, begins, ends, *steps = (integers_of(arg) for arg in call.args[1:])
     if len(shape) != _IMAGE_RANK or not axes or len(begins) != len(axes) or len(ends) != len(axes):
         return None
-    if any(step != 1 for step in (steps[0] if steps else [])):
+    if steps and set(steps[0]) != {1}:
         return None
     found = {}
     for axis, begin, end in zip(axes, begins, ends, strict=True):
@@ -143,7 +107,7 @@ def _is_same_along(constant: relax.Expr, axes: set[int]) -> bool:
 def _cropped(call: Call, ranges: dict[int, tuple[int, int]]) -> tuple[int, ...] | None:
     """Return the padding of a convolution of float32 with which it computes only `ranges`.
 
-    None if there is none.
+    None if it would be negative.
     """
     attrs = call.attrs
     if (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW") or str(call.ty.dtype) != "float32":
@@ -153,12 +117,12 @@ def _cropped(call: Call, ranges: dict[int, tuple[int, int]]) -> tuple[int, ...] 
     for axis, (begin, end) in ranges.items():
         place = axis - _ROWS_AND_COLUMNS[0]
         span = (shape_of(call.args[1])[axis] - 1) * int(attrs.dilation[place]) + 1
-        extents = shape_of(call.args[0])[axis], shape_of(call)[axis]
-        pair = _Axis(*extents, span, int(attrs.strides[place]), padding[place], padding[place + 2])
-        cropped = pair.cropped(begin, end)
-        if cropped is None:
+        stride = int(attrs.strides[place])
+        before = padding[place] - begin * stride
+        after = (end - begin - 1) * stride + span - shape_of(call.args[0])[axis] - before
+        if before < 0 or after <= -stride:
             return None
-        padding[place], padding[place + 2] = cropped
+        padding[place], padding[place + 2] = before, max(0, after)
     return tuple(padding)
 
 

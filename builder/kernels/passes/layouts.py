@@ -150,15 +150,15 @@ class _Packing:
             new = table.bb.emit(Call(call.op, operands, call.attrs, call.ty_args))
             table.define_packed(var, replace(x, expr=new))
             return True
-        new = resize.emit(table.bb, call, x.expr)
-        if new is not None and resize.is_bilinear(call):
-            table.define_resized(var, replace(x, expr=new), call, x.expr)
+        resized = resize.emit(table.bb, call, x.expr)
+        if resized is not None and resize.is_bilinear(call):
+            table.define_resized(var, replace(x, expr=resized), call, x.expr)
             return True
-        new = pooling.emit(table.bb, call, x.expr) if new is None else new
-        if new is not None:
-            table.define_packed(var, replace(x, expr=new))
-            return True
-        return False
+        new = resized if resized is not None else pooling.emit(table.bb, call, x.expr)
+        if new is None:
+            return False
+        table.define_packed(var, replace(x, expr=new))
+        return True
 
     def _attention(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
         """Replace attention from its scores on, and remember it: a transpose may follow."""

@@ -31,7 +31,7 @@ from builder.target.device_target import DeviceTarget
 NAME: Final = "relax.image.resize2d"
 KIND: Final = "resize"
 _RANK: Final = 4  # of an image that is not packed
-_MOST_TILES: Final = 2  # a block of the result may have channels of two blocks, if groups are padded
+_MOST_BLOCKS: Final = 2  # a block of the result may have channels of two blocks, if groups are padded
 
 # The place in the input of each place in the result, from the places and both extents (ONNX's Resize).
 _Places = Callable[[np.ndarray, int, int], np.ndarray]
@@ -122,6 +122,7 @@ def blended(data: te.Tensor, tables: Sequence[te.Tensor], marks: Mapping[str, st
 
     def element(i: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
         share = across[z]
+        # Clipped once more for TVM, which must see that `rows` is not read outside.
         first, second = (tirx.min(tirx.max(at[z], 0), width - 1) for at in (left, right))
         return rows[i, o, y, first, v] * (one - share) + rows[i, o, y, second, v] * share
 
@@ -183,7 +184,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
         sch.compute_at(before, pixels)
         outside = len(sch.get_loops(last)) - 2  # its last two loops are over pixels and channels of a tile
         tile = math.prod(int(sch.get(loop).extent) for loop in sch.get_loops(before)[outside:])
-        if tile > _MOST_TILES * resized_block * target.simd.lanes:
+        if tile > _MOST_BLOCKS * resized_block * target.simd.lanes:
             raise UnsuitedError(f"expected the pixels of a tile, got {tile} elements of the picture")
         sch.vectorize(sch.get_loops(before)[-1])
     else:

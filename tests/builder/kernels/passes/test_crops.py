@@ -69,6 +69,7 @@ def test_a_slice_of_what_others_read_stays(randn: Randn) -> None:
     result = run(build, {"x": x}, machine(8))
     whole = conv2d(x, w, padding=(1, 1, 1, 1))
     close(result.outputs[0], whole.sum((2, 3), keepdims=True) + whole[:, :, :8])
+    assert is_sliced(result)
 
 
 def test_every_second_column_is_sliced(randn: Randn) -> None:
