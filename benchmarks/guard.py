@@ -1,4 +1,4 @@
-"""A small version of both benchmarks that fails if kernels got slower, by exact counts of executed steps.
+"""Fails if the kernels of small networks got slower, by exact counts of executed steps.
 
 Small networks, those of `benchmarks.zoo.small` among them, are compiled without records for an x86-64 core
 with AVX2 and for a Cortex-A72, and one inference of each is counted under qemu. The total is compared as a

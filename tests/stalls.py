@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-# What a virtual machine with two processors was seen to do a hundred times in ten minutes; here, 500 times.
+# A virtual machine with two processors was seen to do this a hundred times in ten minutes; here, 360 times.
 STALL_S: Final = (0.3, 0.8)
 PAUSE_S: Final = (0.2, 2.0)
 
