@@ -30,7 +30,7 @@ from builder.importer.shapes import infer_shapes
 from builder.importer.spans import bindings_of, names_of
 from builder.kernels.passes.half_limits import LARGEST, growth_of_convolution, growth_of_matrix, most_for
 from builder.kernels.passes.halves import mark
-from builder.kernels.rewriter import op_name
+from builder.kernels.rewriter import constant_of, op_name
 from builder.kernels.spaces import half_winograd
 from builder.kernels.spaces.geometry import Conv2d
 from builder.quantising import table
@@ -200,7 +200,11 @@ def _faster_in_floats(mod: tvm.IRModule, target: DeviceTarget) -> set[str]:
     found: set[str] = set()
     for binding in bindings_of(mod):
         call = binding.value
-        if not isinstance(call, Call) or op_name(call) != "relax.nn.conv2d":
+        if (
+            not isinstance(call, Call)
+            or op_name(call) != "relax.nn.conv2d"
+            or constant_of(call.args[1]) is None
+        ):
             continue
         op = Conv2d.of(call)
         if op is not None and half_winograd.is_faster_in_floats(op, target):

@@ -61,6 +61,7 @@ class Convolutions:
             return self._bytes(table, var, call, op, weight)
         if weight.dtype not in (np.float32, np.float16):
             return False
+        window = op.kernel
         op, weight = geometry.without_idle_taps(op, weight)
         halves, dtype = weight.dtype == np.float16, str(call.ty.dtype)
         lanes = 2 * self._lanes if halves else self._lanes
@@ -78,15 +79,18 @@ class Convolutions:
                 op, weight, out_block = geometry.merge_groups(op, weight, lanes)
                 group = channels // op.groups
             have = table.packed(call.args[0])
-            if have is not None and self._may_read_gaps(op, have):
+            in_floats = halves and half_winograd.is_faster_in_floats(op, self._target)
+            if in_floats:
+                x = table.as_packed(call.args[0], 1)
+            elif have is not None and self._may_read_gaps(op, have):
                 weight = geometry.with_gaps(weight, 1, have.group, have.block)
                 op, x = replace(op, in_channels=op.groups * weight.shape[1]), have
             else:
                 x = table.as_packed(call.args[0], self._in_block(table, call.args[0], op, lanes))
-            in_floats = not halves or (x.block == 1 and half_winograd.is_faster_in_floats(op, self._target))
-            tile = winograd.output_tile(op, x.block, self._target) if in_floats else None
+            tile = None if halves and not in_floats else winograd.output_tile(op, x.block, self._target)
             apart = None if halves else gaps.output_tile(op, x.block, self._target)
-            if halves and half_winograd.applies(op, x.block, self._target):
+            # What `half_limits` bounds are the sums of the whole window.
+            if halves and op.kernel == window and half_winograd.applies(op, x.block, self._target):
                 new = half_winograd.emit(table.bb, op, x.expr, weight, out_block, self._target)
             elif halves and tile is None:
                 new = half_convolution.emit(table.bb, op, x.expr, weight, out_block, self._target, dtype)

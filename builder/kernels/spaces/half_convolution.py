@@ -35,9 +35,9 @@ from builder.kernels.spaces.register_tile import (
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "half_conv2d"
-# ARM takes an element of 16 bits from the first 16 registers only. With fewer free ones, LLVM often moves the
-# held values there in each step: tiles of 3 x 7 took 1.31 instructions for a product, those of 2 x 7 1.15.
-# Winograd's products, whose tiles are 3 x 7, hardly suffer.
+# ARM takes an element of 16 bits from the first 16 registers only. With fewer than four free ones, LLVM often
+# moves held values there in each step: tiles of 3 x 7 took 1.31 instructions for a product, those of 2 x 7
+# 1.15. Winograd's products, whose tiles are 3 x 7, hardly suffer.
 _SPARE: Final = 4
 
 

@@ -1,8 +1,8 @@
 """Winograd's convolution F(m x m, 3 x 3) on packed channels in float16, with sums in float32.
 
-As in `winograd`, there are three stages, and ARM also uses it at stride 2. Transformed pictures and weights
-are rounded to float16, and their products summed as `half_sums` says; the output's transform takes these
-sums, in float32.
+There are three stages, as in `winograd`. ARM uses this algorithm at stride 2, too. Transformed pictures and
+weights are rounded to float16, and their products summed as `half_sums` says; the output's transform takes
+these sums, in float32.
 
 The points of F(4, 3) are 0, 3/4, -3/4, 3/2 and -3/2: in float16, the transforms for 0, 1, -1, 2 and -2 lose
 about 5 dB more. Rows of the input's transform are scaled by powers of two, so that its results are about as

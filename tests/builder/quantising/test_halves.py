@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from builder.compiling.compilation import compile
+from builder.compiling.lower import lower
 from builder.errors import TargetError
 from builder.importer import import_onnx
 from builder.kernels.passes.halves import floats_of
@@ -53,13 +54,21 @@ def test_large_numbers_stay_in_float32(factor: float, weights: float, floats: tu
     assert found.report.half_macs * 2 == found.report.total_macs * products
 
 
-@pytest.mark.parametrize(("outputs", "faster"), [(64, ("first",)), (16, ())])
-def test_first_layers_that_are_faster_in_float32_are_named(outputs: int, faster: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("outputs", "mixed", "faster"), [(64, False, ("first",)), (64, True, ("first",)), (16, False, ())]
+)
+def test_first_layers_that_are_faster_in_float32_are_named(
+    outputs: int, mixed: bool, faster: tuple[str, ...]
+) -> None:
+    """Also behind a convolution that mixes colours, and as the compiler then computes them."""
     rng = np.random.default_rng(2)
-    shapes = (outputs, 3, 7, 7), (16, outputs, 1, 1)
+    shapes = (outputs, 3, 7, 7), (16, outputs, 1, 1), (3, 3, 1, 1)
     weights = [rng.standard_normal(shape).astype("f4") / 16 for shape in shapes]
     nodes = [
-        helper.make_node("Conv", ["x", "w0"], ["c"], name="first", strides=[2, 2], pads=[3] * 4),
+        *([helper.make_node("Conv", ["x", "w2"], ["m"], name="colours")] if mixed else []),
+        helper.make_node(
+            "Conv", ["m" if mixed else "x", "w0"], ["c"], name="first", strides=[2, 2], pads=[3] * 4
+        ),
         helper.make_node("Conv", ["c", "w1"], ["y"], name="second"),
     ]
     ends = [
@@ -69,10 +78,12 @@ def test_first_layers_that_are_faster_in_float32_are_named(outputs: int, faster:
     constants = [numpy_helper.from_array(w, f"w{i}") for i, w in enumerate(weights)]
     graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    report = to_halves(import_onnx(model), resolve("rpi5")).report
-    assert report.faster == faster
-    assert report.half_macs < report.total_macs if faster else report.half_macs == report.total_macs
-    assert any("faster in float32" in line for line in report.lines()) == bool(faster)
+    halves = to_halves(import_onnx(model), resolve("rpi5"))
+    assert halves.report.faster == faster
+    assert (halves.report.half_macs < halves.report.total_macs) == bool(faster)
+    assert any("faster in float32" in line for line in halves.report.lines()) == bool(faster)
+    kernels = lower(halves.model.mod, resolve("rpi5")).kernels.functions.values()
+    assert ("winograd" in {str(kernel.attrs["edge.schedule"]) for kernel in kernels}) == bool(faster)
 
 
 def test_without_samples_random_inputs_are_used() -> None:

@@ -101,7 +101,17 @@ def stride_2() -> onnx.ModelProto:
             node("Conv", ["b", "w1"], ["y"], strides=[2, 2], **WINDOW),
         ],
         {f"w{i}": weights(64, 64, 3, 3, seed=i) / np.float32(4) for i in range(2)},
-        [1, 64, 28, 28],
+        [1, 64, 56, 56],
+    )
+
+
+def cut_windows() -> onnx.ModelProto:
+    """Return a window of which only 3x3 taps read the picture."""
+    node = helper.make_node
+    return model(
+        [node("Conv", ["x", "w0"], ["a"], pads=[2] * 4), node("Conv", ["a", "w1"], ["y"])],
+        {"w0": weights(16, 16, 5, 5) / np.float32(3000), "w1": weights(8, 16, 1, 1, seed=1)},
+        [1, 16, 2, 2],
     )
 
 
@@ -129,13 +139,15 @@ def rows() -> onnx.ModelProto:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [residual, windows, stride_2, rows])
+@pytest.mark.parametrize("network", [residual, windows, stride_2, cut_windows, rows])
 def test_no_input_makes_an_infinity(network: Callable[[], onnx.ModelProto]) -> None:
     made = network()
     shape = [d.dim_value for d in made.graph.input[0].type.tensor_type.shape.dim]
     rng = np.random.default_rng(7)
     small = rng.standard_normal(shape).astype("f4")
     lowered = lower(mark(import_onnx(made).mod, ()), element_machine())
+    kinds = [str(function.attrs["edge.schedule"]) for function in lowered.kernels.functions.values()]
+    assert kinds.count("half_winograd") == {windows: 1, stride_2: 2}.get(network, 0)
     interpreter = Interpreter(lowered, element_machine().tvm_target)
     large = [small * 1e5, np.full(shape, 1e5, "f4"), np.full(shape, -3e38, "f4"), np.sign(small) * 3e38]
     for value in (v.astype("f4") for v in large):
