@@ -117,7 +117,8 @@ def profile(model: str, threads: int, repeat: int) -> tuple[list[Row], float]:
 def flops_of(kernel: str, shapes: list[tuple[int, ...]], taps: int = 9) -> float:
     """Return the floating-point operations of a product, from its arguments' shapes; 0 for other kernels.
 
-    `taps` is the extent of the window whose weights Winograd's algorithm transformed.
+    `taps` is the extent of the window whose weights Winograd's algorithm transformed: on phases, with the
+    zeros that fill it.
     """
     out = float(np.prod(shapes[-1]))
     if "winograd" in kernel:

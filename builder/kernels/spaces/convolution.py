@@ -171,7 +171,8 @@ def _flat_step(op: Conv2d, in_block: int, target: DeviceTarget, *, points: bool)
     Parameters
     ----------
     op
-        The geometry. Taps are left out row by row, and TVM sees no reduction in a single product.
+        The geometry. Rows stay rows if taps are left out, which is done row by row, or if an output is a
+        single product, in which TVM sees no reduction.
     in_block
         Input channels in a block of the reduction.
     target

@@ -66,7 +66,7 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> Tile | None:
         return None  # cores that share a cache wait for its memory while images are copied
     spilled = winograd.rows_of_band(small, tile, target) is None and between > l2_numbers // 2
     cost = winograd.cost(small, tile, target) + numbers * _COPY / target.simd.lanes
-    cost += 2 * between / 4 * winograd.reading(target) if spilled else 0.0
+    cost += 2 * between * winograd.reading(target) if spilled else 0.0
     return tile if cost < _WORTH * winograd.direct_cost(op, target, read) else None
 
 

@@ -127,6 +127,8 @@ def _prefetches(outer: tirx.For, between: tuple[tirx.For, ...], inner: tirx.For)
     if times > 1:
         which = which % (outer.extent // (rows * times))
     count = int(outer.extent) * panels // (rows * times)
+    if times > 1 and count == 1:
+        return ()  # the only panel is in the cache
     while panels > 1:
         which = which * loops[0].extent + loops[0].loop_var
         panels //= int(loops[0].extent)

@@ -71,6 +71,7 @@ def convolutions(result: Result) -> int:
         (3, 2, 1, 1, 4),  # windows of one and of two elements
         (5, 2, 2, 1, 4),
         (5, 3, 1, 0, 9),
+        (16, 8, 4, 0, 1),  # too many positions
         (4, 3, 1, 1, 9),
         (3, 2, 0, 0, 1),  # positions have different numbers of outputs
         (2, 2, 0, 0, 1),  # nothing is cut off

@@ -60,6 +60,8 @@ def test_costs_are_those_of_the_window() -> None:
     target = resolve("rpi5")
     five = Conv2d(1, 128, 28, 28, 128, (5, 5), (1, 1), (4, 4, 4, 4), (2, 2), 1)
     assert gaps.output_tile(five, 4, target) is not None
+    three = Conv2d(1, 64, 14, 14, 64, (3, 3), (1, 1), (4, 4, 4, 4), (4, 4), 1)
+    assert gaps.output_tile(three, 4, target) is None  # what is between the stages goes through memory
     small = Conv2d(1, 64, 9, 9, 64, (5, 5), (1, 1), (8, 8, 8, 8), (4, 4), 1)
     assert gaps.output_tile(small, 4, target) is None
 

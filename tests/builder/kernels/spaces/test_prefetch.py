@@ -35,6 +35,18 @@ def test_each_image_of_a_batch_prefetches_whole_panels(randn: Randn) -> None:
     assert prefetches(randn, 7, machine(16), images=2) == prefetches(randn, 7, machine(16))
 
 
+def test_the_panel_after_the_last_is_the_first(randn: Randn) -> None:
+    """Of each image of a batch; with a single panel, there is nothing to prefetch."""
+    w = relax.const(randn(128, 64, 1, 1))
+    lowered = lower_expression(lambda v: relax.op.nn.conv2d(v, w), {"x": randn(2, 64, 7, 7)}, machine(16))
+    (text,) = [f.script() for f in lowered.kernels.functions.values() if "prefetch(" in f.script()]
+    # Four panels of two blocks of 16 channels.
+    assert re.search(r"prefetch\(.* \+ T.int64\(1\)\) % T.int64\(4\)", text)
+    one = relax.const(randn(32, 64, 1, 1))
+    lowered = lower_expression(lambda v: relax.op.nn.conv2d(v, one), {"x": randn(2, 64, 7, 7)}, machine(16))
+    assert not any("prefetch(" in f.script() for f in lowered.kernels.functions.values())
+
+
 def test_a_large_plane_prefetches_nothing(randn: Randn) -> None:
     assert prefetches(randn, 56, machine(16)) == 0
 
