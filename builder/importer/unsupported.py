@@ -17,6 +17,7 @@ from builder.importer.half_precision import HALVES
 from builder.importer.narrow_types import NARROW
 from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, describe, names_of, subgraphs
 from builder.importer.relax_module import supported_operators, to_relax
+from builder.importer.rewrites.elementwise import drops_at_random
 from builder.importer.rewrites.loops import MAX_UNROLLED_NODES, is_too_long, stays_true
 from builder.importer.rewrites.microsoft import CONTRIB, DOMAIN
 from builder.importer.rewrites.replacement import input_name
@@ -27,7 +28,7 @@ from builder.importer.rewrites.windows import misfit
 MAX_TRIALS: Final = 2000
 
 # Operators whose change is also the hint of the whole refusal.
-_HINTED: Final = frozenset({"If", "Loop", "NonMaxSuppression", "Scan"})
+_HINTED: Final = frozenset({"BiasDropout", "Dropout", "If", "Loop", "NonMaxSuppression", "Scan"})
 _VALUE_HINT: Final = "if a shape or an axis is an input, fix it with --input-values NAME=VALUE"
 _MISFIT_HINT: Final = (
     "give the model a larger input (--input-shapes), or the node more padding or a smaller window"
@@ -177,6 +178,8 @@ def _unbounded(model: onnx.ModelProto) -> UnboundedError | None:
 
 def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str]) -> Reason | None:
     """Why a node cannot be imported, without running the front end; None if no reason is found."""
+    if node.op_type in ("Dropout", "BiasDropout") and drops_at_random(node, graph):
+        return Reason("expected training_mode to be false: in training, it drops numbers at random")
     if node.domain == DOMAIN and node.op_type in CONTRIB:
         return Reason("its attributes, or its optional inputs or outputs, are not supported")
     if node.domain and not is_kept(node):

@@ -41,13 +41,20 @@ def cast_like(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto
     ]
 
 
+def drops_at_random(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
+    """Whether a Dropout or BiasDropout is in training, or may be, and its ratio is not 0."""
+    first = 1 if node.op_type == "Dropout" else 3
+    ratio, training = (input_name(node, at) for at in (first, first + 1))
+    if not training:
+        return False
+    value, share = graph.constant(training), graph.constant(ratio) if ratio else np.float32(0.5)
+    return (value is None or bool(np.any(value))) and (share is None or bool(np.any(share)))
+
+
 def dropout(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """Dropout outside of training: an Identity, and a mask that is all true."""
-    training = input_name(node, 2)
-    if training:
-        value = graph.constant(training)
-        if value is None or bool(value.reshape(())):
-            return None
+    if drops_at_random(node, graph):
+        return None
     new = Replacement(node, graph)
     if mask := output_name(node, 1):
         shape = graph.shape_of(node.input[0])

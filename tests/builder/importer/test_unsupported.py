@@ -181,3 +181,14 @@ def test_a_window_that_does_not_fit_is_told_with_its_numbers(
     assert f"{node.op_type} (p): expected a window of at most {numbers} of 'x'" in str(caught.value)
     assert "run time" not in str(caught.value)
     assert "a larger input (--input-shapes)" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("ratio", [0.5, None])
+def test_dropout_in_training_is_refused(make_model: ModelMaker, ratio: float | None) -> None:
+    """It would be an identity, which is not what was asked for; the default ratio is a half."""
+    weights = {"t": np.array(True)} | ({} if ratio is None else {"r": np.float32(ratio)})
+    node = helper.make_node("Dropout", ["x", "" if ratio is None else "r", "t"], ["y"], name="d")
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        import_onnx(make_model([node], {"x": [2, 3]}, {"y": [2, 3]}, weights))
+    assert "Dropout (d): expected training_mode to be false" in str(caught.value)
+    assert caught.value.hint == "call model.eval() before the export"

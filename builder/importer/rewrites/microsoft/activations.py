@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import DTypeLike
 
 from builder.importer.onnx_graph import OnnxGraph, attributes
+from builder.importer.rewrites.elementwise import drops_at_random
 from builder.importer.rewrites.replacement import Replacement, input_name, output_name
 
 # tanh's argument in the approximation of GELU: sqrt(2 / pi) (x + 0.044715 x^3).
@@ -164,11 +165,9 @@ def bias_softmax(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePr
 
 def bias_dropout(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """BiasDropout outside of training: x + bias + residual, and a mask that is all true."""
+    if drops_at_random(node, graph):
+        return None
     shape = graph.shape_of(node.input[0])
-    if training := input_name(node, 4):
-        value = graph.constant(training)
-        if value is None or bool(value.reshape(())):
-            return None
     new = Replacement(node, graph)
     x = new.op("Add", node.input[0], node.input[1])
     if residual := input_name(node, 2):

@@ -12,6 +12,12 @@ from tests.builder.importer.rewrites.cases import BOOL, INT64, Case, ModelMaker,
 
 CASES: dict[str, Case] = {
     "dropout": (one("Dropout", ["x"]), {}, [2, 3, 4]),
+    "dropout of nothing in training": (
+        one("Dropout", ["x", "p", "t"]), {"p": np.float32(0), "t": np.array(True)}, [2, 3, 4]
+    ),
+    "dropout with a switch that is off": (
+        one("Dropout", ["x", "p", "t"]), {"p": np.float32(0.5), "t": np.array(False)}, [2, 3, 4]
+    ),
     "infinity of one sign": (one("IsInf", ["x"], detect_negative=0), {}, ([2, 3, 4], BOOL)),
     "eye": (one("EyeLike", ["w"], k=1, dtype=1), {"w": np.zeros((3, 4), np.int32)}, [3, 4]),
     "one slope": (one("PRelu", ["x", "s"]), {"s": np.array([[0.3]], np.float32)}, [2, 3, 4]),
