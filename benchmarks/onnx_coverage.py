@@ -81,11 +81,11 @@ def _is_plain(case: test_case.TestCase) -> bool:
     graph = case.model.graph
     if any(value.type.WhichOneof("value") != "tensor_type" for value in (*graph.input, *graph.output)):
         return False
-    inputs, outputs = _values(case)
+    inputs, outputs = values_of(case)
     return all(isinstance(a, np.ndarray) and a.dtype.kind in "biuf" for a in (*inputs, *outputs))
 
 
-def _values(case: test_case.TestCase) -> tuple[list[Any], list[Any]]:
+def values_of(case: test_case.TestCase) -> tuple[list[Any], list[Any]]:
     """Return the inputs and outputs of a case; some cases have scalars that are no arrays."""
     inputs, outputs = (
         [np.asarray(value) if isinstance(value, np.generic) else value for value in values]
@@ -97,7 +97,7 @@ def _values(case: test_case.TestCase) -> tuple[list[Any], list[Any]]:
 def run_case(case: test_case.TestCase, *, plain: bool) -> Outcome:
     """Import, build and run a case; unless `plain`, try again with some inputs fixed to their values."""
     operator = case.model.graph.node[-1].op_type
-    inputs, expected = _values(case)
+    inputs, expected = values_of(case)
     names = [value.name for value in case.model.graph.input]
     feeds = dict(zip(names, inputs, strict=False))
     verdict, reason = _attempt(case, feeds, {}, expected, plain=plain)

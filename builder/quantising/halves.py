@@ -9,7 +9,7 @@ infinity (`builder.kernels.passes.half_limits`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -44,7 +44,6 @@ from builder.target.half_arithmetic import require_half_arithmetic
 HEADROOM: Final = 8.0
 _SAMPLES: Final = 4  # random inputs, if there are no calibration data
 _PRODUCTS: Final = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-_NAMED: Final = 3  # nodes that the table names
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +86,11 @@ class HalvesReport:
         share = 100 * self.half_macs / max(self.total_macs, 1)
         rows = [("work in float16", f"{share:.1f} % of {self.total_macs / 1e6:,.1f} million multiply-adds")]
         source = "samples" if self.sampled else "random inputs"
-        rows.append(("large numbers", f"{_listed(self.floats)} (measured on {self.samples} {source})"))
+        rows.append(
+            ("large numbers", f"{table.names(self.floats) or 'none'} (measured on {self.samples} {source})")
+        )
         if self.faster:
-            rows.append(("faster in float32", _listed(self.faster)))
+            rows.append(("faster in float32", table.names(self.faster)))
         return table.lines(rows)
 
 
@@ -184,15 +185,6 @@ def to_halves(
         faster=tuple(node.name for node in products if node.name in faster),
     )
     return HalvesModel(replace(model, mod=mark(model.mod, floats)), report)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return the first names of nodes, and how many more there are."""
-    if not names:
-        return "none"
-    more = len(names) - _NAMED
-    first = ", ".join(name[:40] for name in names[:_NAMED])
-    return f"{first} and {more} more" if more > 0 else first
 
 
 def _faster_in_floats(mod: tvm.IRModule, target: DeviceTarget) -> set[str]:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
 from builder.quantising import table
 from builder.quantising.agreement import Agreement
-
-_NAMED: Final = 3  # blocks that a line of the table names
-_NAME_CHARS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +120,7 @@ class QuantisationReport:
                 f"{sum(b.precision == 'int8' for b in self.blocks)} of {len(self.blocks)} blocks",
             ),
             *([("16-bit sums", self._word_sums())] if self.widened else []),
-            *([("left in float", _names(self.excluded))] if self.excluded else []),
+            *([("left in float", table.names(self.excluded))] if self.excluded else []),
             (
                 "ranges",
                 ", ".join(f"{method}: {count}" for method, count in self.methods.items()) + " tensors",
@@ -164,7 +161,9 @@ class QuantisationReport:
         )
         if not worst:
             return text
-        listed = ", ".join(f"{_short(block.name)} {block.sqnr_db:.1f} dB" for block in worst[:_NAMED])
+        listed = ", ".join(
+            f"{table.short(block.name)} {block.sqnr_db:.1f} dB" for block in worst[: table.NAMED]
+        )
         return f"{text}; noisiest blocks: {listed}"
 
 
@@ -176,12 +175,3 @@ def count_methods(methods: Sequence[str]) -> dict[str, int]:
 def kilobytes(size: int) -> str:
     """Return a size as text, in kB or MB."""
     return f"{size / 1e6:,.1f} MB" if size >= 10_000_000 else f"{size / 1e3:,.1f} kB"
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(map(_short, names[:_NAMED])) + more
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _NAME_CHARS else f"…{name[1 - _NAME_CHARS :]}"

@@ -11,7 +11,7 @@ import pytest
 from onnx import defs
 from onnx.backend.test.case import test_case
 
-from benchmarks.onnx_coverage import difference, fixable_inputs, plain_cases, run_as_shipped
+from benchmarks.onnx_coverage import difference, fixable_inputs, plain_cases, run_as_shipped, values_of
 
 MODULES = (
     "adagrad", "adam", "add", "bitcast", "bitshift", "col2im", "compress", "cosh", "cumprod", "deformconv",
@@ -85,13 +85,13 @@ def check(cases: list[test_case.TestCase]) -> None:
     feeds: dict[str, Any] = {}
     values: dict[str, Any] = {}
     for number, case in enumerate(cases):
-        inputs = dict(zip((v.name for v in case.model.graph.input), case.data_sets[0][0], strict=False))
+        inputs = dict(zip((v.name for v in case.model.graph.input), values_of(case)[0], strict=False))
         fixed = fixable_inputs(inputs)
         for name, array in inputs.items():
             (values if name in fixed else feeds)[f"c{number}_{name}"] = array
     results = run_as_shipped(together(cases), feeds, values)
     for case in cases:
-        for want in case.data_sets[0][1]:
+        for want in values_of(case)[1]:
             assert not (reason := difference(results.pop(0), want, case)), f"{case.name}: {reason}"
     assert not results
 
@@ -111,7 +111,7 @@ def test_an_operator_that_onnx_runtime_does_not_have_yet_is_right(name: str) -> 
 
 def test_a_wrong_number_is_noticed() -> None:
     case = named("add")
-    want = case.data_sets[0][1][0]
+    want = values_of(case)[1][0]
     assert not difference(want, want, case)
     assert "1 of" in difference(want + _one(want), want, case)
 

@@ -1,12 +1,11 @@
 """Computes the products of a model in float16, and keeps its activations so.
 
 Convolutions and matrix products take float16 operands and make float32 sums (`half_sums`); some first layers
-multiply them in float32 (`half_winograd.is_faster_in_floats`). What follows them
-in the same kernel is computed from these sums: the bias in float32, then, as far as results stay small and
-exact enough, in float16. Functions such as the exponential, and softmax, norms and means, are computed in
-float32. Convolutions of few products make float16 sums if a single call reads what their bias gives, and in
-float16. Everything after the last product is float32, too: the boxes of a detector have more digits than
-float16.
+multiply them in float32 (`half_winograd.is_faster_in_floats`). What follows them in the same kernel is
+computed from these sums: the bias in float32, then, as far as results stay small and exact enough, in
+float16. Convolutions of few products make float16 sums if a single call reads what their bias gives, and in
+float16. Functions such as the exponential, and softmax, norms and means, are computed in float32. Everything
+after the last product is, too: the boxes of a detector have more digits than float16.
 
 A module is marked with the nodes that must stay in float32 (`mark`), because numbers there may be too large.
 What is computed in float16 is finite for any finite input: numbers are limited where they need to be

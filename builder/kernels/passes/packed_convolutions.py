@@ -101,7 +101,7 @@ class Convolutions:
             elif tile is None:
                 new = convolution.emit(table.bb, op, x.expr, weight, out_block, self._target)
             else:
-                floats = weight.astype(np.float32)
+                floats = weight.astype(np.float32, copy=False)
                 new = winograd.emit(
                     table.bb, op, x.expr, floats, out_block=out_block, tile=tile, target=self._target
                 )

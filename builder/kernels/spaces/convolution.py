@@ -441,11 +441,16 @@ def _flatten(sch: st.Schedule, block: st.schedule.SBlockRV, last: st.schedule.SB
 
 def _step(sch: st.Schedule, block: st.schedule.SBlockRV) -> int:
     """Return the anchor's step; 0 if what is fused to the convolution changes the picture."""
+    shape, stored = _shapes(sch, block)
+    return int(sch.get(block).annotations.get("edge.flat", 0)) if shape == stored else 0
+
+
+def _shapes(sch: st.Schedule, block: st.schedule.SBlockRV) -> list[list[int]]:
+    """Return the shapes of what a convolution computes, and of what the last block fused to it stores."""
     last = block
     while consumers := sch.get_consumers(last):
         last = consumers[0]
-    shape, changed = ([int(d) for d in sch.get(b).writes[0].source.shape] for b in (block, last))
-    return int(sch.get(block).annotations.get("edge.flat", 0)) if shape == changed else 0
+    return [[int(d) for d in sch.get(b).writes[0].source.shape] for b in (block, last)]
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
@@ -473,9 +478,6 @@ def _is_gate(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:
 
     Then the picture takes the time, and a round of the parallel loop has as many of its channels as a tile.
     """
-    last = block
-    while consumers := sch.get_consumers(last):
-        last = consumers[0]
-    pixels, elements = (math.prod(int(d) for d in sch.get(b).writes[0].source.shape) for b in (block, last))
+    pixels, elements = map(math.prod, _shapes(sch, block))
     height, width = (int(sch.get(loop).extent) for loop in sch.get_loops(block)[2:4])
     return height * width == 1 and elements > pixels
