@@ -90,7 +90,7 @@ class HalvesReport:
             ("large numbers", f"{table.names(self.floats) or 'none'} (measured on {self.samples} {source})")
         )
         if self.faster:
-            rows.append(("faster in float32", table.names(self.faster)))
+            rows.append(("first layers", f"{table.names(self.faster)}: faster in float32"))
         return table.lines(rows)
 
 
