@@ -34,9 +34,12 @@ MAX_MARKS: Final = 600
 _SPACE: Final = re.compile(rb"[ \t\r\n]*")
 _SCALAR: Final = re.compile(rb"[^,:}\]\s\"\[{]+")
 _STRUCTURE: Final = re.compile(rb'["\[\]{}]')
-_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-# A string read backwards: a quote belongs to it if an odd number of backslashes stands before it.
-_BACKWARD_STRING: Final = re.compile(rb'"[^"]*+(?:"(?=\\(?:\\\\)*+(?!\\))[^"]*+)*+"')
+# A string without its closing quote.
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+# The same, read backwards: a quote belongs to the string if an odd number of backslashes precedes it. Nothing
+# follows the group, so it never backtracks. It must not be possessive: Python before 3.11.5 gets possessive
+# groups wrong in which something backtracks (https://github.com/python/cpython/issues/106052).
+_BACKWARD_STRING: Final = re.compile(rb'"[^"]*+(?:"\\(?:\\\\)*+(?!\\)[^"]*+)*')
 _KEYS: Final = {
     f'"{key}"'.encode(): key
     for key in ("reply_to", "id", "deadline_s", "session", "session_step", "session_end")
@@ -124,7 +127,7 @@ class _Window:
     text
         A JSON body, or its end backwards.
     string
-        The pattern of a string in it.
+        The pattern of a string in it, without the closing quote.
     opening
         The brackets that begin a value in it.
     """
@@ -152,10 +155,11 @@ class _Window:
         """Return the offset behind the string that begins here."""
         self._marks -= 1
         match = self._string.match(self.text, at, self._end)
-        if match is None:
+        quote = self._end if match is None else match.end()
+        if quote >= self._end or self.text[quote : quote + 1] != b'"':
             raise self._missing(f"expected a string at byte {at}")
-        self.character(match.end())  # backwards, what follows decides where it ends
-        return match.end()
+        self.character(quote + 1)  # backwards, what follows decides where it ends
+        return quote + 1
 
     def value(self, at: int) -> int:
         """Return the offset behind the value that begins here."""
