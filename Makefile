@@ -1,5 +1,5 @@
 # Everything happens in .venv, a virtual environment in this folder. Only the targets that say so need root.
-# As root, `make test` also installs mosquitto with apt-get.
+# As root, `make test` also installs the Debian packages that packaging/needs.txt names.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -26,18 +26,18 @@ demo: $(STAMP) ## compile, sign, deploy and query a small classifier over MQTT, 
 	@$(BIN)/python examples/demo.py
 
 .PHONY: test
-test: $(STAMP) broker ## run the tests that need neither root nor real models (PYTEST_ARGS='-k tuning' adds options)
-	$(TEST_ENVIRONMENT) $(WITHOUT_MOSQUITTO) $(BIN)/pytest $(PARALLEL) $(PYTEST_ARGS)
+test: needs-test $(STAMP) ## run all tests but those below, and install what they need
+	$(TEST_ENVIRONMENT) $(BIN)/pytest $(PARALLEL) $(PYTEST_ARGS)
 
 .PHONY: test-fast
-test-fast: $(STAMP) broker ## run the tests that are not slow, for the inner loop
-	$(TEST_ENVIRONMENT) $(WITHOUT_MOSQUITTO) $(BIN)/pytest $(PARALLEL) --fast $(PYTEST_ARGS)
+test-fast: needs-test $(STAMP) ## run the tests that are not slow, for the inner loop
+	$(TEST_ENVIRONMENT) $(BIN)/pytest $(PARALLEL) --fast $(PYTEST_ARGS)
 
 .PHONY: test-models
-test-models: $(STAMP) broker ## run the tests of the real models in the folder EDGEBUNDLE_MODELS
+test-models: needs-test $(STAMP) ## run the tests of the real models in the folder EDGEBUNDLE_MODELS
 	@test -n "$$EDGEBUNDLE_MODELS" || { \
 	  echo 'make: set EDGEBUNDLE_MODELS to a folder of real models: tests/acceptance/conftest.py lists them' >&2; exit 1; }
-	$(TEST_ENVIRONMENT) $(WITHOUT_MOSQUITTO) $(BIN)/pytest $(PARALLEL) --needs-models $(PYTEST_ARGS)
+	$(TEST_ENVIRONMENT) $(BIN)/pytest $(PARALLEL) --needs-models $(PYTEST_ARGS)
 
 .PHONY: test-frameworks
 test-frameworks: $(STAMP) .venv-frameworks/.installed ## run the tests that need PyTorch, Keras and TensorFlow (installs them)
@@ -45,12 +45,12 @@ test-frameworks: $(STAMP) .venv-frameworks/.installed ## run the tests that need
 	  $(BIN)/pytest $(PARALLEL) --needs-frameworks tests/frameworks $(PYTEST_ARGS)
 
 .PHONY: test-home
-test-home: $(STAMP) broker ## run the recipe for Home Assistant in it (installs it; needs root)
+test-home: needs-root needs-broker $(STAMP) ## run the recipe for Home Assistant in it (installs it; needs root)
 	EDGEBUNDLE_HOME_ASSISTANT=$$(packaging/home-assistant.sh) && export EDGEBUNDLE_HOME_ASSISTANT && \
-	  $(TEST_ENVIRONMENT) $(WITHOUT_MOSQUITTO) $(BIN)/pytest --needs-home-assistant tests/clients $(PYTEST_ARGS)
+	  $(TEST_ENVIRONMENT) $(BIN)/pytest --needs-home-assistant tests/clients $(PYTEST_ARGS)
 
 .PHONY: test-arm
-test-arm: $(STAMP) ## run the tests that need root: an arm64 system under qemu, and a real systemd
+test-arm: needs-root $(STAMP) ## run the tests that need root: an arm64 system under qemu, and a real systemd
 	packaging/test-arm.sh $(PYTEST_ARGS)
 
 .PHONY: lint
@@ -66,7 +66,7 @@ bench: .venv-bench/.installed ## compare speed with ONNX Runtime, OpenVINO, ncnn
 	.venv-bench/bin/python -m benchmarks.bench $(BENCH_ARGS)
 
 .PHONY: bench-arm
-bench-arm: emulator .venv-bench/.installed ## count instructions on an emulated Cortex-A72, for ONNX Runtime and ncnn too (needs root)
+bench-arm: needs-root needs-count .venv-bench/.installed ## count instructions on an emulated Cortex-A72, for ONNX Runtime and ncnn too (needs root)
 	.venv-bench/bin/python -m benchmarks.bench_arm $(BENCH_ARGS)
 
 .PHONY: bench-odd
@@ -74,19 +74,19 @@ bench-odd: .venv-bench/.installed ## compare 400 operators with odd extents with
 	.venv-bench/bin/python -m benchmarks.odd $(BENCH_ARGS)
 
 .PHONY: soak
-soak: $(STAMP) broker ## inject faults under 100,000 requests each, a steady load, a year in an hour (three hours)
+soak: needs-broker $(STAMP) ## inject faults under 100,000 requests each, a steady load, a year in an hour (three hours)
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
 .PHONY: hostile
-hostile: $(STAMP) broker ## send 100,000 hostile messages to an agent, while an honest client asks (half an hour)
+hostile: needs-broker $(STAMP) ## send 100,000 hostile messages to an agent, while an honest client asks (half an hour)
 	$(BIN)/python -m benchmarks.hostile $(HOSTILE_ARGS)
 
 .PHONY: herd
-herd: $(STAMP) broker ## restart a broker under 1000 agents: at most 150 connects in any second, all back in 30 s
+herd: needs-broker $(STAMP) ## restart a broker under 1000 agents: at most 150 connects in any second, all back in 30 s
 	$(BIN)/python -m benchmarks.herd $(HERD_ARGS)
 
 .PHONY: bench-agent
-bench-agent: $(STAMP) broker ## measure latency, throughput, overload and version changes of the agent and a bare echo
+bench-agent: needs-broker $(STAMP) ## measure latency, throughput, overload and version changes of the agent and a bare echo
 	$(BIN)/python -m benchmarks.agent --picture docs/pictures/agent-latency.png $(BENCH_ARGS)
 
 .PHONY: deb
@@ -145,30 +145,18 @@ $(STAMP): pyproject.toml
 	@.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[builder,frameworks]'
 	@touch $@
 
-# Tests need a broker with MQTT 5. If mosquitto is missing and cannot be installed, this variable makes them skip;
-# otherwise they fail.
-WITHOUT_MOSQUITTO = $(shell PATH=$$PATH:/usr/sbin command -v mosquitto >/dev/null || echo EDGEBUNDLE_WITHOUT_MOSQUITTO=1)
+# What a target needs comes first, before some minutes of pip. Tests that need what is missing are left out, and the
+# end of the run says so once more; everything else stops here.
+.PHONY: needs-test needs-broker needs-count
+needs-test:
+	@packaging/install-needs.sh test
+	@if command -v apt-get >/dev/null; then for suite in bookworm trixie; do \
+	  packaging/debian-mosquitto.sh $$suite >/dev/null || \
+	  echo "make: left out: tests with the broker of Debian $$suite"; done; fi
 
-.PHONY: broker
-broker:
-	@if PATH=$$PATH:/usr/sbin command -v mosquitto >/dev/null; then :; \
-	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo 'make: installing mosquitto'; \
-	  apt-get update -qq && \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends mosquitto >/dev/null; \
-	else \
-	  echo 'make: mosquitto is not installed (apt-get install mosquitto): skipping the tests that need MQTT 5'; \
-	fi
+.PHONY: needs-root
+needs-root:
+	@test "$$(id -u)" = 0 || { echo 'make: $(MAKECMDGOALS) must be run as root' >&2; exit 1; }
 
-# Asked for first, before some minutes of installing other engines.
-.PHONY: emulator
-emulator:
-	@if command -v qemu-aarch64 >/dev/null || command -v qemu-aarch64-static >/dev/null; then :; \
-	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo 'make: installing qemu-user'; \
-	  apt-get update -qq && \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends qemu-user qemu-user-static >/dev/null; \
-	else \
-	  echo 'make: qemu is not installed (apt-get install qemu-user qemu-user-static)' >&2; \
-	  exit 1; \
-	fi
+needs-broker needs-count: needs-%:
+	@packaging/install-needs.sh --required $*

@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${EDGEBUNDLE_PYTHON:-.venv/bin/python}
 [[ $EUID == 0 ]] || { echo "$0: must be run as root: it makes roots, mounts them and boots one" >&2; exit 1; }
-packaging/install-needs.sh
+packaging/install-needs.sh arm
 
 # Two at a time: making a root seldom keeps more than one core busy.
 (

@@ -13,7 +13,6 @@ import fcntl
 import gc
 import inspect
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +24,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.needs import needed
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
 from tests.stalls import stalling
@@ -174,6 +174,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if wanted(item)]
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Repeat at the end what `make test` said at the start: what was left out, and how to install it."""
+    if os.environ.get("CI") or not terminalreporter.stats.get("skipped"):
+        return
+    script = Path(__file__).parents[1] / "packaging" / "install-needs.sh"
+    done = subprocess.run([str(script), "--list", "test"], capture_output=True, text=True, check=False)
+    if done.stdout:
+        terminalreporter.section("left out")
+        terminalreporter.write(done.stdout)
+    if os.geteuid() != 0:
+        terminalreporter.write_line("Some tests need root: boards behind ssh, disks that lose their power.")
+
+
 def pytest_collection_finish() -> None:
     """Exempt what exists now, some hundred thousand objects, from each later garbage collection."""
     gc.collect()
@@ -274,14 +287,7 @@ class BrokerProcess:
         )
         if self._program:
             return [*self._program, "-c", str(config)]
-        program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-        if program is None:
-            if os.environ.get("EDGEBUNDLE_WITHOUT_MOSQUITTO"):
-                pytest.skip("mosquitto is not installed, and `make test` may not install it")
-            pytest.fail(
-                "mosquitto is not installed: `make test` installs it where it may (Debian: mosquitto)"
-            )
-        return [program, "-c", str(config)]
+        return [needed("mosquitto"), "-c", str(config)]
 
     def start(self) -> None:
         self._process = subprocess.Popen(

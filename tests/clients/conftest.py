@@ -30,6 +30,7 @@ from builder.importer import import_onnx
 from tests.agent.service.authority import Authority
 from tests.conftest import BrokerProcess
 from tests.edgebundle.rig import TOP, Reply, Responder
+from tests.needs import needed
 from tests.patience import PATIENCE_S, PROGRAM_PATIENCE_S
 from tests.ports import free_port
 
@@ -209,12 +210,3 @@ def npm(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Callable[
         return folder / "node_modules"
 
     return install
-
-
-def needed(*names: str) -> str:
-    """Return the path of a program, which `packaging/install-needs.sh` installs; skip the test without it."""
-    for name in names:
-        path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-        if path is not None:
-            return path
-    pytest.skip(f"{names[0]} is not installed")

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 import edgebundle
-from tests.clients.conftest import DIGITS, Site, needed
+from tests.clients.conftest import DIGITS, Site
 from tests.conftest import BrokerProcess
 from tests.edgebundle.rig import TOP, Responder
+from tests.needs import needed
 from tests.patience import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,8 @@ import pytest
 import yaml
 from paho.mqtt.enums import CallbackAPIVersion
 
-from tests.clients.conftest import DIGITS, Site, needed
+from tests.clients.conftest import DIGITS, Site
+from tests.needs import needed
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow

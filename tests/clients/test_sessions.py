@@ -39,8 +39,9 @@ from edgebundle import (
     SessionStepError,
     UsageError,
 )
-from tests.clients.conftest import Site, deploy, needed, run_site
+from tests.clients.conftest import Site, deploy, run_site
 from tests.clients.test_javascript import LIBRARY, MQTT
+from tests.needs import needed
 from tests.patience import PATIENCE_S
 from tests.streaming_models import (
     HOP,

@@ -27,12 +27,13 @@ TARGETS |= {
     "docs",
 }
 # Programs that the recipes need, besides Python.
-TOOLS = ("sh", "make", "sed", "expand", "echo", "test", "touch", "id")
+TOOLS = ("sh", "bash", "env", "make", "sed", "expand", "echo", "test", "touch", "dirname", "sort", "id")
 
 
 def make(folder: Path, *arguments: str, tools: Path) -> subprocess.CompletedProcess[str]:
     shutil.copy(ROOT / "Makefile", folder)
     shutil.copy(ROOT / "pyproject.toml", folder)
+    shutil.copytree(ROOT / "packaging", folder / "packaging", dirs_exist_ok=True)
     environment = {"PATH": str(tools), "HOME": str(folder)}
     return subprocess.run(
         [str(tools / "make"), *arguments],
@@ -108,14 +109,47 @@ def test_dependencies_are_installed_again_when_pyproject_changed(tmp_path: Path,
     assert ".[builder,demo,dev]" in log
 
 
-def test_counting_instructions_without_an_emulator_says_what_to_install_first(
-    tmp_path: Path, tools: Path
-) -> None:
-    (tools / "id").unlink()
-    put(tools, "id", "echo 1000")
+def test_counting_instructions_says_first_what_to_install(tmp_path: Path, tools: Path) -> None:
     done = make(tmp_path, "bench-arm", tools=tools)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[0] == (
-        "make: qemu is not installed (apt-get install qemu-user qemu-user-static)"
-    )
+    first, *others = done.stdout.splitlines()
+    assert first == "make: not installed, and what is left out without it:"
+    assert "  debootstrap debian-archive-keyring: roots of other Debian releases" in others
+    assert others[-1].startswith("to install it: sudo apt-get install --no-install-recommends ")
+    assert {"debootstrap", "qemu-user", "qemu-user-static"} <= set(others[-1].split())
     assert not (tmp_path / ".venv-bench").exists()
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS - {"help", "clean"}))
+def test_each_target_says_in_plain_lines_what_it_lacks(tmp_path: Path, tools: Path, target: str) -> None:
+    done = make(tmp_path, target, tools=tools)
+    assert done.returncode == 2
+    said = done.stdout.splitlines() + done.stderr.splitlines()
+    assert said[0].startswith("make: ")
+    assert not [line for line in said if "No such file" in line or "command not found" in line]
+    assert not list(tmp_path.glob(".venv*"))
+
+
+@pytest.mark.parametrize("target", ["test-arm", "test-home", "bench-arm"])
+def test_a_target_that_needs_root_says_so_first(tmp_path: Path, tools: Path, target: str) -> None:
+    (tools / "id").unlink()
+    put(tools, "id", "echo 1000")
+    done = make(tmp_path, target, tools=tools)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == f"make: {target} must be run as root"
+    assert not list(tmp_path.glob(".venv*"))
+
+
+def test_tests_name_all_that_they_lack_at_the_start(tmp_path: Path, tools: Path) -> None:
+    done = make(tmp_path, "needs-test", tools=tools)
+    assert (done.returncode, done.stderr) == (0, "")
+    said = done.stdout.splitlines()
+    assert "  chromium: the dashboard, pages and the JavaScript client in a browser" in said
+    assert "chromium" in said[-1].split()
+
+
+def test_nothing_is_said_of_what_is_there(tmp_path: Path, tools: Path) -> None:
+    for name in ("qemu-aarch64", "qemu-aarch64-static", "gcc", "debootstrap"):
+        put(tools, name, "exit 0")
+    done = make(tmp_path, "needs-count", tools=tools)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

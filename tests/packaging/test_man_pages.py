@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needed
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,8 +51,7 @@ def test_every_verb_has_a_page_with_its_flags(found: dict[str, str]) -> None:
     "command", [["mandoc", "-T", "lint", "-W", "warning"], ["man", "--warnings", "-E", "UTF-8", "-l"]]
 )
 def test_pages_are_shown_without_a_warning(found: dict[str, str], tmp_path: Path, command: list[str]) -> None:
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"{command[0]} is not installed (Debian: {command[0]}, man-db)")
+    needed(command[0])
     man_pages.write(tmp_path, found)
     for path in sorted(tmp_path.glob("man*/*")):
         done = subprocess.run(

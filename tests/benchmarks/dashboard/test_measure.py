@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.dashboard.browser import find_browser
 from benchmarks.dashboard.fleet import Device
 from benchmarks.dashboard.measure import MOST_BYTES, measure
 from tests.conftest import BrokerProcess
+from tests.needs import needed
 
 
 @pytest.mark.slow
 async def test_a_thousand_agents_do_not_make_the_page_stutter(mosquitto: BrokerProcess) -> None:
-    browser = find_browser()
-    if browser is None:
-        pytest.skip("chromium is not installed")
+    browser = needed("chromium", "chromium-browser", "google-chrome")
     result = await measure(mosquitto.url, browser, agents=1000, seconds=4)
     # Other tests run beside this one: the times are wider than those of the benchmark.
     assert result.rows_s < 5

@@ -23,6 +23,7 @@ from builder.cli import main
 from builder.errors import FleetError
 from builder.records.task import Task
 from builder.tuning.candidates.candidate_builder import CandidateBuilder
+from tests.needs import needed
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
@@ -133,9 +134,8 @@ class Board:
 
 @pytest.fixture
 def board(tmp_path: Path) -> Iterator[Board]:
-    if "CI" not in os.environ and (not Path(SSHD).exists() or shutil.which("ssh") is None):
-        pytest.skip("sshd is not installed (apt-get install openssh-server)")
-    if "CI" not in os.environ and os.geteuid() != 0:
+    needed("sshd")
+    if os.geteuid() != 0:
         pytest.skip("sshd needs root to create a network namespace")
     for name in ("host", "user"):
         subprocess.run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from builder.bundles.graph_page import write_page
 from builder.bundles.package import Package
 from builder.errors import PackageError
 from tests.bundles import make_manifest
+from tests.needs import needed
 from tests.patience import PATIENCE_S
 
 EVIL = "</script><script>alert(1)</script>"
@@ -114,9 +114,7 @@ def test_a_profile_of_another_bundle_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_browser_draws_the_graph_and_the_comparison(tmp_path: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
-    if browser is None:
-        pytest.skip("Chromium is not installed: apt-get install chromium")
+    browser = needed("chromium", "chromium-browser")
     before = replace(profile(), rows=tuple(replace(row, duration_us=20.0) for row in profile().rows))
     page = tmp_path / "page.html"
     write_page(package(), page, profile(), before)

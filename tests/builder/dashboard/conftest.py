@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from benchmarks.dashboard.browser import find_browser
 from builder.bundles import key_files
 from builder.bundles.package import Package
 from tests.conftest import BrokerProcess
+from tests.needs import needed
 from tests.patience import PATIENCE_S
 
 
@@ -76,7 +76,4 @@ def site(tmp_path: Path, mosquitto: BrokerProcess, digits_bundle: Path) -> Itera
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    program = find_browser()
-    if program is None:
-        pytest.skip("chromium is not installed")
-    return program
+    return needed("chromium", "chromium-browser", "google-chrome")

@@ -1,0 +1,23 @@
+"""Programs that tests need beside Python; `make test` installs them as root (`packaging/needs.txt`)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+
+def needed(*names: str) -> str:
+    """Return the path of the first of these programs that is installed; skip the test without any.
+
+    Parameters
+    ----------
+    names
+        Names of one program.
+    """
+    for name in names:
+        path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+        if path is not None:
+            return path
+    pytest.skip(f"{names[0]} is not installed (`make test` installs it as root)")
