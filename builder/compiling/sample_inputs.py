@@ -3,9 +3,9 @@
 The generator is seeded, so two builds make the same inputs. Floating-point inputs are normally distributed;
 the input that takes a picture gets random pixels, prepared as declared. An integer input that selects rows of
 a table (token ids) stays below the table's size, which is read from the ONNX graph; one that is compared with
-several constants (the steps of a loop) is drawn from among them. Other integer inputs are mostly 1 and
-sometimes 0, like a mask. A feature that trees compare is drawn from around their thresholds:
-numbers that are all small would always take the same branches.
+several constants (the steps of a loop) is drawn from among them; one that divides another is not 0. Other
+integer inputs are mostly 1 and sometimes 0, like a mask. A feature that trees compare is drawn from around
+their thresholds: numbers that are all small would always take the same branches.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ _TRANSPARENT: Final = frozenset(
     {"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand", "Max", "Min"}
 )
 
+_INTEGERS: Final = frozenset(
+    getattr(onnx.TensorProto, f"{sign}INT{bits}") for bits in (8, 16, 32, 64) for sign in ("", "U")
+)
 _COMPARISONS: Final = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
@@ -65,6 +68,7 @@ def make_inputs(
     compared = _compared(model)
     quantised = _quantised(model)
     counts = _counts(model)
+    parts = _parts_of_quotients(model)
     arrays: dict[str, npt.NDArray[np.generic]] = {}
     for spec in inputs:
         dtype = np.dtype(spec.dtype)
@@ -85,6 +89,8 @@ def make_inputs(
             arrays[spec.name] = rng.integers(0, max(1, bounds[spec.name]), spec.shape).astype(dtype)
         elif spec.name in counts:
             arrays[spec.name] = rng.integers(*counts[spec.name], spec.shape, endpoint=True).astype(dtype)
+        elif spec.name in parts:
+            arrays[spec.name] = rng.integers(parts[spec.name], 10, spec.shape).astype(dtype)
         else:
             # Without axes, NumPy returns a scalar instead of an array.
             arrays[spec.name] = np.asarray(rng.random(spec.shape) < 0.9, dtype)
@@ -122,6 +128,7 @@ def samples(
 def masks(inputs: Sequence[TensorSpec], model: onnx.ModelProto) -> list[str]:
     """Return the integer and boolean inputs that `make_inputs` fills like a mask: mostly 1, sometimes 0."""
     others = _table_sizes(model).keys() | _quantised(model) | _counts(model).keys()
+    others |= _parts_of_quotients(model).keys()
     return [spec.name for spec in inputs if np.dtype(spec.dtype).kind != "f" and spec.name not in others]
 
 
@@ -228,3 +235,19 @@ def _counts(model: onnx.ModelProto) -> dict[str, tuple[int, int]]:
                     value = int(numpy_helper.to_array(constants[other]).reshape(()))
                     found.setdefault(origin[name], set()).add(value)
     return {name: (min(values) + 1, max(values)) for name, values in found.items() if len(values) > 1}
+
+
+def _parts_of_quotients(model: onnx.ModelProto) -> dict[str, int]:
+    """Return the smallest sample of integer inputs that divide, 1, and of those that they divide, 0."""
+    graph = model.graph
+    origin = {v.name: v.name for v in graph.input if v.type.tensor_type.elem_type in _INTEGERS}
+    found: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type in _TRANSPARENT and node.input and node.input[0] in origin:
+            kept = node.op_type != "Cast" or any(a.i in _INTEGERS for a in node.attribute)
+            origin |= {node.output[0]: origin[node.input[0]]} if kept else {}
+        elif node.op_type in ("Div", "Mod") and node.input[1] in origin:
+            found[origin[node.input[1]]] = 1
+            if node.input[0] in origin:
+                found.setdefault(origin[node.input[0]], 0)
+    return found

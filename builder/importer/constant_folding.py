@@ -15,6 +15,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import defs, helper, numpy_helper
 
+from builder.importer.large_models import open_session
 from builder.importer.onnx_graph import OnnxGraph, copy_node, remove_dead_nodes, subgraphs
 from builder.importer.opset import NEWEST
 from builder.importer.shapes import infer_shapes
@@ -196,9 +197,7 @@ def _run(
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     with quiet():
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        session = open_session(model, options)
         results = session.run(made, fed)
     return {
         name: np.asarray(value)

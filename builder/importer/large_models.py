@@ -14,6 +14,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from builder.importer.divisors import with_defined_quotients
 from builder.importer.weights import is_large, tensor_bytes
 
 # A larger model is not written as one message: each copy takes as much memory again.
@@ -90,7 +91,7 @@ def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
-    """Open a session of ONNX Runtime.
+    """Open a session of ONNX Runtime, in which no quotient of integers ends the process.
 
     Parameters
     ----------
@@ -104,6 +105,7 @@ def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions) ->
     Exception
         If ONNX Runtime refuses the model.
     """
+    model = with_defined_quotients(model)
     if not is_too_large(model):
         raw = model.SerializeToString()
     else:

@@ -1,7 +1,7 @@
 """`If` on a value that is only known at run time: compute both branches and select.
 
-Branches have no side effects, so this differs only in its cost, and in what would fault: a branch that
-divides by a computed integer stays, because the condition may guard it against zero.
+Branches have no side effects, and no operator fails at run time, not even a division by zero: so this differs
+only in its cost.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnx
 
 from builder.importer.control_flow import inline_body
 from builder.importer.onnx_graph import OnnxGraph, attributes, walk_nodes
-from builder.importer.rewrites.loops import MAX_UNROLLED_NODES, may_fault
+from builder.importer.rewrites.loops import MAX_UNROLLED_NODES
 from builder.importer.rewrites.replacement import Replacement
 
 
@@ -51,7 +51,7 @@ class Branches:
 
 
 def write_out(node: onnx.NodeProto, graph: OnnxGraph) -> Branches | None:
-    """Write both branches of an If out; None if they are too large, or one may fault."""
+    """Write both branches of an If out; None if they are too large."""
     options = attributes(node)
     branches: list[onnx.GraphProto] = [options["then_branch"], options["else_branch"]]
     if sum(1 for branch in branches for _ in walk_nodes(branch)) > MAX_UNROLLED_NODES:
@@ -62,4 +62,4 @@ def write_out(node: onnx.NodeProto, graph: OnnxGraph) -> Branches | None:
         names = [graph.fresh(name or "unread") for name in node.output]
         nodes += inline_body(graph, branch, f"{node.name}/{scope}", [], names)
         made.append(names)
-    return None if may_fault(nodes, graph) else Branches(nodes, *made)
+    return Branches(nodes, *made)

@@ -17,9 +17,7 @@ from builder.importer.onnx_graph import (
     ValueType,
     attributes,
     reads,
-    subgraphs,
     value_type,
-    walk_nodes,
 )
 from builder.importer.rewrites.replacement import Replacement, input_name
 
@@ -117,7 +115,7 @@ def _unroll_while(
         index = new.constant(step, np.int64)
         new.nodes += inline_body(graph, body, f"{node.name}/{step}", [index, active, *carried], outputs)
         made = outputs[1 : 1 + len(carried)]
-        if step == 0 and (_types_of(new.nodes, made, graph) != kinds or may_fault(new.nodes, graph)):
+        if step == 0 and _types_of(new.nodes, made, graph) != kinds:
             return None
         every += made
         carried = [
@@ -195,32 +193,6 @@ def stays_true(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
         return bool(onnx.numpy_helper.to_array(maker.attribute[0].t).reshape(()))
     outer = graph.constant(name)
     return outer is not None and bool(outer.reshape(()))
-
-
-def may_fault(nodes: Sequence[onnx.NodeProto], graph: OnnxGraph) -> bool:
-    """Whether nodes, which are added to the graph, divide by an integer that is not a constant.
-
-    A real number may be divided by zero: the result is infinite or NaN, and not selected. What is in
-    subgraphs has no known types, so it counts as integers.
-    """
-    constants = {name for n in nodes if n.op_type == "Constant" for name in n.output}
-    own = {id(node) for node in nodes}
-    doubtful: list[str] = []
-    for node in nodes:
-        for inner in (node, *(n for subgraph in subgraphs(node) for n in walk_nodes(subgraph))):
-            if inner.op_type not in ("Div", "Mod") or inner.domain:
-                continue
-            if inner.input[1] in constants or graph.is_constant(inner.input[1]):
-                continue
-            if id(inner) not in own:
-                return True
-            doubtful.append(inner.input[1])
-    if not doubtful:
-        return False
-    kinds = [graph.type_of(name) for name in doubtful]
-    if None in kinds:
-        kinds = _types_of(nodes, doubtful, graph)
-    return any(kind is None or kind.dtype.kind != "f" for kind in kinds)
 
 
 def unroll_scan(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from agent.array_file import damage, read_arrays, reason_of
 from builder.errors import ModelError, ParityError
+from builder.importer.large_models import open_session
 from builder.importer.silence import FOREIGN_FAILURES, first_line
 from builder.importer.tflite import litert_process
 from builder.importer.tflite.conversion import convert, describe
@@ -298,9 +299,7 @@ def _run(graph: onnx.ModelProto, feeds: Arrays) -> dict[str, NDArray[Any]]:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     names = [output.name for output in graph.graph.output]
     try:
-        session = onnxruntime.InferenceSession(
-            graph.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        session = open_session(graph, options)
         values = session.run(names, dict(feeds))
     except FOREIGN_FAILURES as error:
         raise ModelError(f"ONNX Runtime refused the graph ({first_line(error)})") from error

@@ -22,6 +22,7 @@ from builder.kernels.rewriter import (
 from builder.kernels.spaces import (
     columns,
     concatenation,
+    division,
     limits,
     matmul,
     padding,
@@ -47,6 +48,7 @@ def legalise_map(target: DeviceTarget) -> dict[str, Legalisation]:
     own["relax.matmul"] = matmul.legalise
     own["relax.permute_dims"] = transpose.legalise
     own |= limits.legalisations(target)
+    own |= dict.fromkeys(division.OPERATORS, division.legalise)
     own["relax.power"] = _power
     own["relax.nn.pad"] = padding.legalise
     own["relax.multiply"] = _multiply

@@ -114,7 +114,7 @@ def _extremum(of: Extremum, plain: Callable[..., te.Tensor], carrying: AbstractS
 
         def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
             def element(*i: tirx.Var) -> tirx.Expr:
-                left, right = _element(a, i), _element(b, i)
+                left, right = element_of(a, i), element_of(b, i)
                 chosen = of(left, right)
                 return tirx.Select(tirx.isnan(left), left, chosen) if may_drop else chosen
 
@@ -125,7 +125,7 @@ def _extremum(of: Extremum, plain: Callable[..., te.Tensor], carrying: AbstractS
     return legalise
 
 
-def _element(tensor: te.Tensor, place: Sequence[tirx.Var]) -> tirx.Expr:
+def element_of(tensor: te.Tensor, place: Sequence[tirx.Var]) -> tirx.Expr:
     """Return an element of a tensor that is broadcast."""
     own = place[len(place) - len(tensor.shape) :]
     return tensor(*(0 if int(extent) == 1 else at for extent, at in zip(tensor.shape, own, strict=True)))

@@ -53,6 +53,19 @@ def test_other_integers_are_mostly_ones() -> None:
     assert mask.mean() > 0.75
 
 
+def test_an_integer_that_divides_is_not_zero() -> None:
+    specs = [TensorSpec(name, "INT32", (4, 64)) for name in ("a", "b")]
+    nodes = [
+        helper.make_node("Cast", ["b"], ["wide"], to=TensorProto.INT64),
+        helper.make_node("Cast", ["a"], ["dividend"], to=TensorProto.INT64),
+        helper.make_node("Mod", ["dividend", "wide"], ["c"]),
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.INT32, [4, 64]) for name in ("a", "b")]
+    made = make_inputs(specs, helper.make_model(helper.make_graph(nodes, "quotient", values, [])))
+    assert (made["b"].min(), made["b"].max()) == (1, 9)
+    assert (made["a"].min(), made["a"].max()) == (0, 9)
+
+
 def test_an_image_is_prepared_pixels() -> None:
     declared = Preprocess(
         input="image", colour="RGB", resize=(8, 8), resize_mode="stretch", interpolation="bilinear",

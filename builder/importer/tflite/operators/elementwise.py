@@ -117,8 +117,13 @@ def floor_div(op: Operation) -> None:
         return
     if dtype in SMALL:
         first, second = op.cast(first, "int32"), op.cast(second, "int32")
-    whole = op.graph.node("Sub", first, op.graph.node("Mod", first, second))
-    op.put(op.cast(op.graph.node("Div", whole, second), dtype), layout)
+    zero = op.graph.constant(np.zeros((), op.graph.dtype_of(first)))
+    differs = op.graph.node("Xor", op.graph.node("Less", first, zero), op.graph.node("Less", second, zero))
+    whole = op.graph.node("Equal", op.graph.node("Mod", first, second), zero)
+    below = op.graph.node("And", differs, op.graph.node("Not", whole))
+    quotient = op.graph.node("Div", first, second)
+    quotient = op.graph.node("Sub", quotient, op.cast(below, str(op.graph.dtype_of(first))))
+    op.put(op.cast(quotient, dtype), layout)
 
 
 def floor_mod(op: Operation) -> None:

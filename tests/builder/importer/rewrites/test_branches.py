@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from builder.errors import UnsupportedOperatorError
 from builder.importer import import_onnx
+from builder.importer.large_models import open_session
 from tests.builder.importer.rewrites.cases import BOOL, ModelMaker, operators
 
 
@@ -52,7 +53,10 @@ def test_a_division_by_a_real_number_is_chosen_too(
     np.testing.assert_array_equal(run_onnx(imported, feeds)[0], run_onnx(model, feeds)[0])
 
 
-def test_a_division_that_the_condition_may_guard_is_refused(make_model: ModelMaker) -> None:
+@pytest.mark.parametrize("go", [True, False])
+def test_a_division_that_the_condition_guards_against_zero(
+    make_model: ModelMaker, run_onnx: Any, go: bool
+) -> None:
     output = helper.make_tensor_value_info("out", TensorProto.INT32, [2, 3])
     parts = [helper.make_node("Div", ["x", "z"], ["out"]), helper.make_node("Neg", ["x"], ["out"])]
     then, other = (
@@ -61,6 +65,10 @@ def test_a_division_that_the_condition_may_guard_is_refused(make_model: ModelMak
     node = helper.make_node("If", ["go"], ["y"], name="choose", then_branch=then, else_branch=other)
     kind = ([2, 3], TensorProto.INT32)
     model = make_model([node], {"go": ([], BOOL), "x": kind, "z": kind}, {"y": kind})
-    with pytest.raises(UnsupportedOperatorError, match=r"If \(choose\)") as caught:
-        import_onnx(model)
-    assert "--input-values" in (caught.value.hint or "")
+    imported = import_onnx(model).onnx
+    assert "If" not in operators(imported)
+    z = np.array([[3, -3, 2], [1, -1, 9]], np.int32) if go else np.zeros((2, 3), np.int32)
+    feeds = {"go": np.array(go), "x": np.array([[7, 7, -9], [4, 4, 1]], np.int32), "z": z}
+    expected = run_onnx(model, feeds)[0]
+    session = open_session(imported, onnxruntime.SessionOptions())
+    np.testing.assert_array_equal(session.run(None, feeds)[0], expected)

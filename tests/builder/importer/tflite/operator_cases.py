@@ -452,6 +452,8 @@ def elementwise() -> Iterator[Case]:
         yield Case("POW", [X(shapes[0], -0.5, 0.5), X(shapes[1], 0.1, 0.5)], [Y()], dtypes=("int32",))
         yield Case("FLOOR_DIV", [a, X(shapes[1], 1, 3)], [Y()], dtypes=("float32", "int32", "int16", "int8"))
         yield Case("FLOOR_DIV", [a, X(shapes[1], -3, -1)], [Y()], dtypes=("float32", "int32"))
+        least = X(shapes[0], -(2.0**28), 1 - 2.0**28)  # times 8
+        yield Case("FLOOR_DIV", [least, X(shapes[1], 1, 3)], [Y()], dtypes=("int32",))
         yield Case("FLOOR_MOD", [a, X(shapes[1], 1, 3)], [Y()], dtypes=("float32", "int32", "int64"))
         yield Case("FLOOR_MOD", [a, X(shapes[1], -3, -1)], [Y()], dtypes=("float32", "int32", "int64"))
         if shapes[0] == shapes[1]:
