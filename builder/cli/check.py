@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from builder.cli import SubParsers
@@ -63,9 +64,12 @@ def _check(args: argparse.Namespace) -> int:
         print(json.dumps(_document(args.model, model, agreement)))
         return 0
     print(f"{args.model}: can be compiled")
-    for kind, specs in (("input", model.inputs), ("output", model.outputs)):
+    for kind, specs in zip(("input", "output"), _requested(model), strict=True):
         for spec in specs:
-            print(f"  {kind} {spec.name}: {spec.datatype} [{','.join(map(str, spec.shape))}]")
+            print(f"  {kind} {_text(spec)}")
+    given = {spec.name: spec for spec in model.inputs}
+    for state in model.states:
+        print(f"  state {_text(given[state.input])}, first {state.initial or 0:g}, then {state.output}")
     for note in model.notes:
         print(f"  {note}")
     if agreement is not None:
@@ -73,17 +77,33 @@ def _check(args: argparse.Namespace) -> int:
     return 0
 
 
+def _requested(model: ImportedModel) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Return the inputs and outputs without those of states."""
+    from agent.bundle.state import requested
+
+    return (
+        requested(model.inputs, [state.input for state in model.states]),
+        requested(model.outputs, [state.output for state in model.states]),
+    )
+
+
+def _text(spec: TensorSpec) -> str:
+    return f"{spec.name}: {spec.datatype} [{','.join(map(str, spec.shape))}]"
+
+
 def _specs(specs: tuple[TensorSpec, ...]) -> list[dict[str, object]]:
     return [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
 
 
 def _document(path: str, model: ImportedModel, agreement: Agreement | None) -> dict[str, object]:
+    inputs, outputs = _requested(model)
     compared = {} if agreement is None else {"framework": agreement.framework, "error": agreement.error}
     return {
         "model": path,
         "accepted": True,
-        "inputs": _specs(model.inputs),
-        "outputs": _specs(model.outputs),
+        "inputs": _specs(inputs),
+        "outputs": _specs(outputs),
+        **({"states": [asdict(state) for state in model.states]} if model.states else {}),
         "notes": list(model.notes),
         **compared,
     }

@@ -68,7 +68,7 @@ def over_time_of(
     preprocess, postprocess
         Presets or TOML files; None for what the model's file says, and for a preset's own postprocess.
     states
-        As `builder.compiling.states` takes them.
+        As `builder.compiling.states` takes them; added to those that the model's file declares.
     columns
         As `builder.compiling.columns.read_names` takes them; None for the model's own.
 
@@ -79,7 +79,7 @@ def over_time_of(
     """
     preset = audio_presets.preset_of(preprocess)
     names = [*(preset.states if preset is not None else ()), *states]
-    kept = declare_states(names, model.inputs, model.outputs)
+    kept = declare_states(names, model.inputs, model.outputs, model.states)
     inputs = requested(model.inputs, [state.input for state in kept or ()])
     outputs = requested(answered(model.outputs, model.lengths), [state.output for state in kept or ()])
     audio = None

@@ -18,7 +18,10 @@ _HINT: Final = 'for example --state "h:hn c:cn", an input and the output that it
 
 
 def states(
-    texts: Sequence[str], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    texts: Sequence[str],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    own: Sequence[State] = (),
 ) -> tuple[State, ...] | None:
     """Declare states.
 
@@ -29,6 +32,8 @@ def states(
         in one text, separated by spaces.
     inputs, outputs
         The model's tensors.
+    own
+        States that the model's file declares itself.
 
     Returns
     -------
@@ -42,9 +47,9 @@ def states(
     """
     names = [[spec.name for spec in specs] for specs in (inputs, outputs)]
     items = expand_states(texts, *names)
-    if not items:
+    if not items and not own:
         return None
-    found = tuple(_state(item, inputs, outputs) for item in items)
+    found = (*own, *(_state(item, inputs, outputs) for item in items))
     try:
         check_states(found, inputs, outputs)
     except ValueError as error:

@@ -13,6 +13,7 @@ from typing import Final
 
 from numpy.typing import ArrayLike
 
+from agent.bundle.state import check_states
 from builder.errors import ModelError
 from builder.importer.classic.boosted import FEATURES, to_onnx
 from builder.importer.classic.lightgbm_file import read_lightgbm
@@ -121,11 +122,17 @@ def _load_tflite(
 
     file = load_tflite(path, input_shapes, progress or (lambda _: None))
     model = import_onnx(file.model, input_values=input_values, progress=progress)
+    if file.states:
+        try:
+            check_states(file.states, model.inputs, model.outputs)
+        except ValueError as error:
+            raise ModelError(f"{path}: {error}") from error
     return replace(
         model,
         source_sha256=file.sha256,
         name=path.stem,
         notes=(*file.notes, *model.notes),
+        states=file.states,
         preprocess=file.declared.preprocess,
         labels=file.declared.labels,
     )

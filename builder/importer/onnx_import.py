@@ -12,6 +12,7 @@ from tvm.ir import IRModule
 
 from agent.bundle.output_length import OutputLength
 from agent.bundle.processing import Preprocess
+from agent.bundle.state import State
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import FrontEndError, ModelError
 from builder.importer import advice
@@ -62,6 +63,8 @@ class ImportedModel:
         What the model's own framework makes of one set of inputs; None if no framework was asked.
     columns
         Names of the features of its only input, if the file has them.
+    states
+        Outputs that are inputs of the next run, as the file itself declares them.
     texts
         Inputs that are strings in the file, and the texts of each of their columns; values are places there.
     nan_inputs
@@ -82,6 +85,7 @@ class ImportedModel:
     reference: FrameworkSample | None = None
     columns: tuple[str, ...] = ()
     nan_inputs: tuple[str, ...] = ()
+    states: tuple[State, ...] = ()
     texts: Mapping[str, tuple[Texts, ...]] = field(default_factory=dict)
 
 

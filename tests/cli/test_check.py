@@ -10,6 +10,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from builder.bundles.package import Package
+from builder.running.local_run import Runner
+from tests.builder.importer.tflite.test_control_flow import with_variable
+from tests.builder.importer.tflite.tflite_file import write
 from tests.cli.terminal import Terminal
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
@@ -55,6 +59,25 @@ def test_a_refusal_says_what_to_change_in_the_framework(
     assert "known at run time" in explained[1]
     assert advice in explained[2]
     assert len(result.err) < 24
+
+
+@pytest.mark.slow
+def test_a_variable_of_tensorflow_lite_is_a_state(terminal: Terminal, tmp_path: Path) -> None:
+    """It counts in a bundle, too, without a declaration."""
+    first = np.full((2, 3), 0.5, np.float32)
+    model, bundle = tmp_path / "sum.tflite", tmp_path / "sum.bundle"
+    model.write_bytes(write(*with_variable(counts=True, first=first)))
+    result = terminal("check", model, "-q")
+    assert "  input t0: FP32 [2,3]\n  output t3: FP32 [2,3]\n" in result.out
+    assert "  state v_before: FP32 [2,3], first 0.5, then v_after\n" in result.out
+    document = json.loads(terminal("check", model, "--json").out)
+    assert document["states"] == [{"input": "v_before", "output": "v_after", "initial": 0.5, "most": None}]
+    assert [spec["name"] for spec in document["inputs"]] == ["t0"]
+    assert terminal("compile", model, "-q", "-o", bundle).code == 0
+    assert "v_after becomes v_before, first 0.5" in terminal("inspect", bundle).out
+    run = Runner(Package.load(bundle))
+    sums = [float(run({"t0": np.ones((2, 3), np.float32)}).outputs["output_0"][0, 0]) for _ in range(3)]
+    assert sums == [1.5, 2.5, 3.5]
 
 
 def test_compile_explains_a_refusal_in_the_same_words(terminal: Terminal, tmp_path: Path) -> None:

@@ -147,6 +147,12 @@ def _exported(
         from builder.importer.tflite.loading import load_tflite
 
         file = load_tflite(process.folder / _TFLITE, None, progress)
+        if file.states:
+            raise ModelError(
+                f"{model}: its variable keeps a value from one inference to the next",
+                hint="convert it to a .tflite file with tf.lite.TFLiteConverter, and compile that: such a "
+                "variable becomes a state",
+            )
         exported = file.model
         notes += file.notes
     else:

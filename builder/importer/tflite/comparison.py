@@ -34,7 +34,7 @@ from builder.errors import ModelError, ParityError
 from builder.importer.large_models import open_session
 from builder.importer.silence import FOREIGN_FAILURES, first_line
 from builder.importer.tflite import litert_process
-from builder.importer.tflite.conversion import convert, describe
+from builder.importer.tflite.conversion import Converted, convert, describe
 from builder.importer.tflite.operators.detection import POST_PROCESS, places_filled
 from builder.importer.tflite.schema import Operator, TfliteModel
 from builder.importer.tflite.scope import Layout, Scope, to_first
@@ -112,7 +112,7 @@ def sample_inputs(model: TfliteModel, shapes: Mapping[int, tuple[int, ...]]) -> 
     return inputs
 
 
-def compare(raw: bytes, model: TfliteModel, converted: onnx.ModelProto, progress: Progress) -> None:
+def compare(raw: bytes, model: TfliteModel, converted: Converted, progress: Progress) -> None:
     """Compare each operator of a converted model with the interpreter.
 
     Parameters
@@ -139,7 +139,7 @@ def compare(raw: bytes, model: TfliteModel, converted: onnx.ModelProto, progress
     inputs = model.subgraphs[0].inputs
     shapes = {
         index: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
-        for index, value in zip(inputs, converted.graph.input, strict=True)
+        for index, value in zip(inputs, converted.model.graph.input, strict=False)  # the rest are states
     }
     tensors_of = model.subgraphs[0].tensors
     size = sum(  # an extent of 0 does not make the others small: NumPy refuses them, too
@@ -275,7 +275,14 @@ def differences(
 
     main = model.subgraphs[0]
     named = {value_name(main.tensors[index]): shape for index, shape in shapes.items()}
-    graph = convert(model, "compared", named, observe=observe)
+    compared = convert(model, "compared", named, observe=observe)
+    graph = compared.model
+    given = {value.name: value.type.tensor_type for value in graph.graph.input}
+    for state in compared.states:
+        kind = given[state.input]
+        shape = [dim.dim_value for dim in kind.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        feeds[state.input] = np.full(shape, state.initial or 0, dtype)
     for index, value in zip(main.inputs, graph.graph.input, strict=False):
         if index not in tensors:
             raise ModelError(f"it does not keep the tensor '{main.tensors[index].name}'")

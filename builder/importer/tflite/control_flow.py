@@ -1,11 +1,13 @@
-"""Operators that run subgraphs or keep variables, where that is static: IF, WHILE, CALL_ONCE, variables ...
+"""Operators that run subgraphs or keep variables: IF, WHILE, CALL_ONCE, variables ...
 
 A subgraph is written into the one graph, with its arguments' values as its inputs. A loop is unrolled if its
-condition is known before each step. A variable that is only read has the value that CALL_ONCE gave it.
+condition is known before each step. A variable that is only read has the value that CALL_ONCE gave it; one
+that keeps a value from one inference to the next becomes a state, which begins with that value.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -22,6 +24,10 @@ MAX_STEPS: Final = 512
 MAX_DEPTH: Final = 16
 # Loops in loops multiply; the largest known models have some ten thousand operators.
 MAX_OPERATORS: Final = 100_000
+
+# Of a variable's name; converters write some twenty.
+_MOST_CHARACTERS: Final = 200
+_UNNAMED: Final = re.compile(r"[^ -~]")
 
 Run = Callable[[Scope], None]
 
@@ -40,23 +46,35 @@ class Program:
         How many subgraphs are being written, one inside the other.
     operators
         How many operators of subgraphs were written.
+    keeps
+        Variables that become states.
+    kept
+        Variables that turned out to keep a value from one inference to the next: all of them must be states.
     variables
         Name of a variable -> its value.
+    states
+        Name of a variable -> the input of its state.
     handles
         Scope and number of a tensor -> name of the variable that it stands for.
     read
-        Variables that were read before anything but CALL_ONCE wrote them.
+        Variables that were read, but for those that were written before.
+    written
+        Variables that anything but CALL_ONCE wrote.
     is_setting_up
         Whether CALL_ONCE is being written.
     """
 
     model: TfliteModel
     run: Run
+    keeps: frozenset[str] = frozenset()
+    kept: set[str] = field(default_factory=set)
     depth: int = 0
     operators: int = 0
     variables: dict[str, str] = field(default_factory=dict)
+    states: dict[str, str] = field(default_factory=dict)
     handles: dict[tuple[int, int], str] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
+    written: set[str] = field(default_factory=set)
     is_setting_up: bool = False
 
 
@@ -72,19 +90,36 @@ def if_(op: Operation, program: Program) -> None:
             _call(op, program, branches[0 if known.reshape(-1)[0] else 1], _values(op, program, arguments)),
         )
         return
-    written = dict(program.variables)
-    first, second = (_call(op, program, branch, _values(op, program, arguments)) for branch in branches)
-    if program.variables != written:
-        raise RefusalError("a branch sets a variable, and the condition is only known at run time")
+    for name in program.keeps & program.variables.keys():
+        _begin(op, program, name)
+    before = dict(program.variables)
+    results, variables = [], []
+    for branch in branches:
+        program.variables = dict(before)
+        results.append(_call(op, program, branch, _values(op, program, arguments)))
+        variables.append(program.variables)
     condition = op.reshape(op.value(0), ())
-    chosen = []
-    for a, b in zip(first, second, strict=True):
-        if op.graph.shape_of(a) != op.graph.shape_of(b) or op.graph.dtype_of(a) != op.graph.dtype_of(b):
-            raise RefusalError(
-                "its branches give different shapes, and the condition is only known at run time"
-            )
-        chosen.append(op.where(condition, a, b))
-    _put_all(op, chosen)
+    _put_all(op, [_chosen(op, condition, a, b) for a, b in zip(*results, strict=True)])
+    for name in variables[0].keys() | variables[1].keys():
+        a, b = (found.get(name) for found in variables)
+        if a is None or b is None:
+            raise RefusalError("only one branch sets a variable, and the condition is only known at run time")
+        if a == b:
+            continue
+        if name in before and before[name] in (a, b) and name not in program.states:
+            program.kept.add(name)
+        _assign(op, program, name, _chosen(op, condition, a, b))
+
+
+def _chosen(op: Operation, condition: str, a: str, b: str) -> str:
+    """One of two values, by a condition that is only known at run time."""
+    if a.startswith(_VARIABLE) or b.startswith(_VARIABLE):
+        if a == b:
+            return a
+        raise RefusalError("its branches give different variables")
+    if op.graph.shape_of(a) != op.graph.shape_of(b) or op.graph.dtype_of(a) != op.graph.dtype_of(b):
+        raise RefusalError("its branches give different shapes, and the condition is only known at run time")
+    return op.where(condition, a, b)
 
 
 def while_(op: Operation, program: Program) -> None:
@@ -129,7 +164,8 @@ def call_once(op: Operation, program: Program) -> None:
 def var_handle(op: Operation, program: Program) -> None:
     """VAR_HANDLE: the name of a variable."""
     options = op.options("VarHandleOptions")
-    name = f"{options.Container() or b''!r:.200}/{options.SharedName() or b''!r:.200}"
+    container, shared = (text or b"" for text in (options.Container(), options.SharedName()))
+    name = f"{container.hex()[:_MOST_CHARACTERS]}/{shared[:_MOST_CHARACTERS].decode(errors='replace')}"
     program.handles[id(op.scope), op.output.index] = name
 
 
@@ -139,16 +175,38 @@ def read_variable(op: Operation, program: Program) -> None:
     if name not in program.variables:
         raise RefusalError("nothing sets its variable")
     if not program.is_setting_up:
-        program.read.add(name)
+        if name in program.keeps:
+            _begin(op, program, name)
+        if name not in program.written:
+            program.read.add(name)
     op.put(program.variables[name])
 
 
 def assign_variable(op: Operation, program: Program) -> None:
-    """ASSIGN_VARIABLE: while setting up, or before it is read."""
-    name = _handle(op, program)
-    if not program.is_setting_up and name in program.read:
-        raise RefusalError("its variable keeps a value from one inference to the next")
-    program.variables[name] = op.value(1)
+    """ASSIGN_VARIABLE."""
+    name, value = _handle(op, program), op.value(1)
+    if program.is_setting_up:
+        program.variables[name] = value
+    else:
+        _assign(op, program, name, value)
+
+
+def _begin(op: Operation, program: Program, name: str) -> None:
+    """Make a variable a state, unless it is one or has been written."""
+    if name in program.states or name in program.written:
+        return
+    title = _UNNAMED.sub("_", name.partition("/")[2])[:_MOST_CHARACTERS] or "state"
+    entry, value = op.graph.add_state(title, program.variables[name])
+    program.states[name], program.variables[name] = entry, value
+
+
+def _assign(op: Operation, program: Program, name: str, value: str) -> None:
+    program.variables[name] = value
+    program.written.add(name)
+    if name in program.states:
+        op.graph.set_state(program.states[name], value)
+    elif name in program.read:
+        program.kept.add(name)
 
 
 STATIC: Final[Mapping[str, Callable[[Operation, Program], None]]] = MappingProxyType(

@@ -6,11 +6,13 @@ kernels see what they see in any quantised ONNX model (docs/decisions/0030-tflit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import onnx
 
+from agent.bundle.state import State
 from builder.errors import RefusalError, ShapeError, UnsupportedOperatorError
 from builder.importer.tflite.control_flow import STATIC, Program
 from builder.importer.tflite.graph_builder import GraphBuilder
@@ -25,13 +27,29 @@ _FLEX_HINT: Final = "convert the model with only TFLite's own operators (tf.lite
 Observer = Callable[[Scope, Operator], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A converted file.
+
+    Attributes
+    ----------
+    model
+        A model with static shapes, whose last inputs and outputs are those of the states.
+    states
+        What the model leaves from one run to the next.
+    """
+
+    model: onnx.ModelProto
+    states: tuple[State, ...]
+
+
 def convert(
     model: TfliteModel,
     name: str,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     progress: Callable[[str], None] | None = None,
     observe: Observer | None = None,
-) -> onnx.ModelProto:
+) -> Converted:
     """Convert a model.
 
     Parameters
@@ -49,8 +67,8 @@ def convert(
 
     Returns
     -------
-    onnx.ModelProto
-        A model with static shapes.
+    Converted
+        The model and its states.
 
     Raises
     ------
@@ -59,6 +77,28 @@ def convert(
     ShapeError
         If `input_shapes` does not fit the inputs.
     """
+    keeps: frozenset[str] = frozenset()
+    # A variable is a state if it is written after it was read, which only the end of the graph tells.
+    while any(operator.name == "ASSIGN_VARIABLE" for operator in _all_operators(model)):
+        _, program = _written(model, input_shapes, keeps, None)
+        if program.kept <= keeps:
+            break
+        keeps |= program.kept
+    graph, _ = _written(model, input_shapes, keeps, observe)
+    states = graph.add_states()
+    if progress is not None:
+        for text in graph.notes:
+            progress(text)
+    return Converted(graph.model(name), states)
+
+
+def _written(
+    model: TfliteModel,
+    input_shapes: Mapping[str, Sequence[int]] | None,
+    keeps: frozenset[str],
+    observe: Observer | None,
+) -> tuple[GraphBuilder, Program]:
+    """Write the graph but for the states' outputs."""
     main = model.subgraphs[0]
     graph = GraphBuilder()
     scope = Scope(graph, main)
@@ -78,7 +118,7 @@ def convert(
         raise ShapeError(
             f"expected shapes of the inputs {names[:300]}, got one of {next(iter(shapes))!r:.80}"
         )
-    program = Program(model, lambda inner: _run(inner, program, None))
+    program = Program(model, lambda inner: _run(inner, program, None), keeps)
     _run(scope, program, observe)
     for index in main.outputs:
         tensor = main.tensors[index]
@@ -86,10 +126,12 @@ def convert(
             graph.add_output(scope.value(tensor), value_name(tensor))
         except RefusalError as error:
             raise UnsupportedOperatorError(f"output '{tensor.name}' cannot be served: {error}") from error
-    if progress is not None:
-        for text in graph.notes:
-            progress(text)
-    return graph.model(name)
+    return graph, program
+
+
+def _all_operators(model: TfliteModel) -> Iterator[Operator]:
+    for subgraph in model.subgraphs:
+        yield from subgraph.operators
 
 
 def _run(scope: Scope, program: Program, observe: Observer | None) -> None:

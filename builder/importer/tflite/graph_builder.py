@@ -1,7 +1,8 @@
 """Write an ONNX graph node by node, with the type and shape of every value known at once.
 
 Promises static shapes, and that values which follow from small constants are constants themselves: a
-converter often computes the shape that it reshapes to. Leaves layouts and quantisation to `scope`.
+converter often computes the shape that it reshapes to. A state is an input and an output, as every bundle has
+it. Leaves layouts and quantisation to `scope`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, defs, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
+from agent.bundle.state import State
 from agent.bundle.tensor_spec import MAX_TENSOR_BYTES
 from builder.errors import RefusalError
 from builder.importer.onnx_graph import ValueType, value_type
@@ -62,6 +64,9 @@ class GraphBuilder:
         self._names: set[str] = set()
         self._shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._counter = 0
+        # Input of a state -> its name, the value that it gets, and its declaration's initial value.
+        self._states: dict[str, tuple[str, str, float | None]] = {}
+        self._started = ""
 
     def check_made(self, count: int) -> None:
         """Check the size of what a converter is about to make in memory.
@@ -103,6 +108,63 @@ class GraphBuilder:
         self._nodes.append(helper.make_node("Identity", [value], [name]))
         self._outputs.append(helper.make_tensor_value_info(name, found.elem_type, found.static_shape))
         return name
+
+    def add_state(self, name: str, first: str) -> tuple[str, str]:
+        """Add a value that one run leaves to the next; without `set_state`, it stays as it is.
+
+        Parameters
+        ----------
+        name
+            What the state is called.
+        first
+            The value that it has before the first run.
+
+        Returns
+        -------
+        tuple
+            The state's input, as `set_state` takes it, and the value in this run.
+        """
+        shape, dtype = self.shape_of(first), self.dtype_of(first)
+        known = self._constants.get(first)
+        initial = None if known is None else _filling(known)
+        if initial is not None:
+            entry = self.add_input(f"{name}_before", str(dtype), shape)
+            self._states[entry] = (name, entry, initial)
+            return entry, entry
+        # A bundle's states begin with one number; what does not is chosen here in the first run.
+        if not self._started:
+            self._started = self.add_input("started_before", "int32", (1,))
+            after = self.node("Max", self._started, self.constant(np.ones(1, np.int32)))
+            self._states[self._started] = ("started", after, None)
+        entry = self.add_input(f"{name}_before", str(dtype), shape)
+        is_later = self.node("Greater", self._started, self.constant(np.zeros(1, np.int32)))
+        is_later = self.node("Reshape", is_later, self.constant([1] * len(shape)))
+        value = self.node("Where", is_later, entry, first)
+        self._states[entry] = (name, value, None)
+        return entry, value
+
+    def set_state(self, entry: str, value: str) -> None:
+        """Set what a state has in the next run.
+
+        Raises
+        ------
+        RefusalError
+            If it has another shape or datatype.
+        """
+        if self._types[value] != self._types[entry]:
+            raise RefusalError(
+                f"expected {self.dtype_of(entry)}{list(self.shape_of(entry))}, as its variable has, "
+                f"got {self.dtype_of(value)}{list(self.shape_of(value))}"
+            )
+        name, _, initial = self._states[entry]
+        self._states[entry] = (name, value, initial)
+
+    def add_states(self) -> tuple[State, ...]:
+        """Make the states' next values outputs, and declare them."""
+        return tuple(
+            State(entry, self.add_output(value, f"{name}_after"), initial or None)
+            for entry, (name, value, initial) in self._states.items()
+        )
 
     def constant(self, values: NDArray[Any] | Sequence[int] | float, dtype: str | None = None) -> str:
         """Add a constant and return its name; equal small constants are added once.
@@ -270,3 +332,14 @@ def element_type(dtype: str) -> int:
 
 FLOAT: Final = TensorProto.FLOAT
 FLOAT16: Final = TensorProto.FLOAT16
+
+
+def _filling(values: NDArray[Any]) -> float | None:
+    """The number that fills an array, or None if there is none that JSON can hold."""
+    if not values.size:
+        return 0.0
+    number = float(values.reshape(-1)[0])
+    if not math.isfinite(number):
+        return None
+    same = np.full(values.shape, number or 0, values.dtype).tobytes() == values.tobytes()
+    return number if same else None

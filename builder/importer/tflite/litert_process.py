@@ -41,6 +41,8 @@ def main(folder: Path, kernels: str) -> str | None:
         interpreter.invoke()
         tensors: dict[str, Any] = {}
         for detail in interpreter.get_tensor_details():
+            if detail["dtype"] is np.object_:
+                continue  # a variable's handle, which the interpreter reads as text and may crash
             try:
                 found = np.asarray(interpreter.get_tensor(detail["index"]))
             except (TypeError, ValueError):

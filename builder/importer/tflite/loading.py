@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 
+from agent.bundle.state import State
 from builder.importer.model_file import read_bytes
 from builder.importer.tflite.comparison import compare, is_installed
 from builder.importer.tflite.conversion import convert
@@ -23,7 +24,9 @@ class TfliteFile:
     Attributes
     ----------
     model
-        An ONNX model with static shapes and the file's inputs and outputs.
+        An ONNX model with static shapes, the file's inputs and outputs, and behind them those of its states.
+    states
+        What one run leaves to the next, as the file declares it.
     sha256
         SHA-256 of the file, in hexadecimal.
     declared
@@ -33,6 +36,7 @@ class TfliteFile:
     """
 
     model: onnx.ModelProto
+    states: tuple[State, ...]
     sha256: str
     declared: Declared
     notes: tuple[str, ...]
@@ -78,4 +82,6 @@ def load_tflite(
         declared = replace(declared, preprocess=None)  # it is for pictures of the file's own size
     if (text := describe(declared)) is not None:
         note(text)
-    return TfliteFile(converted, hashlib.sha256(raw).hexdigest(), declared, tuple(notes))
+    return TfliteFile(
+        converted.model, converted.states, hashlib.sha256(raw).hexdigest(), declared, tuple(notes)
+    )

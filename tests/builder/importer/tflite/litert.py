@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnxruntime
@@ -14,29 +14,52 @@ from builder.importer.tflite.comparison import NOT_REFERENCE
 from builder.importer.tflite.conversion import convert
 from builder.importer.tflite.schema import read
 
+TYPES: Final = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(int8)": "int8",
+    "tensor(uint8)": "uint8",
+    "tensor(int16)": "int16",
+    "tensor(int32)": "int32",
+    "tensor(int64)": "int64",
+    "tensor(bool)": "bool",
+}
+
 Arrays = Sequence[NDArray[Any]]
 
 
-def run_litert(raw: bytes, feeds: Arrays, *codes: str) -> list[NDArray[Any]] | str:
-    """The interpreter's outputs, or why it refuses the file; `codes` are the operators in it."""
+def run_litert(
+    raw: bytes, feeds: Arrays, *codes: str, steps: Sequence[Arrays] = ()
+) -> list[NDArray[Any]] | str:
+    """The interpreter's outputs, or why it refuses the file; `codes` are the operators in it.
+
+    With `steps`, the feeds of several runs, all their outputs one after the other.
+    """
     package = pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
     kinds = package.OpResolverType
     is_reference = NOT_REFERENCE.isdisjoint(codes)
     kind = kinds.BUILTIN_REF if is_reference else kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    found: list[NDArray[Any]] = []
     try:
         interpreter = package.Interpreter(model_content=raw, experimental_op_resolver_type=kind)
         interpreter.allocate_tensors()
-        for detail, values in zip(interpreter.get_input_details(), feeds, strict=True):
-            interpreter.set_tensor(detail["index"], values)
-        interpreter.invoke()
+        for step in steps or (feeds,):
+            for detail, values in zip(interpreter.get_input_details(), step, strict=True):
+                interpreter.set_tensor(detail["index"], values)
+            interpreter.invoke()
+            found += [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
     except (RuntimeError, ValueError) as error:
         return str(error)
-    return [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
+    return found
 
 
-def run_converted(raw: bytes, feeds: Arrays) -> list[NDArray[Any]]:
-    """The outputs of the converted model in ONNX Runtime, which runs it as it is."""
-    model = convert(read(raw, "file"), "file")
+def run_converted(raw: bytes, feeds: Arrays, *, steps: Sequence[Arrays] = ()) -> list[NDArray[Any]]:
+    """The outputs of the converted model in ONNX Runtime, which runs it as it is.
+
+    With `steps`, the feeds of several runs, each of which gets the states that the one before left.
+    """
+    converted = convert(read(raw, "file"), "file")
+    model = converted.model
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -44,8 +67,22 @@ def run_converted(raw: bytes, feeds: Arrays) -> list[NDArray[Any]]:
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    names = [given.name for given in session.get_inputs()]
-    return list(session.run(None, dict(zip(names, feeds, strict=True))))
+    inputs = {given.name: given for given in session.get_inputs()}
+    outputs = [made.name for made in session.get_outputs()]
+    kept = {}
+    for state in converted.states:
+        dtype = TYPES[inputs[state.input].type]
+        kept[state.input] = np.full(inputs[state.input].shape, state.initial or 0, dtype)
+    names = [name for name in inputs if name not in kept]
+    after = {state.output: state.input for state in converted.states}
+    found: list[NDArray[Any]] = []
+    for step in steps or (feeds,):
+        results = dict(
+            zip(outputs, session.run(None, dict(zip(names, step, strict=True)) | kept), strict=True)
+        )
+        found += [value for name, value in results.items() if name not in after]
+        kept = {after[name]: value for name, value in results.items() if name in after}
+    return found
 
 
 def distance(ours: Arrays, theirs: Arrays) -> float:

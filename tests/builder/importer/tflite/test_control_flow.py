@@ -1,4 +1,4 @@
-"""Subgraphs, loops and variables: written out where they are static, refused where they are not."""
+"""Subgraphs, loops and variables: written out where they are static, states where they are kept."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import tflite
 from numpy.typing import NDArray
 
 from builder.errors import UnsupportedOperatorError
+from builder.importer.tflite.conversion import convert
+from builder.importer.tflite.schema import read
 from tests.builder.importer.tflite.litert import distance, run_converted, run_litert
 from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
 
@@ -121,10 +123,10 @@ def variable(graph: FileSubgraph) -> int:
     return handle
 
 
-def with_variable(*, counts: bool) -> tuple[FileSubgraph, FileSubgraph]:
+def with_variable(*, counts: bool, first: NDArray[np.float32] = X) -> tuple[FileSubgraph, FileSubgraph]:
     """Add a variable, which is set once, to x; with `counts`, also write the sum back."""
     main, setup = FileSubgraph(), FileSubgraph()
-    setup.op("ASSIGN_VARIABLE", [variable(setup), setup.constant(X)], [], "AssignVariableOptions")
+    setup.op("ASSIGN_VARIABLE", [variable(setup), setup.constant(first)], [], "AssignVariableOptions")
     main.inputs = [main.tensor((2, 3))]
     main.op("CALL_ONCE", [], [], "CallOnceOptions", InitSubgraphIndex=1)
     handle, value, total = variable(main), main.tensor((2, 3)), main.tensor((2, 3))
@@ -140,9 +142,114 @@ def test_a_variable_that_is_only_read() -> None:
     agree([X], *with_variable(counts=False))
 
 
-def test_a_variable_that_counts_is_refused() -> None:
-    with pytest.raises(UnsupportedOperatorError, match="from one inference to the next"):
-        run_converted(write(*with_variable(counts=True)), [X])
+def in_steps(count: int, *graphs: FileSubgraph) -> list[NDArray[Any]]:
+    """Check that a stream of runs agrees with the interpreter's; return its outputs."""
+    raw = write(*graphs)
+    rng = np.random.default_rng(3)
+    model = read(raw, "file")
+    inputs = [model.subgraphs[0].tensors[index] for index in model.subgraphs[0].inputs]
+    steps = []
+    for _ in range(count):
+        values = [np.asarray(rng.uniform(-9, 9, each.shape)) for each in inputs]
+        steps.append(
+            [
+                np.asarray(v > 0 if t.dtype == "bool" else v, t.dtype)
+                for v, t in zip(values, inputs, strict=True)
+            ]
+        )
+    theirs = run_litert(raw, [], steps=steps)
+    assert not isinstance(theirs, str), theirs
+    ours = run_converted(raw, [], steps=steps)
+    assert distance(ours, theirs) < 1e-5
+    return ours
+
+
+FIRST: dict[str, NDArray[Any]] = {
+    "zeros": np.zeros((2, 3), np.float32),
+    "one number": np.full((2, 3), 0.1, np.float32),
+    "different numbers": X,
+    "negative zeros": np.full((2, 3), -0.0, np.float32),
+}
+
+
+@pytest.mark.parametrize("first", FIRST.values(), ids=FIRST)
+def test_a_variable_that_counts_is_a_state(first: NDArray[np.float32]) -> None:
+    in_steps(4, *with_variable(counts=True, first=first))
+
+
+def test_only_states_that_begin_with_different_numbers_need_a_flag() -> None:
+    for first, count in ((FIRST["one number"], 1), (X, 2)):
+        model = read(write(*with_variable(counts=True, first=first)), "file")
+        assert len(convert(model, "file").states) == count
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
+def test_a_window_of_bytes_begins_with_its_zero_point(dtype: str) -> None:
+    """As streaming keyword models have it: the last two rows of the window go into the next one."""
+    scales: dict[str, Any] = {"scales": [0.1], "zeros": [0 if dtype == "int16" else 17]}
+    zero = scales["zeros"][0]
+    main, setup = FileSubgraph(), FileSubgraph()
+    rows = setup.constant(np.full((1, 2, 3), zero, dtype), **scales)
+    setup.op("ASSIGN_VARIABLE", [variable(setup), rows], [], "AssignVariableOptions")
+    x = main.tensor((1, 1, 3), dtype, **scales)
+    main.op("CALL_ONCE", [], [], "CallOnceOptions", InitSubgraphIndex=1)
+    handle, before = variable(main), main.tensor((1, 2, 3), dtype, **scales)
+    window, after = main.tensor((1, 3, 3), dtype, **scales), main.tensor((1, 2, 3), dtype, **scales)
+    main.op("READ_VARIABLE", [handle], [before], "ReadVariableOptions")
+    main.op("CONCATENATION", [before, x], [window], "ConcatenationOptions", Axis=1)
+    start, sizes = main.constant(np.array([0, 1, 0])), main.constant(np.array([1, 2, 3]))
+    main.op("SLICE", [window, start, sizes], [after])
+    main.op("ASSIGN_VARIABLE", [handle, after], [], "AssignVariableOptions")
+    main.inputs, main.outputs = [x], [window]
+    first = in_steps(3, main, setup)[0]
+    assert np.array_equal(first[0, :2], np.full((2, 3), zero))
+
+
+def test_a_variable_that_is_written_before_it_is_read_is_no_state() -> None:
+    main, setup = FileSubgraph(), FileSubgraph()
+    setup.op("ASSIGN_VARIABLE", [variable(setup), setup.constant(X)], [], "AssignVariableOptions")
+    x, doubled, value, y = (main.tensor((2, 3)) for _ in range(4))
+    main.op("CALL_ONCE", [], [], "CallOnceOptions", InitSubgraphIndex=1)
+    handle = variable(main)
+    main.op("ADD", [x, x], [doubled], "AddOptions")
+    main.op("ASSIGN_VARIABLE", [handle, doubled], [], "AssignVariableOptions")
+    main.op("READ_VARIABLE", [handle], [value], "ReadVariableOptions")
+    main.op("ADD", [x, value], [y], "AddOptions")
+    main.op("ASSIGN_VARIABLE", [handle, y], [], "AssignVariableOptions")
+    main.inputs, main.outputs = [x], [y]
+    in_steps(3, main, setup)
+    assert convert(read(write(main, setup), "file"), "file").states == ()
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_variable_that_one_branch_sets(reads: bool) -> None:
+    """It keeps what it had where the other branch is taken."""
+    main, setup, sets, leaves = (FileSubgraph() for _ in range(4))
+    setup.op("ASSIGN_VARIABLE", [variable(setup), setup.constant(X)], [], "AssignVariableOptions")
+    for graph in (sets, leaves):
+        graph.inputs = graph.outputs = [graph.tensor((2, 3))]
+    sets.op("ASSIGN_VARIABLE", [variable(sets), 0], [], "AssignVariableOptions")
+    x, which, same, value, y = (main.tensor((2, 3), "bool" if i == 1 else "float32") for i in range(5))
+    main.tensors[which].shape = ()
+    main.op("CALL_ONCE", [], [], "CallOnceOptions", InitSubgraphIndex=1)
+    handle = variable(main)
+    if reads:
+        main.op("READ_VARIABLE", [handle], [main.tensor((2, 3))], "ReadVariableOptions")
+    main.op("IF", [which, x], [same], "IfOptions", ThenSubgraphIndex=2, ElseSubgraphIndex=3)
+    main.op("READ_VARIABLE", [handle], [value], "ReadVariableOptions")
+    main.op("ADD", [same, value], [y], "AddOptions")
+    main.inputs, main.outputs = [x, which], [y]
+    in_steps(6, main, setup, sets, leaves)
+
+
+def test_a_variable_that_changes_its_shape() -> None:
+    main, setup = with_variable(counts=True)
+    main.operators.pop()
+    both = main.tensor((4, 3))
+    main.op("CONCATENATION", [0, 0], [both], "ConcatenationOptions", Axis=0)
+    main.op("ASSIGN_VARIABLE", [main.operators[1].outputs[0], both], [], "AssignVariableOptions")
+    with pytest.raises(UnsupportedOperatorError, match=r"expected float32\[2, 3\].*got float32\[4, 3\]"):
+        run_converted(write(main, setup), [X])
 
 
 def test_a_variable_that_nothing_sets() -> None:

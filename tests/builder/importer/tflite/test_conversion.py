@@ -19,7 +19,7 @@ CONV = {"StrideH": 1, "StrideW": 1, "Padding": SAME}
 
 
 def converted(graph: FileSubgraph) -> onnx.ModelProto:
-    model = convert(read(write(graph), "file"), "graph")
+    model = convert(read(write(graph), "file"), "graph").model
     onnx.checker.check_model(model, full_check=True)
     return model
 
@@ -73,7 +73,7 @@ def test_a_network_has_transposes_only_at_its_edges() -> None:
 
 
 def test_inputs_get_other_shapes() -> None:
-    model = convert(read(write(network()), "file"), "graph", {"picture": (2, 6, 5, 3)})
+    model = convert(read(write(network()), "file"), "graph", {"picture": (2, 6, 5, 3)}).model
     [output] = model.graph.output
     assert [dim.dim_value for dim in output.type.tensor_type.shape.dim] == [2, 5]
     with pytest.raises(ShapeError, match="expected 4 dimensions"):
