@@ -223,7 +223,7 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
                     f"{self.name}: expected arrays for {len(info.inputs)} inputs, got one array",
                     hint=f"name each: its inputs are {', '.join(map(str, info.inputs))}",
                 )
-            return Request.arrays({info.inputs[0].name: data}, info.inputs, info.smallest_inputs)
+            return _request({info.inputs[0].name: data}, info)
         if tensors:
             return await self._arrays(tensors)
         raise UsageError(
@@ -249,7 +249,7 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
             info = await self._client.directory.info(self._target)
         except UnknownModelError:
             return Request.arrays(arrays)  # the agent decides
-        return Request.arrays(arrays, info.inputs, info.smallest_inputs)
+        return _request(arrays, info)
 
     async def _explained(self, error: RefusedError) -> ClientError:
         if not isinstance(error, UnknownModelError):
@@ -317,3 +317,8 @@ async def _iterate(items: Iterable[object] | AsyncIterable[object]) -> AsyncIter
     else:
         for item in items:
             yield item
+
+
+def _request(arrays: Mapping[str, Any], info: ModelInfo) -> Request:
+    quantised = [each.name for each in info.quantisation.inputs]
+    return Request.arrays(arrays, info.inputs, info.smallest_inputs, quantised)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agent.bundle.quantisation import NO_QUANTISATION, Quantisation
 from agent.bundle.tensor_spec import TensorSpec
 from agent.wire.model_state import ModelState, RowColumn
 
@@ -33,6 +34,8 @@ class ModelInfo:
         Whether tensors need a session.
     columns
         The columns of a row, in order: name, and datatype (`BYTES` for texts); none if it takes no rows.
+    quantisation
+        The scales of quantised inputs, which take real numbers too, and of quantised outputs.
     state, message
         `starting`, `ready`, `restarting`, `failed` or `stopped`, and why it is not ready.
     """
@@ -53,6 +56,7 @@ class ModelInfo:
     smallest_inputs: tuple[tuple[int, ...], ...] = ()
     smallest_outputs: tuple[tuple[int, ...], ...] = ()
     columns: tuple[RowColumn, ...] = ()
+    quantisation: Quantisation = NO_QUANTISATION
 
     @classmethod
     def of(cls, agent: str, state: ModelState) -> ModelInfo:
@@ -74,4 +78,5 @@ class ModelInfo:
             smallest_inputs=state.smallest_inputs,
             smallest_outputs=state.smallest_outputs,
             columns=state.columns,
+            quantisation=state.quantisation,
         )

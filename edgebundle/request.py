@@ -11,7 +11,7 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -182,6 +182,7 @@ class Request:
         arrays: Mapping[str, Any],
         inputs: Sequence[TensorSpec] = (),
         smallest: Sequence[tuple[int, ...]] = (),
+        quantised: Collection[str] = (),
     ) -> Request:
         """Make a request from arrays by input name.
 
@@ -194,6 +195,8 @@ class Request:
             dimensions of 1 may be left out.
         smallest
             Their smallest shapes, if shapes change; `inputs` has the largest.
+        quantised
+            The quantised inputs, for which the device makes integers of floating-point arrays.
 
         Raises
         ------
@@ -214,6 +217,8 @@ class Request:
         for name, given in arrays.items():
             array = np.asarray(given)
             spec = known.get(name)
+            if spec is not None and name in quantised and array.dtype.kind == "f":
+                spec = TensorSpec(name, "FP32", spec.shape)
             if spec is not None:
                 array = _fit(array, spec, shapes.get(name, spec.shape))
             if spec is None or array.shape != spec.shape:

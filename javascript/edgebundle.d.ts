@@ -97,12 +97,20 @@ export interface Options {
   signal?: AbortSignal;
 }
 
+export interface TensorInfo {
+  name: string;
+  datatype: Datatype;
+  shape: number[];
+  /** A quantised tensor: integers stand for `(integer - zero) * scale`; an input takes a Float32Array, too. */
+  quantisation?: { scale: number; zero: number };
+}
+
 export interface ModelInfo {
   agent: string;
   name: string;
   version: string;
-  inputs: { name: string; datatype: Datatype; shape: number[] }[];
-  outputs: { name: string; datatype: Datatype; shape: number[] }[];
+  inputs: TensorInfo[];
+  outputs: TensorInfo[];
   imageInput: string | null;
   audioInput: string | null;
   audioRate: number | null;

@@ -7,7 +7,7 @@ tensors to `agent.runtime.rows`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -95,10 +95,13 @@ def columns_of(declared: Sequence[InputColumns]) -> tuple[Column, ...]:
 
 
 def row_datatypes(
-    declared: Sequence[InputColumns] | None, inputs: Sequence[TensorSpec]
+    declared: Sequence[InputColumns] | None, inputs: Sequence[TensorSpec], quantised: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
-    """Yield each column's name and datatype, which is `BYTES` for texts; nothing without columns."""
-    datatypes = {spec.name: spec.datatype for spec in inputs}
+    """Yield each column's name and datatype; nothing without columns.
+
+    It is `BYTES` for texts, and `FP32` for a quantised input, whose rows have real numbers.
+    """
+    datatypes = {spec.name: "FP32" if spec.name in quantised else spec.datatype for spec in inputs}
     for each in declared or ():
         for column in each.columns:
             yield column.name, datatypes[each.input] if column.categories is None else "BYTES"

@@ -23,8 +23,16 @@ from agent.bundle.buckets import Buckets
 from agent.bundle.columns import InputColumns, check_columns
 from agent.bundle.names import COMPATIBLE, MAX_VERSION_CHARS, MODEL_NAME, SEMVER
 from agent.bundle.output_length import OutputLength, check_lengths
-from agent.bundle.processing import Normalise, Postprocess, Preprocess, Softmax, outputs_of
+from agent.bundle.processing import (
+    Normalise,
+    Postprocess,
+    Preprocess,
+    Softmax,
+    outputs_of,
+    real_outputs,
+)
 from agent.bundle.provenance import Provenance
+from agent.bundle.quantisation import Quantisation, Quantised, by_name
 from agent.bundle.state import State, check_states, requested
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EndlessDataError, FormatError, InputError
@@ -271,6 +279,8 @@ class Manifest:
         all shapes are fixed. `inputs` and `outputs` then have the shapes of the largest bucket.
     columns
         The columns of a table that the inputs take, or None.
+    quantisation
+        The scales of inputs and outputs whose integers stand for real numbers, or None.
 
     Raises
     ------
@@ -298,6 +308,7 @@ class Manifest:
     audio: Audio | None = field(default=None, metadata=canonical_json.LATER)
     buckets: Buckets | None = field(default=None, metadata=canonical_json.LATER)
     columns: tuple[InputColumns, ...] | None = field(default=None, metadata=canonical_json.LATER)
+    quantisation: Quantisation | None = field(default=None, metadata=canonical_json.LATER)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", MappingProxyType(dict(sorted(self.files.items()))))
@@ -312,6 +323,8 @@ class Manifest:
         _check_files(self.files)
         if self.buckets is not None:
             self.buckets.check(self.inputs, self.outputs)
+        if self.quantisation is not None:
+            self.quantisation.check(self.inputs, self.outputs)
         if self.preprocess is not None and self.preprocess.input not in {spec.name for spec in self.inputs}:
             raise ValueError(f"preprocess is for input {self.preprocess.input!r:.80}, which does not exist")
         if self.postprocess is not None:
@@ -332,6 +345,23 @@ class Manifest:
     def has_labels(self) -> bool:
         """Whether the bundle has a labels.txt."""
         return "labels.txt" in self.files
+
+    @property
+    def quantised_inputs(self) -> Mapping[str, Quantised]:
+        """How inputs are quantised, by their names; those that are not are left out."""
+        return by_name(() if self.quantisation is None else self.quantisation.inputs)
+
+    @property
+    def real_outputs(self) -> Mapping[str, Quantised]:
+        """The quantised outputs that are made real before the answer, by their names.
+
+        These are the outputs that a step reads, and all outputs of a model that declares columns. Other
+        answers have the model's own integers.
+        """
+        quantised = by_name(() if self.quantisation is None else self.quantisation.outputs)
+        if self.columns is not None or not quantised:
+            return quantised
+        return real_outputs(self.postprocess, quantised)
 
     @property
     def smallest_inputs(self) -> tuple[TensorSpec, ...]:

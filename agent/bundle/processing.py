@@ -7,12 +7,14 @@ Leaves names such as `imagenet` to the builder: the manifest holds the values th
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from agent.bundle.audio import Keywords, Speech
 from agent.bundle.canonical_json import LATER
 from agent.bundle.detection import MAX_LIST, Objects, check_thresholds
+from agent.bundle.quantisation import Quantised
 from agent.bundle.values import one_of, within
 
 # In pixels; no model takes larger images. This limits how much a resize may allocate; the runtime checks the
@@ -259,3 +261,10 @@ class Postprocess:
     def outputs(self) -> frozenset[str]:
         """Names of the outputs that the steps read."""
         return frozenset(name for step in self.steps for name in outputs_of(step))
+
+
+def real_outputs(declared: Postprocess | None, quantised: Mapping[str, Quantised]) -> dict[str, Quantised]:
+    """Return the quantised outputs whose real numbers the steps of a postprocess read, by name."""
+    # The best class of a pixel is the same in integers, and a map of them is large.
+    steps = (step for step in (declared.steps if declared else ()) if not isinstance(step, ClassMap))
+    return {name: quantised[name] for step in steps for name in outputs_of(step) if name in quantised}

@@ -19,6 +19,7 @@ from agent.bundle.processing import Softmax
 from agent.errors import ExecutionError, FormatError, InputError
 from agent.runtime.features import FeatureExtractor
 from agent.runtime.postprocess import Value, class_count, softmax
+from agent.runtime.quantisation import to_input, to_real
 from agent.runtime.segments import Segment, SpeechFinder, WordFinder
 from agent.runtime.storage import Array
 from agent.runtime.wav import Recording
@@ -72,6 +73,7 @@ class Listener:
             raise FormatError("expected a declaration of audio, got none")
         self.audio: Audio = manifest.audio
         self._spec = next(spec for spec in manifest.inputs if spec.name == manifest.audio.input)
+        self._quantised = manifest.quantised_inputs.get(manifest.audio.input)
         self._extract = None if manifest.audio.features is None else FeatureExtractor(manifest.audio)
         self._labels = tuple(labels)
         steps = () if manifest.postprocess is None else manifest.postprocess.steps
@@ -85,6 +87,7 @@ class Listener:
                     f"labels.txt: expected a line for each of {count} classes, got {len(labels)}"
                 )
         self._consumed = {step.output for step in self._steps}
+        self._real = manifest.real_outputs
         self._prefixes = ["" if len(self._steps) == 1 else f"{step.output}_" for step in self._steps]
         size = self._spec.nbytes // self._spec.itemsize
         declared = manifest.audio.features
@@ -129,12 +132,7 @@ class Listener:
             values = values * audio.scale
         if self._extract is not None:
             values = self._extract(values)
-        dtype = np.dtype(self._spec.dtype)
-        if dtype.kind in "iu":
-            limits = np.iinfo(dtype)
-            values = np.clip(np.rint(values), limits.min, limits.max)
-        with np.errstate(over="ignore"):
-            return values.astype(dtype).reshape(self._spec.shape)
+        return to_input(values, self._spec.dtype, self._quantised).reshape(self._spec.shape)
 
     def listen(
         self,
@@ -187,8 +185,10 @@ class Listener:
         return track.result(end=end)
 
     def scores(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Apply the steps that change an output."""
+        """Make quantised outputs real, and apply the steps that change an output."""
         values = dict(outputs)
+        for name, quantised in self._real.items():
+            values[name] = to_real(values[name], quantised)
         for step in self._softmax:
             values[step.output] = softmax(values[step.output], step.axis)
         return values

@@ -7,6 +7,7 @@ replaces the outputs that it reads. All others are returned unchanged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -23,11 +24,13 @@ from agent.bundle.processing import (
     TopK,
     outputs_of,
 )
+from agent.bundle.quantisation import Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import ExecutionError, FormatError
 from agent.runtime.masks import area_of_cells, cells_of_image, encode_masks
 from agent.runtime.objects import ObjectDecoder
 from agent.runtime.placement import Placement
+from agent.runtime.quantisation import to_real
 from agent.runtime.storage import Array
 from agent.runtime.suppression import MAX_CANDIDATES, non_maximum_suppression
 
@@ -46,6 +49,8 @@ class Postprocessor:
         The model's outputs.
     labels
         Names of the classes in UTF-8, or empty.
+    real
+        The quantised outputs that are made real before any step, by name, as in `Manifest.real_outputs`.
 
     Raises
     ------
@@ -55,7 +60,11 @@ class Postprocessor:
     """
 
     def __init__(
-        self, declared: Postprocess | None, outputs: Sequence[TensorSpec], labels: Sequence[bytes] = ()
+        self,
+        declared: Postprocess | None,
+        outputs: Sequence[TensorSpec],
+        labels: Sequence[bytes] = (),
+        real: Mapping[str, Quantised] = MappingProxyType({}),
     ) -> None:
         self._steps: tuple[Step, ...] = declared.steps if declared is not None else ()
         self._labels = tuple(labels)
@@ -64,6 +73,7 @@ class Postprocessor:
         self._consumed = frozenset(name for step in makers for name in outputs_of(step))
         for step in self._steps:
             self._check(step, specs)
+        self._real = dict(real)
         self._decoders = {
             step: ObjectDecoder(step, specs) for step in self._steps if isinstance(step, Objects)
         }
@@ -101,6 +111,8 @@ class Postprocessor:
             If the scores that a step ranks contain NaN, or decoded values are not finite.
         """
         values = dict(outputs)
+        for name, quantised in self._real.items():
+            values[name] = to_real(values[name], quantised)
         results: dict[str, Value] = {}
         for step, prefix in zip(self._steps, self._prefixes, strict=True):
             match step:

@@ -1,8 +1,8 @@
 """From a JPEG or PNG to a model's input.
 
-Promises exactly the manifest's `(pixel * scale - mean) / std`, rounded once to the input's datatype. Pillow
-resizes, with an antialiasing filter when it shrinks, as torchvision does for images. Leaves reading the file
-to `pictures`.
+Promises exactly the manifest's `(pixel * scale - mean) / std`, rounded once to the input's datatype or to the
+steps of its scale. Pillow resizes, with an antialiasing filter when it shrinks, as torchvision does for
+images. Leaves reading the file to `pictures`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import numpy as np
 from PIL import Image
 
 from agent.bundle.processing import Preprocess
+from agent.bundle.quantisation import Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import FormatError, InputError
 from agent.runtime.pictures import MAX_PIXELS, Picture, read_picture
 from agent.runtime.placement import Placement
+from agent.runtime.quantisation import to_input
 from agent.runtime.storage import Array
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class Preprocessor:
         as in the declared layout.
     max_pixels
         Largest number of pixels of an image that is decoded.
+    quantised
+        How the input is quantised, or None.
 
     Raises
     ------
@@ -61,7 +65,13 @@ class Preprocessor:
         If the declared preprocessing does not give the input's shape.
     """
 
-    def __init__(self, declared: Preprocess, spec: TensorSpec, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(
+        self,
+        declared: Preprocess,
+        spec: TensorSpec,
+        max_pixels: int = MAX_PIXELS,
+        quantised: Quantised | None = None,
+    ) -> None:
         self.input = spec.name
         self._declared = declared
         self._spec = spec
@@ -79,7 +89,7 @@ class Preprocessor:
             raise FormatError(
                 f"preprocess: expected images of {self._size} pixels for {spec}, got {leads_to}"
             )
-        self._tables = _tables(declared, spec, self._channels)
+        self._tables = [to_input(values, spec.dtype, quantised) for values in channel_values(declared)]
 
     def decode(self, data: ReadableBuffer, content_type: str) -> Picture:
         """Decode an image and turn it upright; with `reduce`, a large JPEG only as large as is needed.
@@ -215,22 +225,16 @@ class Preprocessor:
             np.take(table, planes[:, :, source], out=target, mode="clip")
 
 
-def _tables(declared: Preprocess, spec: TensorSpec, channels: int) -> list[Array]:
+def channel_values(declared: Preprocess) -> list[Array]:
+    """Return the real number of each of the 256 pixel values, float64, for each channel of the input."""
     pixel = np.arange(256, dtype=np.float64)
     if declared.invert:
         pixel = 255 - pixel
-    tables = []
-    for channel in range(channels):
-        mean = declared.mean[channel % len(declared.mean)]
-        std = declared.std[channel % len(declared.std)]
-        values = (pixel * declared.scale - mean) / std
-        dtype = np.dtype(spec.dtype)
-        if dtype.kind in "iu":
-            # A quantised input: rounded to the nearest integer, clipped to the range of its dtype.
-            limits = np.iinfo(dtype)
-            values = np.clip(np.rint(values), limits.min, limits.max)
-        tables.append(values.astype(dtype))
-    return tables
+    return [
+        (pixel * declared.scale - declared.mean[channel % len(declared.mean)])
+        / declared.std[channel % len(declared.std)]
+        for channel in range(1 if declared.colour == "GRAY" else 3)
+    ]
 
 
 def _crop(image: Image.Image, size: tuple[int, int]) -> tuple[Image.Image, int, int]:

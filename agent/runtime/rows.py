@@ -11,13 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
 from agent.bundle.columns import Column, InputColumns, columns_of
+from agent.bundle.quantisation import Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import InputError
+from agent.runtime.quantisation import to_input
 from agent.runtime.storage import Array
 
 # Names in one message.
@@ -36,9 +39,17 @@ class RowReader:
         The manifest's columns.
     inputs
         The inputs that a request has, in the shapes of the smallest request, which is one row.
+    quantised
+        How inputs are quantised, by name: their columns take real numbers.
     """
 
-    def __init__(self, declared: Sequence[InputColumns], inputs: Sequence[TensorSpec]) -> None:
+    def __init__(
+        self,
+        declared: Sequence[InputColumns],
+        inputs: Sequence[TensorSpec],
+        quantised: Mapping[str, Quantised] = MappingProxyType({}),
+    ) -> None:
+        self._quantised = quantised
         specs = {spec.name: spec for spec in inputs}
         self._parts = [(each, specs[each.input]) for each in declared]
         self.columns: Final[tuple[Column, ...]] = columns_of(declared)
@@ -115,8 +126,12 @@ class RowReader:
                 for index, row in enumerate(table)
                 for place in range(begin, end)
             ]
-            wide = np.float64 if spec.datatype.startswith("FP") else spec.dtype
-            arrays[spec.name] = np.array(cells, wide).astype(spec.dtype).reshape(shapes[spec.name])
+            if (quantised := self._quantised.get(spec.name)) is not None:
+                values = to_input(np.array(cells, np.float64), spec.dtype, quantised)
+            else:
+                wide = np.float64 if spec.datatype.startswith("FP") else spec.dtype
+                values = np.array(cells, wide).astype(spec.dtype)
+            arrays[spec.name] = values.reshape(shapes[spec.name])
             begin = end
         return arrays
 
@@ -179,7 +194,9 @@ class RowReader:
         if not isinstance(value, int | float):
             raise InputError(f"{where}column {column.name!r}: expected a number, got {_shown(value)}")
         if spec.datatype.startswith("FP"):
-            return self._real(column, value, spec, where)
+            return self._real(column, value, spec.datatype, where)
+        if spec.name in self._quantised:
+            return self._real(column, value, "FP32", where)
         if isinstance(value, float):
             if not value.is_integer():
                 raise InputError(
@@ -192,14 +209,14 @@ class RowReader:
         return int(value)
 
     @staticmethod
-    def _real(column: Column, value: float, spec: TensorSpec, where: str) -> float:
+    def _real(column: Column, value: float, datatype: str, where: str) -> float:
         try:
             real = float(value)
         except OverflowError:  # an integer of a thousand digits
             real = math.inf
-        if abs(real) > _LARGEST[spec.datatype]:
+        if abs(real) > _LARGEST[datatype]:
             raise InputError(
-                f"{where}column {column.name!r}: expected a number of {spec.datatype}, got {_shown(value)}"
+                f"{where}column {column.name!r}: expected a number of {datatype}, got {_shown(value)}"
             )
         return real
 

@@ -7,10 +7,12 @@ model metadata; `outputs` are the graph's, before a declared postprocessing.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from agent.bundle.quantisation import NO_QUANTISATION, Quantisation, Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import FormatError
 from agent.wire import document
@@ -75,6 +77,8 @@ class ModelState:
         Whether tensors need a session.
     columns
         The columns of a row, in order; none if the model takes no rows.
+    quantisation
+        The scales of quantised inputs and outputs.
     next_try_s
         When a failed model is tried again, in seconds since the epoch by the device's clock; None otherwise.
     """
@@ -98,6 +102,7 @@ class ModelState:
     smallest_inputs: tuple[tuple[int, ...], ...] = ()
     smallest_outputs: tuple[tuple[int, ...], ...] = ()
     columns: tuple[RowColumn, ...] = ()
+    quantisation: Quantisation = NO_QUANTISATION
 
     def to_bytes(self) -> bytes:
         """Write the document."""
@@ -106,8 +111,8 @@ class ModelState:
                 "name": self.name,
                 "versions": [self.version],
                 "platform": PLATFORM,
-                "inputs": _documents(self.inputs, self.smallest_inputs),
-                "outputs": _documents(self.outputs, self.smallest_outputs),
+                "inputs": _documents(self.inputs, self.smallest_inputs, self.quantisation.inputs),
+                "outputs": _documents(self.outputs, self.smallest_outputs, self.quantisation.outputs),
                 "ready": self.ready,
                 "state": self.state,
                 "message": self.message,
@@ -157,6 +162,7 @@ class ModelState:
             audio_rate=document.integer(fields.get("audio_rate")),
             has_state=fields.get("has_state") is True,
             columns=_columns(fields.get("columns")),
+            quantisation=Quantisation(_quantised(fields.get("inputs")), _quantised(fields.get("outputs"))),
             next_try_s=document.parse_time(fields.get("next_try")),
         )
 
@@ -171,9 +177,26 @@ def _columns(value: object) -> tuple[RowColumn, ...]:
 
 
 def _documents(
-    specs: tuple[TensorSpec, ...], smallest: tuple[tuple[int, ...], ...]
+    specs: tuple[TensorSpec, ...], smallest: tuple[tuple[int, ...], ...], quantised: Sequence[Quantised]
 ) -> list[dict[str, object]]:
-    return [spec_document(s, low) for s, low in zip(specs, smallest or [s.shape for s in specs], strict=True)]
+    scales = {each.name: {"scale": each.scale, "zero": each.zero} for each in quantised}
+    lows = smallest or [spec.shape for spec in specs]
+    return [
+        spec_document(spec, low) | ({"quantisation": scales[spec.name]} if spec.name in scales else {})
+        for spec, low in zip(specs, lows, strict=True)
+    ]
+
+
+def _quantised(value: object) -> tuple[Quantised, ...]:
+    """Return the scales of tensors; what is no scale is left out."""
+    found = []
+    for tensor in map(document.members, document.items(value)):
+        fields = document.members(tensor.get("quantisation"))
+        scale, zero = document.number(fields.get("scale")), document.integer(fields.get("zero"))
+        if scale is not None and zero is not None:
+            with contextlib.suppress(ValueError):
+                found.append(Quantised(document.text(tensor.get("name")), float(scale), zero))
+    return tuple(found)
 
 
 def _specs(value: object) -> tuple[tuple[TensorSpec, ...], tuple[tuple[int, ...], ...]]:

@@ -108,6 +108,7 @@ class Codec:
         self._inputs: dict[str, TensorSpec] = {
             spec.name: spec for spec in requested(manifest.inputs, [s.input for s in manifest.states or ()])
         }
+        self._quantised = manifest.quantised_inputs
         self._preprocessor = preprocessor
         self._target = target
         self._cbor = cbor
@@ -181,7 +182,9 @@ class Codec:
         if media_type == JSON:
             return self._decode_document(oip_json.parse(payload), request.id)
         if media_type == RAW:
-            raw_tensors.fill_inputs(payload, request.tensors, self._inputs, self._target, self._fit)
+            raw_tensors.fill_inputs(
+                payload, request.tensors, self._inputs, self._target, self._fit, self._quantised
+            )
             return Decoded(request.id)
         if media_type in IMAGES:
             return Decoded(request.id, placement=self._decode_image(payload, media_type))
@@ -273,7 +276,8 @@ class Codec:
             elif tensor.datatype == "BYTES":
                 placement = self._decode_image_tensor(tensor)
             else:
-                oip.fill(self._target(tensor.name), inputs[tensor.name], tensor)
+                quantised = self._quantised.get(tensor.name)
+                oip.fill(self._target(tensor.name), inputs[tensor.name], tensor, quantised)
         return Decoded(
             request.id if request.id is not None else given_id,
             request.outputs,

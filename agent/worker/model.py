@@ -306,16 +306,18 @@ class Prepared:
 
             spec = next(spec for spec in manifest.smallest_inputs if spec.name == manifest.preprocess.input)
             max_pixels = load.max_pixels or pictures.MAX_PIXELS
-            self.preprocessor = preprocess.Preprocessor(manifest.preprocess, spec, max_pixels)
+            self.preprocessor = preprocess.Preprocessor(
+                manifest.preprocess, spec, max_pixels, manifest.quantised_inputs.get(spec.name)
+            )
         self.rows: RowReader | None = None
         if manifest.columns is not None:
             from agent.runtime.rows import RowReader
 
-            self.rows = RowReader(manifest.columns, manifest.row_inputs)
+            self.rows = RowReader(manifest.columns, manifest.row_inputs, manifest.quantised_inputs)
         labels = members.read("labels.txt").splitlines() if "labels.txt" in members else []
         # What follows a recording is `agent.runtime.audio`'s.
         after = manifest.postprocess if manifest.audio is None else None
-        self.postprocessor = Postprocessor(after, manifest.smallest_outputs, labels)
+        self.postprocessor = Postprocessor(after, manifest.smallest_outputs, labels, manifest.real_outputs)
         self.labels = labels
         self.load = load
 

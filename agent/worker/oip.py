@@ -16,14 +16,18 @@ from typing import Any, Final
 
 import numpy as np
 
+from agent.bundle.quantisation import Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import InputError
+from agent.runtime.quantisation import to_input
 from agent.runtime.storage import Array
 from agent.wire.envelope import MAX_ID_CHARACTERS
 
 # Keys of a request's tensor: a misspelt key must not count as an absent one. Unknown keys of the request
 # itself are ignored: they may belong to a protocol extension, or to the agent's envelope.
 _TENSOR_KEYS: Final = frozenset({"name", "datatype", "shape", "data", "parameters"})
+# What a quantised input takes besides its own integers.
+REAL: Final = frozenset({"FP16", "FP32", "FP64"})
 # Longer names are cut in error messages.
 _SHOWN: Final = 80
 
@@ -122,7 +126,7 @@ def check_postprocess(value: object) -> None:
         )
 
 
-def fill(out: Array, spec: TensorSpec, tensor: RequestTensor) -> None:
+def fill(out: Array, spec: TensorSpec, tensor: RequestTensor, quantised: Quantised | None = None) -> None:
     """Write a request's tensor into the model's input.
 
     Parameters
@@ -131,12 +135,20 @@ def fill(out: Array, spec: TensorSpec, tensor: RequestTensor) -> None:
         The input's memory, contiguous.
     spec
         The model's input.
+    quantised
+        How the input is quantised, which then takes real numbers, too; or None.
 
     Raises
     ------
     InputError
         If datatype, shape, or the number or range of values differ from the input's.
     """
+    if quantised is not None and tensor.datatype in REAL:
+        given = TensorSpec(spec.name, tensor.datatype, spec.shape)
+        real = np.empty(given.shape, given.dtype)
+        fill(real, given, tensor)
+        fill_real(out, spec, real, quantised)
+        return
     if (tensor.datatype, tensor.shape) != (spec.datatype, spec.shape):
         raise InputError(
             f"input {spec.name!r} expects {spec.datatype}{_shape(spec.shape)}, "
@@ -150,6 +162,19 @@ def fill(out: Array, spec: TensorSpec, tensor: RequestTensor) -> None:
     if len(values) != count:
         raise InputError(f"input {spec.name!r} expects {count} values, got {len(values)}")
     out.reshape(-1)[:] = _convert(values, spec)
+
+
+def fill_real(out: Array, spec: TensorSpec, real: Array, quantised: Quantised) -> None:
+    """Write real numbers into a quantised input.
+
+    Raises
+    ------
+    InputError
+        If one is NaN or infinite.
+    """
+    if not np.isfinite(real).all():
+        raise InputError(f"input {spec.name!r} is {spec.datatype} and takes finite numbers, got others")
+    out[...] = to_input(real, spec.dtype, quantised)
 
 
 def fill_raw(out: Array, spec: TensorSpec, data: bytes | memoryview) -> None:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
+from agent.bundle.quantisation import Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import ExecutionError, InputError
 from agent.runtime.storage import Array
 from agent.wire.content_types import JSON
 from agent.wire.tensors import format_tensor, parse_tensor
-from agent.worker.oip import check_names, datatype_of, fill_raw
+from agent.worker.oip import REAL, check_names, datatype_of, fill_raw, fill_real
 
 # From the shapes of a request's inputs by name, or from the bytes of all of them together, to the inputs that
 # it must have by name; raises InputError.
@@ -34,6 +36,7 @@ def fill_inputs(
     inputs: Mapping[str, TensorSpec],
     target: Callable[[str], Array],
     fit: Fit | None = None,
+    quantised: Mapping[str, Quantised] = MappingProxyType({}),
 ) -> None:
     """Copy a payload's tensors straight into the model's inputs.
 
@@ -47,6 +50,8 @@ def fill_inputs(
         Returns the memory of an input by its name.
     fit
         For a model whose shapes change: returns the inputs that a request must have, see `Fit`.
+    quantised
+        How inputs are quantised, by name; these take real numbers, too.
 
     Raises
     ------
@@ -64,7 +69,7 @@ def fill_inputs(
             raise InputError("expected each input once, got a duplicate")
         check_names(names, inputs)
         for spec in specs:
-            if spec != inputs[spec.name]:
+            if spec != inputs[spec.name] and not _is_real(spec, inputs[spec.name], quantised):
                 raise InputError(f"expected {inputs[spec.name]}, got {spec}")
     total = sum(spec.nbytes for spec in specs)
     if payload.nbytes != total:
@@ -72,8 +77,15 @@ def fill_inputs(
         raise InputError(f"expected {total} bytes of {expected:.200}, got {payload.nbytes}")
     offset = 0
     for spec in specs:
-        fill_raw(target(spec.name), spec, payload[offset : offset + spec.nbytes])
+        data = payload[offset : offset + spec.nbytes]
         offset += spec.nbytes
+        wanted = inputs[spec.name]
+        if spec.datatype == wanted.datatype:
+            fill_raw(target(spec.name), spec, data)
+            continue
+        real = np.empty(spec.shape, spec.dtype)
+        fill_raw(real, spec, data)
+        fill_real(target(spec.name), wanted, real, quantised[spec.name])
 
 
 def format_answer(
@@ -112,6 +124,10 @@ def size_of(value: Array | tuple[bytes, ...]) -> int:
     if isinstance(value, tuple):
         return sum(map(len, value)) + _LENGTH.size * len(value)
     return int(value.nbytes)
+
+
+def _is_real(given: TensorSpec, wanted: TensorSpec, quantised: Mapping[str, Quantised]) -> bool:
+    return given.name in quantised and given.datatype in REAL and given.shape == wanted.shape
 
 
 def _parse(text: str) -> TensorSpec:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from agent.bundle.processing import (
     Step,
     TopK,
 )
+from agent.bundle.quantisation import NO_QUANTISATION, Quantised, by_name
 from agent.bundle.signature import claimed_key_id
 from agent.bundle.state import State
 from agent.bundle.tensor_spec import TensorSpec
@@ -86,6 +88,8 @@ class BundleReport:
     def lines(self) -> list[str]:
         """Return the report as lines of text."""
         manifest = self.manifest
+        edges = manifest.quantisation or NO_QUANTISATION
+        quantised = by_name(edges.inputs), by_name(edges.outputs)
         runtime, target, samples = manifest.runtime, manifest.target, manifest.samples
         rows = [
             ("signature", self._signature()),
@@ -94,8 +98,8 @@ class BundleReport:
             ("runtime", f"{runtime.abi}, glibc {runtime.glibc} or newer, {runtime.executor} executor"),
             ("compatible", ", ".join(manifest.compatible)),
             ("counter", f"{manifest.security_counter} (security_counter)"),
-            *(("input", _tensor(spec, manifest.buckets)) for spec in manifest.inputs),
-            *(("output", _tensor(spec, manifest.buckets)) for spec in manifest.outputs),
+            *(("input", _tensor(spec, manifest.buckets, quantised[0])) for spec in manifest.inputs),
+            *(("output", _tensor(spec, manifest.buckets, quantised[1])) for spec in manifest.outputs),
             *(("bucket", line) for line in _buckets(manifest)),
             ("before", _before(manifest)),
             *(() if manifest.states is None else (("kept", _states(manifest.states)),)),
@@ -194,9 +198,11 @@ def _row(name: str, value: str) -> list[str]:
     )
 
 
-def _tensor(spec: TensorSpec, buckets: Buckets | None) -> str:
+def _tensor(spec: TensorSpec, buckets: Buckets | None, quantised: Mapping[str, Quantised]) -> str:
     shape = str(list(spec.shape)) if buckets is None else buckets.describe(spec)
-    return f"{spec.name} {spec.datatype} {shape}"
+    found = quantised.get(spec.name)
+    real = "" if found is None else f", real numbers are (integer - {found.zero}) * {found.scale:.6g}"
+    return f"{spec.name} {spec.datatype} {shape}{real}"
 
 
 def _before(manifest: Manifest) -> str:

@@ -278,6 +278,7 @@ def _check_declarations(
             declarations.check_labels_are_used(args.labels, postprocess)
     names = read_names(args.columns) if args.columns else None
     # From here on, the model's file is read.
+    from agent.bundle.quantisation import by_name
     from agent.bundle.state import requested
     from builder.compiling.name_recognition import label_hint, recognise_states
     from builder.compiling.outline import read_outline
@@ -312,12 +313,17 @@ def _check_declarations(
         kept = declare_states(args.state, outline.inputs, outline.outputs) or ()
     inputs = requested(outline.inputs, [state.input for state in kept])
     outputs = requested(outline.outputs, [state.output for state in kept])
-    before = declarations.preprocess(args.preprocess, inputs) if args.preprocess else None
+    before = declarations.preprocess(args.preprocess, inputs, outline.scales) if args.preprocess else None
     if names is not None:
         declare_columns(names, inputs)
     if args.show_input is not None:
-        show_input(before, inputs, args.picture, args.show_input)
-    after = declarations.postprocess(args.postprocess, outputs, inputs) if args.postprocess else None
+        quantised = by_name(outline.scales.quantisation.inputs)
+        show_input(
+            before, inputs, args.picture, args.show_input, quantised.get(before.input) if before else None
+        )
+    after = None
+    if args.postprocess:
+        after = declarations.postprocess(args.postprocess, outputs, inputs, outline.scales)
     check_hints(outline.hints, after)
     labels = None if args.labels else usable_labels(outline.labels, outputs, after)
     read_named_labels(args.labels or labels, outputs, after)

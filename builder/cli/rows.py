@@ -48,7 +48,7 @@ def run_rows(args: argparse.Namespace, package: Package, name: str) -> int:
             f"{name}: expected a bundle that declares columns for a table, got one without ({shapes:.200})",
             hint="name them in the order of the model's features: edgebundle repack BUNDLE --columns a,b,c",
         )
-    reader = RowReader(manifest.columns, manifest.row_inputs)
+    reader = RowReader(manifest.columns, manifest.row_inputs, manifest.quantised_inputs)
     table = _Table(args, name, reader.names, [c.name for c in reader.columns if c.categories is not None])
     try:
         table.note(reader.check_names(table.file.header) if table.file.header is not None else ())

@@ -407,7 +407,9 @@ def _show_input(package: Package, given: str | None, output: str) -> None:
 
     if given is None:
         raise ModelError("--show-input: expected a picture", hint="name it with --inputs")
-    show_input(package.manifest.preprocess, package.manifest.inputs, given, output)
+    manifest = package.manifest
+    quantised = manifest.quantised_inputs.get(manifest.preprocess.input) if manifest.preprocess else None
+    show_input(manifest.preprocess, manifest.inputs, given, output, quantised)
 
 
 def _profile(args: argparse.Namespace) -> int:

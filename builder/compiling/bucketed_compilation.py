@@ -143,9 +143,11 @@ def compile_buckets(
     room = capacities(models.at(tuple(dimension.high for dimension in shapes.dimensions)))
     buckets = plan_buckets(models, sizes=sizes or {}, pads=pads or {}, tolerance=tolerance, progress=progress)
     smallest = models.at(buckets.lowest)
-    before = declarations.preprocess(preprocess, smallest.inputs) if preprocess else None
+    before = declarations.preprocess(preprocess, smallest.inputs, smallest.scales) if preprocess else None
     answers = answered(smallest.outputs, smallest.lengths)
-    after = declarations.postprocess(postprocess, answers, smallest.inputs) if postprocess else None
+    after = None
+    if postprocess:
+        after = declarations.postprocess(postprocess, answers, smallest.inputs, smallest.scales)
     check_declared(buckets, before, after)
     names_of_classes = label_lines(labels, smallest.labels, smallest.outputs, after)
     table = columns_of_model(smallest, smallest.inputs, columns, has_media=before is not None)

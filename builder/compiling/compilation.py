@@ -413,6 +413,7 @@ def describe_model(
             audio=over_time.audio,
             columns=over_time.columns,
             lengths=model.lengths or None,
+            quantisation=model.scales.declared,
             samples=Samples(1, compared.self_test_rtol, tolerances.SELF_TEST_ATOL),
             resources=resources,
             files=digests(members),

@@ -39,8 +39,10 @@ from agent.errors import EdgeError
 from agent.runtime.postprocess import Postprocessor
 from builder.compiling import audio_presets
 from builder.compiling.output_presets import OUTPUT_PRESETS, SOUND_PRESETS, Signature, step_of
+from builder.compiling.pixel_steps import on_scale
 from builder.compiling.recognition import recognise
 from builder.errors import ModelError, ShapeError
+from builder.importer.edge_scales import NO_SCALES, EdgeScales
 from builder.spelling import similar_file
 
 MAX_DECLARATION_BYTES: Final = 64 << 10  # a dozen lines in practice
@@ -127,7 +129,7 @@ def check_labels_are_used(labels: str, postprocess: str) -> None:
         )
 
 
-def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
+def preprocess(text: str, inputs: Sequence[TensorSpec], scales: EdgeScales = NO_SCALES) -> Preprocess:
     """Declare how an image becomes an input, from a preset or a TOML file.
 
     Parameters
@@ -138,6 +140,8 @@ def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
     inputs
         The model's inputs. The image goes to the one named by the field `input`, otherwise to the only one
         with 4 dimensions.
+    scales
+        The scales at the model's edges: a quantised input gets real numbers.
 
     Raises
     ------
@@ -189,10 +193,15 @@ def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
     made = declared.crop or declared.resize
     if made != (height, width):
         raise ShapeError(f"preprocess: expected {(height, width)} pixels for {spec.name}, got {made}")
-    return declared
+    return on_scale(declared, spec, scales, text)
 
 
-def postprocess(text: str, outputs: Sequence[TensorSpec], inputs: Sequence[TensorSpec] = ()) -> Postprocess:
+def postprocess(
+    text: str,
+    outputs: Sequence[TensorSpec],
+    inputs: Sequence[TensorSpec] = (),
+    scales: EdgeScales = NO_SCALES,
+) -> Postprocess:
     """Declare how outputs become an answer, from words such as `softmax,top5` or a TOML file.
 
     Parameters
@@ -204,6 +213,8 @@ def postprocess(text: str, outputs: Sequence[TensorSpec], inputs: Sequence[Tenso
         it.
     outputs, inputs
         The model's tensors. Some presets need the size of the image input.
+    scales
+        The scales at the model's edges: steps read real numbers.
 
     Raises
     ------
@@ -222,6 +233,12 @@ def postprocess(text: str, outputs: Sequence[TensorSpec], inputs: Sequence[Tenso
     except (TypeError, ValueError) as error:
         raise ModelError(f"postprocess {text[:80]}: {error}") from error
     _check_types(declared, f"postprocess {text[:80]}")
+    for name in sorted(declared.outputs & scales.obstacles.keys()):
+        raise ModelError(
+            f"postprocess {text[:80]}: expected one scale for output {name!r:.80}, "
+            f"got {scales.obstacles[name]}",
+            hint="leave out --postprocess for the model's own integers",
+        )
     if not any(isinstance(step, Ctc) for step in declared.steps):  # which needs its labels
         try:
             Postprocessor(declared, outputs)

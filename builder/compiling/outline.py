@@ -22,6 +22,7 @@ from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.recognition import NO_HINTS, Hints
 from builder.errors import ModelError, ShapeError
 from builder.importer import advice
+from builder.importer.edge_scales import NO_SCALES, EdgeScales, onnx_scales
 
 # Larger files take seconds to read.
 MAX_OUTLINED_BYTES: Final = 256 << 20
@@ -50,12 +51,15 @@ class Outline:
         The class names that exports of Ultralytics, or the metadata of TensorFlow Lite, carry; else empty.
     hints
         What else the file says about the outputs.
+    scales
+        The scales of quantised inputs and outputs.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     labels: tuple[str, ...] = ()
     hints: Hints = field(default=NO_HINTS, compare=False)
+    scales: EdgeScales = field(default=NO_SCALES, compare=False)
 
 
 def read_outline(path: str | Path) -> Outline | None:
@@ -146,6 +150,7 @@ def _read_onnx(path: Path) -> onnx.ModelProto | None:
 
 def _read_tflite(path: Path) -> Outline | None:
     try:
+        from builder.importer.tflite.loading import scales_of
         from builder.importer.tflite.metadata import read_metadata
         from builder.importer.tflite.schema import read
         from builder.importer.tflite.tensor import value_name
@@ -179,7 +184,13 @@ def _read_tflite(path: Path) -> Outline | None:
         if operator is not None:
             found[spec.name] = _TFLITE_MAKERS.get(operator.name, operator.name)
     labels = read_metadata(raw, model).labels
-    return Outline(tuple(specs[: len(inputs)]), tuple(specs[len(inputs) :]), labels, Hints(makers=found))
+    return Outline(
+        tuple(specs[: len(inputs)]),
+        tuple(specs[len(inputs) :]),
+        labels,
+        Hints(makers=found),
+        scales_of(model),
+    )
 
 
 def _with_shapes(outline: Outline, shapes: Mapping[str, Sequence[int]]) -> Outline | None:
@@ -201,7 +212,7 @@ def _declared(model: onnx.ModelProto) -> Outline | None:
     if len(known) != len(inputs) + len(outputs) or not inputs or not outputs:
         return None
     specs = tuple(known[: len(inputs)]), tuple(known[len(inputs) :])
-    return Outline(*specs, exported_labels(model), _hints(model))
+    return Outline(*specs, exported_labels(model), _hints(model), onnx_scales(model))
 
 
 def _hints(model: onnx.ModelProto) -> Hints:

@@ -1,19 +1,14 @@
 """The declarations around a model: preprocess and postprocess, audio, columns, and states between its runs.
 
-Promises declarations that fit the model and each other. A quantised input or output gets its scale here, so
-that a preset for floats serves both.
+Promises declarations that fit the model and each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
 
-import onnx
-from onnx import numpy_helper
-
-from agent.bundle.audio import Audio, Keywords
+from agent.bundle.audio import Audio
 from agent.bundle.columns import InputColumns
 from agent.bundle.output_length import answered
 from agent.bundle.processing import Postprocess, Preprocess
@@ -22,12 +17,10 @@ from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling import audio_presets, declarations
 from builder.compiling.columns import Names, declare_columns, own_columns, read_names
 from builder.compiling.missing_values import takes_nan
+from builder.compiling.pixel_steps import on_scale
 from builder.compiling.states import states as declare_states
 from builder.errors import ModelError
 from builder.importer import ImportedModel
-
-# Operators that only move values.
-_TRANSPARENT: Final = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +76,24 @@ def over_time_of(
     inputs = requested(model.inputs, [state.input for state in kept or ()])
     outputs = requested(answered(model.outputs, model.lengths), [state.output for state in kept or ()])
     audio = None
-    before = model.preprocess
+    before = own_preprocess(model, inputs)
     if preset is not None and preprocess is not None:
-        before, audio = None, _quantised(model, audio_presets.audio(preprocess, inputs))
+        before, audio = None, audio_presets.audio(preprocess, inputs)
         postprocess = postprocess or preset.postprocess
     elif preprocess:
-        before = declarations.preprocess(preprocess, inputs)
-    after = declarations.postprocess(postprocess, outputs, inputs) if postprocess else None
-    if after is not None:
-        after = Postprocess(
-            tuple(_scaled(model, step) if isinstance(step, Keywords) else step for step in after.steps)
-        )
+        before = declarations.preprocess(preprocess, inputs, model.scales)
+    after = declarations.postprocess(postprocess, outputs, inputs, model.scales) if postprocess else None
     labels = None if preset is None else audio_presets.labels_for(preset, outputs)
     table = columns_of_model(model, inputs, columns, has_media=before is not None or audio is not None)
     return Declarations(before, after, kept, audio, labels, table)
+
+
+def own_preprocess(model: ImportedModel, inputs: Sequence[TensorSpec]) -> Preprocess | None:
+    """Return the preprocess that a model's file says itself, or None."""
+    if model.preprocess is None:
+        return None
+    spec = next((spec for spec in inputs if spec.name == model.preprocess.input), None)
+    return None if spec is None else on_scale(model.preprocess, spec, model.scales, "of the model's file")
 
 
 def columns_of_model(
@@ -130,40 +127,3 @@ def columns_of_model(
     nan = {spec.name for spec in inputs if spec.datatype.startswith("FP")}
     nan = {name for name in nan if name in model.nan_inputs or takes_nan(model.onnx, name)}
     return declare_columns(chosen, inputs, nan, model.texts)
-
-
-def _quantised(model: ImportedModel, audio: Audio) -> Audio:
-    """Declare features in the steps of a quantised input."""
-    found = _parameters(model.onnx, "DequantizeLinear", audio.input)
-    features = audio.features
-    if found is None or features is None or (features.mean, features.std) != (0.0, 1.0):
-        return audio
-    scale, zero = found
-    return replace(audio, features=replace(features, mean=-zero * scale, std=scale))
-
-
-def _scaled(model: ImportedModel, step: Keywords) -> Keywords:
-    found = _parameters(model.onnx, "QuantizeLinear", step.output)
-    if found is None or (step.scale, step.zero) != (1.0, 0.0):
-        return step
-    return replace(step, scale=found[0], zero=found[1])
-
-
-def _parameters(model: onnx.ModelProto, operator: str, name: str) -> tuple[float, float] | None:
-    """Return scale and zero point with which a tensor at the model's edge is quantised, or None."""
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    is_output = operator == "QuantizeLinear"
-    names = {name}  # of the same values, in another shape or order
-    for node in reversed(model.graph.node) if is_output else model.graph.node:
-        near, far = (node.output, node.input[:1]) if is_output else (node.input[:1], node.output)
-        if names.isdisjoint(near):
-            continue
-        if node.op_type in _TRANSPARENT:
-            names.update(far)
-        if node.op_type != operator:
-            continue
-        values = [numpy_helper.to_array(constants[each]) for each in node.input[1:] if each in constants]
-        if len(values) == len(node.input) - 1 and values and all(value.size == 1 for value in values):
-            zero = float(values[1].reshape(())) if len(values) > 1 else 0.0
-            return float(values[0].reshape(())), zero
-    return None

@@ -14,6 +14,7 @@ from agent.bundle.audio import Keywords
 from agent.bundle.columns import InputColumns
 from agent.bundle.output_length import answered
 from agent.bundle.processing import Postprocess
+from agent.bundle.quantisation import NO_QUANTISATION
 from agent.bundle.state import requested
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import MixAndMatchError
@@ -24,6 +25,7 @@ from builder.compiling.identity import Identity
 from builder.compiling.labels import Labels, check_labels, read_named_labels
 from builder.errors import ModelError
 from builder.importer.classic.string_inputs import Texts
+from builder.importer.edge_scales import EdgeScales
 
 # In place of a declaration or of labels: the bundle then has none.
 NONE: Final = "none"
@@ -79,18 +81,19 @@ def repack(
     inputs = requested(manifest.smallest_inputs, [state.input for state in manifest.states or ()])
     answers = answered(manifest.smallest_outputs, manifest.lengths or ())
     outputs = requested(answers, [state.output for state in manifest.states or ()])
+    scales = EdgeScales(manifest.quantisation or NO_QUANTISATION)
     if preprocess is not None:
         before, audio = None, None
         if preprocess != NONE and audio_presets.is_audio(preprocess):
             audio = audio_presets.audio(preprocess, inputs)
             old = None if manifest.audio is None else manifest.audio.features
-            if audio.features is not None and old is not None:
-                # The scale of a quantised input is the model's, whatever is computed.
+            if manifest.quantisation is None and audio.features is not None and old is not None:
+                # Early bundles have the scale of a quantised input here, and it is the model's.
                 audio = replace(audio, features=replace(audio.features, mean=old.mean, std=old.std))
         elif preprocess != NONE:
-            before = declarations.preprocess(preprocess, inputs)
+            before = declarations.preprocess(preprocess, inputs, scales)
     if postprocess is not None:
-        after = None if postprocess == NONE else _like(after, postprocess, outputs, inputs)
+        after = None if postprocess == NONE else _like(after, postprocess, outputs, inputs, scales)
     if manifest.buckets is not None:
         from builder.compiling.bucket_plan import check_declared  # loads the compiler, which takes seconds
 
@@ -131,10 +134,14 @@ def _texts(declared: Sequence[InputColumns] | None) -> dict[str, list[Texts]]:
 
 
 def _like(
-    before: Postprocess | None, text: str, outputs: Sequence[TensorSpec], inputs: Sequence[TensorSpec]
+    before: Postprocess | None,
+    text: str,
+    outputs: Sequence[TensorSpec],
+    inputs: Sequence[TensorSpec],
+    scales: EdgeScales,
 ) -> Postprocess:
-    """Declare a postprocess; keywords keep the scale of a quantised output."""
-    after = declarations.postprocess(text, outputs, inputs)
+    """Declare a postprocess; keywords keep the scale of a quantised output that early bundles have there."""
+    after = declarations.postprocess(text, outputs, inputs, scales)
     known = {step.output: step for step in (before.steps if before else ()) if isinstance(step, Keywords)}
     return Postprocess(
         tuple(

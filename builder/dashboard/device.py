@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from agent.bundle.quantisation import Quantisation, Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from agent.wire import topics
 from agent.wire.info import Capabilities, Info
@@ -269,8 +270,8 @@ class Device:
             "audio": None if state is None or state.audio_input is None else shown(state.audio_input, 100),
             "audioRate": None if state is None else number(state.audio_rate),
             "hasState": state is not None and state.has_state,
-            "inputs": [] if state is None else [_spec(spec) for spec in state.inputs],
-            "outputs": [] if state is None else [_spec(spec) for spec in state.outputs],
+            "inputs": [] if state is None else _specs(state.inputs, state.quantisation.inputs),
+            "outputs": [] if state is None else _specs(state.outputs, state.quantisation.outputs),
             "steps": [] if state is None else [shown(step, 40) for step in state.postprocess],
             "rate": None if numbers is None else number(numbers.throughput),
         }
@@ -301,6 +302,9 @@ def shown_state(state: ModelState) -> ModelState:
         smallest_inputs=state.smallest_inputs[:_SHOWN_TENSORS],
         smallest_outputs=state.smallest_outputs[:_SHOWN_TENSORS],
         postprocess=state.postprocess[:_SHOWN_TENSORS],
+        quantisation=Quantisation(
+            state.quantisation.inputs[:_SHOWN_TENSORS], state.quantisation.outputs[:_SHOWN_TENSORS]
+        ),
     )
 
 
@@ -327,9 +331,12 @@ def _job(job: JobState) -> dict[str, Any]:
     }
 
 
-def _spec(spec: TensorSpec) -> str:
-    shape = ",".join(map(str, spec.shape[:8]))
-    return shown(f"{spec.name} {spec.datatype} [{shape}]", 160)
+def _specs(specs: Sequence[TensorSpec], quantised: Sequence[Quantised]) -> list[str]:
+    steps = {each.name: f" in steps of {each.scale:.4g}" for each in quantised}
+    return [
+        shown(f"{s.name} {s.datatype} [{','.join(map(str, s.shape[:8]))}]{steps.get(s.name, '')}", 160)
+        for s in specs
+    ]
 
 
 def _time(time_s: float) -> float | None:

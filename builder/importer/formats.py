@@ -18,6 +18,7 @@ from builder.errors import ModelError
 from builder.importer.classic.boosted import FEATURES, to_onnx
 from builder.importer.classic.lightgbm_file import read_lightgbm
 from builder.importer.classic.xgboost_file import read_xgboost
+from builder.importer.edge_scales import fitting
 from builder.importer.frameworks.conversion import Settings
 from builder.importer.frameworks.keras import SUFFIXES as KERAS_SUFFIXES
 from builder.importer.frameworks.keras import load_keras
@@ -134,6 +135,7 @@ def _load_tflite(
         notes=(*file.notes, *model.notes),
         states=file.states,
         preprocess=file.declared.preprocess,
+        scales=fitting(file.scales, model.inputs, model.outputs),
         labels=file.declared.labels,
     )
 

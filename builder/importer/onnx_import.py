@@ -19,6 +19,7 @@ from builder.importer import advice
 from builder.importer.bounded.padding import bounded_outputs
 from builder.importer.classic.string_inputs import Texts, replace_string_inputs
 from builder.importer.classic.strings import replace_strings
+from builder.importer.edge_scales import NO_SCALES, EdgeScales, fitting, onnx_scales
 from builder.importer.frameworks.sample import FrameworkSample
 from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.large_models import sha256
@@ -69,6 +70,8 @@ class ImportedModel:
         Inputs that are strings in the file, and the texts of each of their columns; values are places there.
     nan_inputs
         Inputs in which NaN is a missing value, as the file's format says; others may be found in `onnx`.
+    scales
+        The scales of quantised inputs and outputs.
     """
 
     mod: IRModule
@@ -87,6 +90,7 @@ class ImportedModel:
     nan_inputs: tuple[str, ...] = ()
     states: tuple[State, ...] = ()
     texts: Mapping[str, tuple[Texts, ...]] = field(default_factory=dict)
+    scales: EdgeScales = NO_SCALES
 
 
 def import_onnx(
@@ -156,6 +160,7 @@ def import_onnx(
         labels=labels,
         texts=texts,
         lengths=bounded_outputs(model),
+        scales=fitting(onnx_scales(model), relax.inputs, relax.outputs),
     )
 
 

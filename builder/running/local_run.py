@@ -29,6 +29,7 @@ from agent.runtime.module import KernelModule
 from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Postprocessor, Value
 from agent.runtime.preprocess import Preprocessor
+from agent.runtime.quantisation import to_input
 from agent.runtime.report import Report, Stage
 from agent.runtime.streaming import StreamingModel, is_streaming
 from agent.runtime.wav import read_recording
@@ -155,7 +156,9 @@ class Runner:
         self._kept = {state.output for state in manifest.states or ()}
         self._streaming: StreamingModel | None = None
         try:
-            self._finish = Postprocessor(self._declared, manifest.smallest_outputs, labels)
+            self._finish = Postprocessor(
+                self._declared, manifest.smallest_outputs, labels, manifest.real_outputs
+            )
             if isinstance(self.module, GraphModule) and is_streaming(manifest):
                 self._streaming = StreamingModel(manifest, self.module, labels)
                 self._stream = self._streaming.begin()
@@ -194,7 +197,7 @@ class Runner:
         whole = cut(named, named, manifest.lengths or ())
         outputs = {f"output_{i}": np.asarray(array) for i, array in enumerate(whole.values())}
         answers = None
-        if self._declared is not None:
+        if self._declared is not None or manifest.real_outputs:
             made = {name: value for name, value in named.items() if name not in self._kept}
             steps = () if manifest.postprocess is None else manifest.postprocess.steps
             shorter = cut_objects(made, manifest.lengths or (), steps)
@@ -296,7 +299,8 @@ def _postprocessor(package: Package) -> Postprocessor:
     declared = package.manifest.postprocess
     assert declared is not None
     labels = package.members.get("labels.txt", b"").splitlines()
-    return Postprocessor(declared, package.manifest.smallest_outputs, labels)
+    manifest = package.manifest
+    return Postprocessor(declared, manifest.smallest_outputs, labels, manifest.real_outputs)
 
 
 def prepared(package: Package, threads: int | None = None) -> GraphModule:
@@ -332,7 +336,18 @@ def _set_all(
     else:
         values = dict(given)
     for spec in fit(package, module, values, input_shapes):
-        _set(module, spec, values[spec.name] if spec.name in values else _fill(package, spec, fill_mode))
+        value = values[spec.name] if spec.name in values else _fill(package, spec, fill_mode)
+        _set(module, spec, _as_integers(package, spec, value))
+
+
+def _as_integers(package: Package, spec: TensorSpec, value: Array) -> Array:
+    """Return the integers of a quantised input if real numbers are given for it, as devices do."""
+    quantised = package.manifest.quantised_inputs.get(spec.name)
+    if quantised is None or np.asarray(value).dtype.kind != "f":
+        return value
+    if not np.isfinite(value).all():
+        raise ShapeError(f"input '{spec.name}': expected finite numbers, got others")
+    return to_input(np.asarray(value), spec.dtype, quantised)
 
 
 def _outputs(module: GraphModule | BucketedModule, package: Package) -> list[Array]:
@@ -375,7 +390,7 @@ def _set_picture(package: Package, module: GraphModule | BucketedModule, picture
             hint="add one: edgebundle repack BUNDLE --preprocess PRESET; or give an .npz file",
         )
     spec = next(spec for spec in package.manifest.smallest_inputs if spec.name == declared.input)
-    prepare = Preprocessor(declared, spec)
+    prepare = Preprocessor(declared, spec, quantised=package.manifest.quantised_inputs.get(spec.name))
     try:
         return prepare(prepare.decode(picture.content, picture.content_type), module.input_view(spec.name))
     except EdgeError as error:

@@ -15,15 +15,21 @@ import numpy.typing as npt
 from PIL import Image
 
 from agent.bundle.processing import Preprocess
+from agent.bundle.quantisation import Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
 from agent.runtime.preprocess import Preprocessor
+from agent.runtime.quantisation import to_real
 from builder.errors import ModelError
 from builder.running.inputs import Picture, read_inputs
 
 
 def show_input(
-    declared: Preprocess | None, inputs: Sequence[TensorSpec], picture: str | Path, output: str | Path
+    declared: Preprocess | None,
+    inputs: Sequence[TensorSpec],
+    picture: str | Path,
+    output: str | Path,
+    quantised: Quantised | None = None,
 ) -> None:
     """Write what a model gets of a picture, as a picture.
 
@@ -37,6 +43,8 @@ def show_input(
         A JPEG or PNG file.
     output
         The file to write; its suffix decides the format.
+    quantised
+        How the input is quantised, or None.
 
     Raises
     ------
@@ -54,12 +62,12 @@ def show_input(
     spec = next(spec for spec in inputs if spec.name == declared.input)
     value = np.empty(spec.shape, spec.dtype)
     try:
-        prepare = Preprocessor(declared, spec)
+        prepare = Preprocessor(declared, spec, quantised=quantised)
         prepare(prepare.decode(given.content, given.content_type), value)
     except EdgeError as error:
         raise ModelError(f"{picture}: {error}") from error
     try:
-        Image.fromarray(as_pixels(declared, value)).save(output)
+        Image.fromarray(as_pixels(declared, to_real(value, quantised))).save(output)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{output}: cannot be written ({error})", hint="for example input.png") from error
 
@@ -72,7 +80,7 @@ def as_pixels(declared: Preprocess, value: npt.NDArray[Any]) -> npt.NDArray[np.u
     declared
         The preprocess.
     value
-        The input, in the shape and dtype of the model.
+        The input, in the shape of the model; real numbers if it is quantised.
     """
     planes = value[0].astype(np.float64)
     if declared.layout == "NCHW":

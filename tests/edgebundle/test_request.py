@@ -200,3 +200,14 @@ def test_a_row_is_json_that_the_envelope_does_not_touch(row: object, expected: o
 def test_values_that_no_row_has(row: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Request.row(row)
+
+
+def test_floats_for_a_quantised_input_are_sent_as_they_are() -> None:
+    inputs = (TensorSpec("x", "INT8", (1, 3)),)
+    request = Request.arrays({"x": [0.5, 1.5, -2.0]}, inputs, quantised=["x"])
+    assert request.tensors == ("x;FP32;1,3",)
+    assert Request.arrays({"x": np.array([1, 2, 3], np.int8)}, inputs, quantised=["x"]).tensors == (
+        "x;INT8;1,3",
+    )
+    with pytest.raises(UsageError, match="expected int8, got float64"):
+        Request.arrays({"x": [0.5, 1.5, -2.0]}, inputs)

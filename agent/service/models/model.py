@@ -20,6 +20,7 @@ from typing import Final
 from agent.bundle.columns import row_datatypes
 from agent.bundle.manifest import Manifest
 from agent.bundle.output_length import answered, shortest
+from agent.bundle.quantisation import NO_QUANTISATION
 from agent.bundle.state import requested
 from agent.bundle.verify import VerifiedBundle
 from agent.config.settings import QueueLimits, WorkerSettings
@@ -110,9 +111,12 @@ class ModelStatus:
             audio_input=None if manifest.audio is None else manifest.audio.input,
             audio_rate=None if manifest.audio is None else manifest.audio.rate,
             has_state=manifest.states is not None,
+            quantisation=manifest.quantisation or NO_QUANTISATION,
             columns=tuple(
                 RowColumn(name, datatype)
-                for name, datatype in row_datatypes(manifest.columns, manifest.inputs)
+                for name, datatype in row_datatypes(
+                    manifest.columns, manifest.inputs, manifest.quantised_inputs
+                )
             ),
             postprocess=tuple(type(step).__name__.lower() for step in steps),
         )

@@ -10,11 +10,13 @@ from pathlib import Path
 import onnx
 
 from agent.bundle.state import State
+from builder.importer.edge_scales import EdgeScales, tflite_scales
 from builder.importer.model_file import read_bytes
 from builder.importer.tflite.comparison import compare, is_installed
 from builder.importer.tflite.conversion import convert
 from builder.importer.tflite.metadata import Declared, describe, read_metadata
-from builder.importer.tflite.schema import read
+from builder.importer.tflite.schema import TfliteModel, read
+from builder.importer.tflite.tensor import value_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class TfliteFile:
         SHA-256 of the file, in hexadecimal.
     declared
         What the file says about its pictures and labels.
+    scales
+        The scales of its quantised inputs and outputs.
     notes
         Choices made without asking the user; one line each.
     """
@@ -39,6 +43,7 @@ class TfliteFile:
     states: tuple[State, ...]
     sha256: str
     declared: Declared
+    scales: EdgeScales
     notes: tuple[str, ...]
 
 
@@ -83,5 +88,20 @@ def load_tflite(
     if (text := describe(declared)) is not None:
         note(text)
     return TfliteFile(
-        converted.model, converted.states, hashlib.sha256(raw).hexdigest(), declared, tuple(notes)
+        converted.model,
+        converted.states,
+        hashlib.sha256(raw).hexdigest(),
+        declared,
+        scales_of(model),
+        tuple(notes),
     )
+
+
+def scales_of(model: TfliteModel) -> EdgeScales:
+    """Return the scales of a file's quantised inputs and outputs."""
+    main = model.subgraphs[0]
+    named = [
+        [(value_name(main.tensors[index]), main.tensors[index]) for index in each]
+        for each in (main.inputs, main.outputs)
+    ]
+    return tflite_scales(*named)

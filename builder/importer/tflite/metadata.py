@@ -154,10 +154,6 @@ def _preprocess(inputs: list[Tensor], described: list[_Table]) -> Preprocess | N
     mean, std = np.asarray(steps[0].floats(0), np.float64), np.asarray(steps[0].floats(1), np.float64)
     if not mean.size or not std.size or not (np.abs(std) > 0).all():
         return None
-    if tensor.quantisation is not None and tensor.is_quantised:
-        # ((pixel - mean) / std) / scale + zero, in the manifest's form.
-        scale, zero = float(tensor.quantisation.scales[0]), float(tensor.quantisation.zero_points[0])
-        mean, std = mean - std * scale * zero, std * scale
     content = table.table(_CONTENT)
     picture = content.table(_UNION) if content is not None and content.byte(_UNION_TYPE) == _IMAGE else None
     is_grey = tensor.shape[3] == 1

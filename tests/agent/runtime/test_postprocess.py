@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from agent.bundle.processing import Ctc, Detect, Normalise, Postprocess, Softmax, TopK
+from agent.bundle.detection import Objects, Part
+from agent.bundle.processing import ClassMap, Ctc, Detect, Normalise, Postprocess, Softmax, TopK, real_outputs
+from agent.bundle.quantisation import Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import ExecutionError, FormatError
 from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Postprocessor, detect, softmax, top_k
+from agent.runtime.quantisation import to_real
 
 RNG = np.random.default_rng(3)
 
@@ -204,3 +208,52 @@ def test_a_text_joins_repetitions_and_drops_blanks(shape: tuple[int, ...]) -> No
     assert process(Ctc("y", "last", "softmax"), labels=(b"a", b"b"), y=last)["text"] == (b"aab",)
     nothing = process(Ctc("y"), labels=(b"a", b"b"), y=np.eye(3, dtype=np.float32)[[0] * 7].reshape(shape))
     assert (nothing["text"], nothing["scores"].tolist()) == ((b"",), [0.0])
+
+
+YOLO = Objects(
+    boxes=(Part("a", 0, 4),), coding="centre", normalised=False, scores=(Part("a", 4, 3),), transposed=True,
+    score_threshold=0.4, iou_threshold=0.5,
+)  # fmt: skip
+POSE = replace(YOLO, scores=(Part("a", 4, 1),), keypoints=(Part("a", 5, 6),), keypoint_values=3)
+
+
+@pytest.mark.parametrize(
+    ("step", "shape"),
+    [
+        (Softmax("a"), (1, 9)),
+        (TopK("a", 4), (1, 9)),
+        (Normalise("a"), (1, 9)),
+        (ClassMap("a"), (1, 5, 4, 6)),
+        (ClassMap("a", channels_last=True), (1, 4, 6, 5)),
+        (Ctc("a"), (1, 7, 5)),
+        (Detect("a", "b", 0.4, 0.5, 10, "corners", normalised=False), (1, 8, 4)),
+        (YOLO, (1, 7, 20)),
+        (POSE, (1, 11, 20)),
+    ],
+)
+@pytest.mark.parametrize(("dtype", "zero"), [("int8", -128), ("int8", 17), ("uint8", 0), ("uint8", 131)])
+def test_quantised_outputs_give_what_their_real_numbers_give(
+    step: Any, shape: tuple[int, ...], dtype: str, zero: int
+) -> None:
+    limits = np.iinfo(dtype)
+    a = RNG.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+    b = RNG.integers(limits.min, limits.max, (1, 8, 3), dtype, endpoint=True)
+    outputs = {"a": a, "b": b}
+    scales = {"a": Quantised("a", 0.037, zero), "b": Quantised("b", 1 / 255, limits.min)}
+    labels = tuple(b"abcdefghi") if not isinstance(step, Ctc) else tuple(b"abcd")
+    names = tuple(bytes([letter]) for letter in labels)
+    declared = Postprocess((step,))
+    specs = [TensorSpec.from_dtype(name, str(array.dtype), array.shape) for name, array in outputs.items()]
+    found = Postprocessor(declared, specs, names, real_outputs(declared, scales))(outputs)
+    real = {name: to_real(array, scales[name]) for name, array in outputs.items()}
+    expected = Postprocessor(declared, specs, names)(real)
+    assert found.keys() == expected.keys()
+    read = declared.outputs
+    for name, value in expected.items():
+        if name == "b" and "b" not in read:  # no step reads it: the model's own integers
+            np.testing.assert_array_equal(found[name], b)
+        elif isinstance(value, tuple):
+            assert found[name] == value
+        else:
+            np.testing.assert_array_equal(found[name], value)
+            assert np.asarray(found[name]).dtype == value.dtype

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from agent.bundle.columns import Column, InputColumns
+from agent.bundle.quantisation import Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import InputError
 from agent.runtime.rows import RowReader
@@ -145,3 +146,13 @@ def test_every_datatype_keeps_its_largest_value(datatype: str) -> None:
     assert reader.arrays([[True]])["y"][0] == 1
     with pytest.raises(InputError, match="expected"):
         reader.arrays([[1 << 1100]])
+
+
+def test_a_quantised_input_takes_real_numbers() -> None:
+    specs = (TensorSpec("x", "INT8", (1, 2)),)
+    columns = (InputColumns("x", (Column("temperature"), Column("humidity"))),)
+    reader = RowReader(columns, specs, {"x": Quantised("x", 0.25, -7)})
+    assert reader.arrays([[21.5, 40]])["x"].tolist() == [[79, 127]]
+    assert reader.arrays([{"temperature": -0.3, "humidity": True}])["x"].tolist() == [[-8, -3]]
+    with pytest.raises(InputError, match="whole number"):
+        RowReader(columns, specs).arrays([[21.5, 40]])

@@ -10,6 +10,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import cbor2
@@ -21,6 +22,7 @@ from PIL import Image
 
 from agent.bundle.columns import Column, InputColumns
 from agent.bundle.processing import Preprocess
+from agent.bundle.quantisation import Quantisation, Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import ExecutionError, InputError, MediaTypeError, RequestError
 from agent.runtime.preprocess import Preprocessor
@@ -37,9 +39,15 @@ NUMERIC = ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT
 class Bench:
     """A codec and the memory that it fills."""
 
-    def __init__(self, *specs: TensorSpec, preprocess: Preprocess | None = None) -> None:
+    def __init__(
+        self,
+        *specs: TensorSpec,
+        preprocess: Preprocess | None = None,
+        quantisation: Quantisation | None = None,
+    ) -> None:
         self.memory = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in specs}
         declared = manifest({"mod.so": b""}, specs, (TensorSpec("y", "FP32", (1,)),), preprocess=preprocess)
+        declared = replace(declared, quantisation=quantisation)
         preprocessor = Preprocessor(preprocess, specs[0], max_pixels=10_000) if preprocess else None
         self.codec = Codec(declared, preprocessor, self.memory.__getitem__, import_cbor())
 
@@ -70,6 +78,36 @@ def tensor(
 
 
 # -- JSON in
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "FP32", "FP64"])
+@pytest.mark.parametrize("form", ["json", "raw", "cbor"])
+def test_a_quantised_input_takes_real_numbers_and_its_own_integers(datatype: str, form: str) -> None:
+    made = Bench(TensorSpec("x", "INT8", (3,)), quantisation=Quantisation((Quantised("x", 0.5, -3),), ()))
+
+    def send(data: list[float], datatype: str) -> list[int]:
+        given = tensor(data, datatype, (3,))
+        raw = np.array(data, TensorSpec("x", datatype, ()).dtype).tobytes()
+        if form == "json":
+            made.json(given)
+        elif form == "cbor":
+            made.decode(cbor2.dumps({"inputs": [given | {"data": raw}]}), CBOR)
+        else:
+            made.decode(raw, RAW, tensors=(f"x;{datatype};3",))
+        return [int(value) for value in made.memory["x"]]
+
+    assert send([0.0, 1.25, 1e4], datatype) == [-3, -1, 127]
+    assert send([0, 1, -128], "INT8") == [0, 1, -128]
+    with pytest.raises(InputError):
+        send([0, 1, 2], "UINT8")
+    if form != "json":
+        with pytest.raises(InputError, match="finite"):
+            send([0.0, float("nan"), 0.0], datatype)
+
+
+def test_an_input_that_is_not_quantised_takes_no_other_datatype() -> None:
+    with pytest.raises(InputError):
+        Bench(TensorSpec("x", "INT8", (1,))).json(tensor([1.0], "FP32", (1,)))
 
 
 @pytest.mark.parametrize("data", [[1, 2, 3, 4.5, -5, 0], [[1, 2, 3], [4.5, -5, 0]]])

@@ -95,12 +95,10 @@ def test_a_float_model() -> None:
     assert (found.preprocess.mean, found.preprocess.std) == ((127.5,), (127.5,))
 
 
-def test_a_quantised_model_gets_the_numbers_of_its_input() -> None:
+def test_a_quantised_model_has_real_numbers_too() -> None:
     found = declared(classifier(metadata([100, 110, 120], [50]), "int8")).preprocess
     assert found is not None
-    pixel = np.asarray([0.0, 128.0, 255.0])
-    real = (pixel - [100, 110, 120]) / 50
-    np.testing.assert_allclose((pixel - found.mean) / found.std, real / 0.5 - 3)
+    assert (found.mean, found.std) == ((100, 110, 120), (50,))
 
 
 def test_a_grey_model() -> None:

@@ -1,0 +1,110 @@
+"""What a declared preprocess makes of a picture's pixels, in the numbers that the model's input holds.
+
+Promises a preprocess whose numbers the input can tell apart, or an error that says which it holds. Leaves the
+arithmetic to the device's own code (`agent.runtime`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from agent.bundle.processing import Preprocess
+from agent.bundle.quantisation import Quantised, by_name
+from agent.bundle.tensor_spec import TensorSpec
+from agent.runtime.preprocess import channel_values
+from agent.runtime.quantisation import to_input
+from builder.errors import ModelError
+from builder.importer.edge_scales import EdgeScales
+
+# Of the 256 grey levels of a picture; a preprocess that leaves fewer was made for another input.
+_FEWEST_LEVELS: Final = 16
+# More levels than this at the ends of the input's range are cut off, not only rounded.
+_MOST_CUT_OFF: Final = 0.25
+_BYTES: Final = ("UINT8", "INT8")
+
+
+def on_scale(declared: Preprocess, spec: TensorSpec, scales: EdgeScales, text: str) -> Preprocess:
+    """Return a preprocess for an input, in real numbers if the input is quantised.
+
+    A preprocess that changes no pixel (`raw`) means the pixels' bytes for an input of bytes, whatever its
+    scale: in a signed one, a pixel of 0 is -128.
+
+    Parameters
+    ----------
+    declared
+        The preprocess.
+    spec
+        The input.
+    scales
+        The scales at the model's edges.
+    text
+        What the user wrote, for messages.
+
+    Raises
+    ------
+    ModelError
+        If the input has no scale for the whole tensor, or holds hardly any of the numbers.
+    """
+    if spec.name in scales.obstacles:
+        raise ModelError(
+            f"preprocess {text[:80]}: expected one scale for input {spec.name!r:.80}, "
+            f"got {scales.obstacles[spec.name]}",
+            hint="leave out --preprocess, and send tensors of integers",
+        )
+    quantised = by_name(scales.quantisation.inputs).get(spec.name)
+    if spec.datatype in _BYTES and _changes_nothing(declared):
+        first = float(np.iinfo(spec.dtype).min)
+        if quantised is None:
+            return declared if first == 0 else replace(declared, mean=(-first,))
+        return replace(declared, mean=(quantised.zero - first,), std=(1 / quantised.scale,))
+    if "INT" in spec.datatype:
+        _check_levels(declared, spec, quantised, text)
+    return declared
+
+
+def cut_off_note(declared: Preprocess, spec: TensorSpec, quantised: Quantised | None) -> str | None:
+    """Return a line if much of what a preprocess makes is out of a quantised input's range, else None."""
+    if quantised is None:
+        return None
+    limits = np.iinfo(spec.dtype)
+    steps = np.concatenate(
+        [np.rint(real / quantised.scale) + quantised.zero for real in channel_values(declared)]
+    )
+    share = float(((steps < limits.min) | (steps > limits.max)).mean())
+    if share <= _MOST_CUT_OFF:
+        return None
+    return (
+        f"{share:.0%} of a picture's levels are out of the range of input {spec.name}: "
+        f"{_ranges(declared, spec, quantised)}; the model was rather trained with another preprocess"
+    )
+
+
+def _changes_nothing(declared: Preprocess) -> bool:
+    plain = declared.scale == 1 and set(declared.mean) == {0.0} and set(declared.std) == {1.0}
+    return plain and not declared.invert
+
+
+def _check_levels(declared: Preprocess, spec: TensorSpec, quantised: Quantised | None, text: str) -> None:
+    levels = min(len(np.unique(to_input(real, spec.dtype, quantised))) for real in channel_values(declared))
+    if levels < _FEWEST_LEVELS:
+        raise ModelError(
+            f"preprocess {text[:80]}: expected most of a picture's 256 levels to differ in {spec}, "
+            f"got {levels} different: {_ranges(declared, spec, quantised)}",
+            hint="--preprocess raw gives the model the bytes of the picture",
+        )
+
+
+def _ranges(declared: Preprocess, spec: TensorSpec, quantised: Quantised | None) -> str:
+    made = np.concatenate(channel_values(declared))
+    limits = np.iinfo(spec.dtype)
+    low, high = float(limits.min), float(limits.max)
+    if quantised is not None:
+        low, high = (low - quantised.zero) * quantised.scale, (high - quantised.zero) * quantised.scale
+    what = "whole numbers from " if quantised is None else ""
+    return (
+        f"the preprocess makes {made.min():.3g} to {made.max():.3g}, "
+        f"the input holds {what}{low:.3g} to {high:.3g}"
+    )
