@@ -120,8 +120,13 @@ class GraphModuleDebug(GraphModule):
             check_fits("out", out, self._graph.spec(entry))
         return copy_of(self._memory.array(entry), out)
 
-    def debug_get_outputs(self) -> list[Array]:
-        """Run, and return a copy of each output of each node that depends on an input, in order.
+    def debug_get_outputs(self) -> list[tuple[int, Array]]:
+        """Run, and copy each output of each node that depends on an input, in order.
+
+        Returns
+        -------
+        list
+            The node's index and the copy, for each.
 
         Raises
         ------
@@ -130,14 +135,14 @@ class GraphModuleDebug(GraphModule):
         """
         if not self._program.bound:
             self._program.bind(self._load_time.nodes)
-        copies: list[Array] = []
+        copies: list[tuple[int, Array]] = []
         steps = frozenset(self._program.steps)
         for step in sorted(steps | self._memory.left_out):
             if step in steps:
                 self._program.execute(step)
             first = self._graph.node_row_ptr[step]
             entries = range(first, first + self._graph.nodes[step].num_outputs)
-            copies += [copy_of(self._memory.array(entry), None) for entry in entries]
+            copies += [(step, copy_of(self._memory.array(entry), None)) for entry in entries]
         return copies
 
     def flops(self) -> dict[str, float]:

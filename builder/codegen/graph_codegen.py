@@ -30,7 +30,7 @@ from agent.bundle.node import JOINS, NOP, Node, NodeEntry
 from agent.bundle.tensor_spec import TensorSpec
 from builder.codegen.memory_plan import Lifetime, plan
 from builder.errors import UnsupportedOperatorError
-from builder.importer.spans import names_of
+from builder.importer.spans import Names, names_of
 from builder.kernels.rewriter import RESHAPES
 from builder.kernels.spaces import sorting
 
@@ -58,6 +58,8 @@ class GeneratedGraph:
     arena_bytes
         Total size of the storages, without those of inputs, parameters, values computed at load, and parts of
         joins.
+    sources
+        For each node of the graph, the names of the model's nodes that it computes.
     """
 
     graph: Graph
@@ -65,6 +67,7 @@ class GeneratedGraph:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     arena_bytes: int
+    sources: tuple[Names, ...]
 
 
 def generate(
@@ -122,6 +125,7 @@ class _Walk:
     values: dict[relax.Expr, tuple[NodeEntry, ...]] = field(default_factory=dict)
     params: list[tuple[TensorSpec, npt.NDArray[np.generic]]] = field(default_factory=list)
     param_by_content: dict[tuple[str, tuple[int, ...], bytes], NodeEntry] = field(default_factory=dict)
+    sources: dict[int, Names] = field(default_factory=dict)
     num_inputs: int = 0  # inputs are the first entries
     aliases: dict[int, int] = field(default_factory=dict)  # entry of a reshape -> entry that owns the storage
 
@@ -156,7 +160,8 @@ class _Walk:
             TensorSpec(name, self._spec_of(head).datatype, self._spec_of(head).shape)
             for head, name in zip(heads, output_names, strict=True)
         )
-        return GeneratedGraph(graph, tuple(self.params), inputs, outputs, planned.arena_bytes)
+        sources = tuple(self.sources.get(step, ()) for step in range(len(self.nodes)))
+        return GeneratedGraph(graph, tuple(self.params), inputs, outputs, planned.arena_bytes, sources)
 
     def _join(
         self, heads: Sequence[NodeEntry], lifetimes: Mapping[int, Lifetime]
@@ -225,6 +230,7 @@ class _Walk:
         attrs = {"flops": f"{self.flops[kernel]:.0f}"} if kernel in self.flops else {}
         if var in self.layers:
             attrs |= self.layers[var].to_attrs()
+        self.sources[len(self.nodes)] = names_of(call)
         return self._append(Node.call(name, kernel, inputs, len(specs), **attrs), specs)
 
     def _param(self, constant: tvm.ir.GenericConst) -> NodeEntry:

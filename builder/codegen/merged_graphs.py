@@ -19,6 +19,7 @@ from agent.bundle.graph import Graph
 from agent.bundle.node import Node
 from agent.bundle.tensor_spec import TensorSpec
 from builder.codegen.graph_codegen import GeneratedGraph
+from builder.importer.spans import Names
 
 Weight = tuple[TensorSpec, npt.NDArray[np.generic]]
 
@@ -35,6 +36,8 @@ class MergedGraphs:
         Name -> scheduled function, with that name as its `global_symbol`.
     weights
         Spec and data of each weight.
+    sources
+        As `GeneratedGraph.sources`, of each graph.
     added, calls
         How many kernels each graph added, and how many different ones it calls.
     """
@@ -42,6 +45,7 @@ class MergedGraphs:
     graphs: list[Graph] = field(default_factory=list)
     kernels: dict[str, tirx.PrimFunc] = field(default_factory=dict)
     weights: list[Weight] = field(default_factory=list)
+    sources: list[tuple[Names, ...]] = field(default_factory=list)
     added: list[int] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
     _by_content: dict[tuple[str, tuple[int, ...], bytes], str] = field(default_factory=dict)
@@ -65,6 +69,7 @@ class MergedGraphs:
         nodes = [self._renamed(node, symbols, weights) for node in graph.nodes]
         merged = replace(graph, nodes=tuple(nodes))
         self.graphs.append(merged)
+        self.sources.append(generated.sources)
         self.added.append(len(self.kernels) - before)
         self.calls.append(len(set(symbols.values())))
         return merged

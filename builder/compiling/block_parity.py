@@ -8,10 +8,16 @@ right.
 So the reference computes each tensor of bytes from the tensors that *we* computed before it. If ours is
 right, it differs only where the reference's own number is halfway between two steps, and then by one. A scale
 that is wrong by two percent, a wrong zero point, padding with 0, a missing limit or truncation differ
-elsewhere, or by more. Fusion, layouts and byte types leave no names, so which of our tensors is which of the
-model's is found by their numbers (`block_search.py`). If none agrees, the comparison goes on with the
-reference's own tensor, and the next block is larger. A fault that leaves none close is seen at the outputs,
-which are always compared.
+elsewhere, or by more.
+
+Which of our tensors is which of the model's is known from the nodes that each kernel computes: a tensor is
+made by the kernel whose last node is the tensor's. A tensor without such a kernel is inside of one, or some
+other kernel computed an equal one: then the comparison goes on with any of ours that agrees, or with the
+reference's own tensor.
+
+If the kernel's tensor does not agree, it is a suspicion. It is a fault unless the tensor is not what the
+kernels after it read: that is known if everything after it agrees, but would not agree if it were computed
+from the suspicious one. What no kernel shows is seen at the outputs, which are always compared.
 
 The reference is ONNX Runtime without its optimiser, which computes as the standard defines.
 """
@@ -19,7 +25,7 @@ The reference is ONNX Runtime without its optimiser, which computes as the stand
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -27,11 +33,54 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
-from builder.compiling.block_search import BYTES, WORDS, Array, Block, Floats, Search, block_of, is_halfway
+from builder.compiling import tolerances
+from builder.compiling.block_agreement import (
+    BYTES,
+    WORDS,
+    Array,
+    Block,
+    Floats,
+    Grid,
+    Match,
+    Step,
+    block_of,
+    has_order_of,
+    is_halfway,
+    read_as,
+)
 from builder.compiling.parity import REFERENCE, Parity, compare, mismatch, run_as_defined
 from builder.errors import ParityError
 
-_ROUNDS: Final = ("QuantizeLinear", "DynamicQuantizeLinear")
+FAULT: Final = "this is a fault of the compiler, not of the model: please report it with the model"
+UNEXPLAINED: Final = (
+    "please report it with the model; --tolerance compares only the outputs, as relative errors"
+)
+
+ROUNDS: Final = ("QuantizeLinear", "DynamicQuantizeLinear")
+
+
+# Of a tensor that a kernel made of which nothing else is known, so many elements may be rounded otherwise.
+_MOSTLY: Final = 0.01
+# Operators whose results have the numbers of their first input, those of Concat of all inputs.
+_MOVERS: Final = frozenset(
+    {
+        "Concat",
+        "DepthToSpace",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "Identity",
+        "MaxPool",
+        "Reshape",
+        "Slice",
+        "SpaceToDepth",
+        "Split",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +95,14 @@ class Blocks:
         Names of those that are not visible between our kernels.
     expected
         The outputs that the reference computed from our tensors, in the model's order.
+    faults
+        Names of those of `found` that are wrong, as the kernels after them show.
     """
 
     found: tuple[Block, ...]
     hidden: tuple[str, ...]
     expected: tuple[Array, ...]
+    faults: frozenset[str] = frozenset()
 
     @property
     def worst(self) -> Block | None:
@@ -86,17 +138,17 @@ class Blocks:
                     f"quantised tensor {block.name[:80]}: expected differences only where a number is "
                     f"halfway between two steps, got {block.unexplained:.2%} elsewhere, "
                     f"by up to {block.largest:.3g} steps",
-                    hint="this is a fault of the compiler, not of the model: please report it with the model",
+                    hint=FAULT if block.name in self.faults else UNEXPLAINED,
                 )
 
 
 def is_quantised(model: onnx.ModelProto) -> bool:
     """Whether a model rounds tensors to bytes while it runs."""
-    return any(node.op_type in _ROUNDS for node in model.graph.node)
+    return any(node.op_type in ROUNDS for node in model.graph.node)
 
 
 def compare_blocks(
-    model: onnx.ModelProto, inputs: Mapping[str, Array], ours: Iterable[Array], outputs: Sequence[Array]
+    model: onnx.ModelProto, inputs: Mapping[str, Array], ours: Iterable[Step], outputs: Sequence[Array]
 ) -> Blocks:
     """Compare a compiled model with the reference, block by block.
 
@@ -107,7 +159,7 @@ def compare_blocks(
     inputs
         Input name -> array.
     ours
-        The tensors that our kernels computed, in order, in whichever layout they are.
+        The tensors that our kernels computed, in order.
     outputs
         Our outputs, in the model's order.
 
@@ -116,45 +168,237 @@ def compare_blocks(
     ModelError
         If ONNX Runtime refuses a part of the model.
     """
-    graph = Cuts(model)
-    search = Search([np.asarray(array) for array in ours])
-    known: dict[str, Array] = dict(inputs)
+    walk = _Walk(model, inputs, list(ours), outputs)
     for node in model.graph.node:
-        if node.op_type not in _ROUNDS:
-            continue
-        name = node.output[0]
-        made = [output for output in node.output if output]
-        source, *values = graph.compute([node.input[0], *made], known)
-        known |= zip(made, values, strict=True)
-        expected = known[name]
-        if str(expected.dtype) not in (*BYTES, *WORDS):
-            continue
-        if name in graph.outputs:
-            search.exclude(source, expected, *graph.parameters(node))
-            continue
-        own = search.find(name, source, expected, *graph.parameters(node))
-        if own is not None:
-            known[name] = own
-    _explain(search, graph, known)
-    found, hidden = search.result()
-    expected_outputs = graph.compute(graph.outputs, known)
-    found += _quantised_outputs(graph, model, outputs, expected_outputs, known)
-    return Blocks(tuple(found), tuple(hidden), tuple(expected_outputs))
+        walk.visit(node)
+    return walk.result()
 
 
-def _explain(search: Search, graph: Cuts, known: Mapping[str, Array]) -> None:
-    """Clear those of our tensors of a suspicion that are float tensors of the model, such as a Relu's.
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A tensor of the model that may be compared.
 
-    What follows a dequantisation is often fused with it, and close to the numbers that it reads.
+    Attributes
+    ----------
+    node
+        What makes it.
+    grid
+        The numbers that it may have.
+    source
+        Its numbers before they were rounded.
     """
-    suspects = search.suspects()
-    names = graph.floats({size for _, size in suspects.values()}, known)
-    if not names:
-        return
-    for value in graph.compute(names, known):
-        for at, (scale, size) in suspects.items():
-            if str(value.dtype) == "float32" and value.size == size:
-                search.compare(at, value, scale)
+
+    node: onnx.NodeProto
+    grid: Grid
+    source: Array
+
+    def read(self, name: str, array: Array, expected: Array) -> Match | None:
+        """Read one of our tensors as this one."""
+        halfway = is_halfway(self.source, self.grid.dtype, self.grid.scale)
+        return read_as(array, name, expected, halfway, self.grid)
+
+
+class _Walk:
+    """The comparison of a model, node by node."""
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        inputs: Mapping[str, Array],
+        ours: Sequence[Step],
+        outputs: Sequence[Array],
+    ) -> None:
+        self._model = model
+        self._graph = Cuts(model)
+        # Ours as far as they were found, and the reference's; only ours.
+        self._known: dict[str, Array] = dict(inputs)
+        self._own: dict[str, Array] = dict(inputs)
+        self._outputs = dict(zip(self._graph.outputs, outputs, strict=True))
+        self._ours = [Step(np.asarray(step.array), step.nodes) for step in ours]
+        self._makers, self._related = _provenance(model, self._ours)
+        self._grids: dict[str, Grid] = {}
+        # Of tensors that are not known: what they were before they were rounded.
+        self._sources: dict[str, Array] = {}
+        self._points: dict[str, _Point] = {}
+        self._found: dict[str, Block] = {}
+        self._suspects: dict[str, Match] = {}
+        self._hidden: list[str] = []
+
+    def visit(self, node: onnx.NodeProto) -> None:
+        """Compare what a node makes, if it is quantised and not known yet."""
+        if node.op_type in ROUNDS:
+            made = [output for output in node.output if output]
+            source, *values = self._graph.compute([node.input[0], *made], self._known)
+            self._known |= zip(made, values, strict=True)
+            expected = values[0]
+            if str(expected.dtype) in (*BYTES, *WORDS):
+                grid = Grid(*self._graph.parameters(node), str(expected.dtype))
+                self._compare(made[0], _Point(node, grid, source), expected)
+        elif node.op_type == "DequantizeLinear":
+            known = self._grids.get(node.input[0])
+            if known is not None and known.is_one:
+                self._grids[node.output[0]] = replace(known, is_real=True)
+                if node.input[0] in self._sources:
+                    self._sources[node.output[0]] = self._sources[node.input[0]]
+        elif node.op_type in _MOVERS:
+            self._move(node)
+
+    def _move(self, node: onnx.NodeProto) -> None:
+        """Compare what a node makes of a quantised tensor that no kernel shows before it."""
+        read = list(node.input) if node.op_type == "Concat" else list(node.input[:1])
+        grids = [self._grids.get(name) for name in read]
+        first = grids[0]
+        if first is None or not first.is_one or not all(g is not None and g.equals(first) for g in grids):
+            return
+        made = [output for output in node.output if output]
+        self._grids |= dict.fromkeys(made, first)
+        if not any(name in self._sources for name in read):
+            return
+        before = {name: self._source(name, first) for name in read}
+        sources = self._graph.compute(made, before)
+        for name, source in zip(made, sources, strict=True):
+            (expected,) = self._graph.compute([name], self._known)
+            if not np.issubdtype(source.dtype, np.floating):
+                continue
+            self._compare(name, _Point(node, first, source), expected)
+
+    def _source(self, name: str, grid: Grid) -> Array:
+        """Return what a tensor was before it was rounded; of a known one, its own numbers."""
+        if name in self._sources:
+            return self._sources[name]
+        (value,) = self._graph.compute([name], self._known)
+        return replace(grid, is_real=True).values_of(grid.steps_of(value))
+
+    def _compare(self, name: str, point: _Point, expected: Array) -> None:
+        """Find the tensor of ours that is a tensor of the model."""
+        self._grids[name] = point.grid
+        self._points[name] = point
+        self._known[name] = expected
+        rounds = point.node.op_type in ROUNDS
+        if name in self._outputs:
+            own = self._outputs[name]
+            fits = own.shape == expected.shape and own.dtype == expected.dtype
+            match = point.read(name, own, expected) if fits else None
+            if match is not None and match.block.is_rounding:
+                self._known[name] = self._own[name] = own
+            return
+        makers = self._read(name, point, expected, self._makers.get(point.node.name, ()))
+        match = _best(makers)
+        if match is None and makers:
+            if rounds:
+                self._suspects[name] = min(makers, key=lambda each: each.mean)
+        elif match is None:
+            match = self._alike(name, point, expected)
+        if match is None:
+            self._sources[name] = point.source
+            if rounds:
+                self._hidden.append(name)
+            return
+        self._known[name] = self._own[name] = match.own
+        self._found[name] = match.block
+
+    def _alike(self, name: str, point: _Point, expected: Array) -> Match | None:
+        """Find a tensor by its numbers, first among those that have to do with it.
+
+        Numbers that are all halfway between two steps agree with many tensors, so the order of the elements
+        must be the same, and most of an unrelated tensor.
+        """
+        related = self._related.get(point.node.name, ())
+        places = [
+            place for place, step in enumerate(self._ours) if has_order_of(step.array.shape, expected.shape)
+        ]
+        found = _best(self._read(name, point, expected, [place for place in places if place in related]))
+        if found is None:
+            others = self._read(name, point, expected, places)
+            found = _best([match for match in others if match.block.share <= _MOSTLY])
+        return found
+
+    def _read(self, name: str, point: _Point, expected: Array, places: Iterable[int]) -> list[Match]:
+        matches = (point.read(name, self._ours[place].array, expected) for place in places)
+        return [match for match in matches if match is not None]
+
+    def result(self) -> Blocks:
+        """Compare the outputs, and tell which suspicions are faults."""
+        ends, expected = self._ends(self._known)
+        agrees = self._agrees(ends, expected)
+        wrong: dict[str, Block] = {}
+        faults: set[str] = set()
+        for name, match in self._suspects.items():
+            is_read = self._explains(name, match.own)
+            if is_read:
+                faults.add(name)
+            if is_read or not agrees:
+                wrong[name] = match.block
+        found = {**self._found, **wrong}
+        ordered = [found[name] for name in self._points if name in found]
+        hidden = tuple(name for name in self._hidden if name not in wrong)
+        return Blocks((*ordered, *ends), hidden, tuple(expected), frozenset(faults))
+
+    def _ends(self, known: Mapping[str, Array]) -> tuple[list[Block], list[Array]]:
+        """Return how the outputs that are steps agree, and what the reference computes for all outputs."""
+        rounded = [name for name in self._outputs if name in self._points]
+        others = [name for name in self._outputs if name not in self._points]
+        found = dict(zip(others, self._graph.compute(others, known), strict=True))
+        for name in rounded:
+            found |= zip([name], self._graph.compute([name], _without(name, known)), strict=True)
+        expected = [found[name] for name in self._outputs]
+        outputs = list(self._outputs.values())
+        return list(_quantised_outputs(self._graph, self._model, outputs, expected, known)), expected
+
+    def _agrees(self, ends: Sequence[Block], expected: Sequence[Array]) -> bool:
+        """Whether the outputs agree."""
+        blocks = Blocks(tuple(ends), (), tuple(expected))
+        if not all(block.is_rounding for block in ends):
+            return False
+        return blocks.agreement(self._graph.outputs, list(self._outputs.values())).error <= tolerances.PARITY
+
+    def _explains(self, name: str, own: Array) -> bool:
+        """Whether everything that reads a tensor agrees if it is computed from our tensor `own`."""
+        for later, block in self._found.items():
+            rest = _without(later, self._own)
+            if not self._graph.needs(later, name, rest):
+                continue
+            point = self._points[later]
+            source, expected = self._graph.compute([point.node.input[0], later], {**rest, name: own})
+            steps = point.grid.steps_of(self._known[later]) - point.grid.steps_of(expected)
+            halfway = point.node.op_type in ROUNDS and is_halfway(source, point.grid.dtype, point.grid.scale)
+            if not block_of(block.name, steps, halfway, point.grid.dtype).is_rounding:
+                return False
+        return self._agrees(*self._ends({**self._own, name: own}))
+
+
+def _without(name: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {each: array for each, array in arrays.items() if each != name}
+
+
+def _best(matches: Sequence[Match]) -> Match | None:
+    """Return the closest of those that agree."""
+    agreeing = [match for match in matches if match.block.is_rounding]
+    return min(agreeing, key=lambda match: match.mean, default=None)
+
+
+def _provenance(
+    model: onnx.ModelProto, ours: Sequence[Step]
+) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Return by node the places of the tensors that it makes last, and of all that it has a part in."""
+    before: dict[str, int] = {}  # node -> the nodes that it depends on, and itself, as bits
+    bits: dict[str, int] = {}  # value -> the same of the node that makes it
+    for index, node in enumerate(model.graph.node):
+        own = 1 << index
+        for name in node.input:
+            own |= bits.get(name, 0)
+        before[node.name] = own
+        bits |= dict.fromkeys(node.output, own)
+    places = {node.name: 1 << index for index, node in enumerate(model.graph.node)}
+    makers: dict[str, list[int]] = {}
+    related: dict[str, list[int]] = {}
+    for place, step in enumerate(ours):
+        nodes = [name for name in step.nodes if name in places]
+        for name in nodes:
+            related.setdefault(name, []).append(place)
+            if not any(before[other] & places[name] for other in nodes if other != name):
+                makers.setdefault(name, []).append(place)
+    return makers, related
 
 
 def _quantised_outputs(
@@ -185,9 +429,10 @@ def _quantised_outputs(
         halfway: npt.NDArray[np.bool_] | bool = False
         dtype = str(theirs.dtype)
         if rounded is not None and rounded.op_type == "QuantizeLinear":
-            source, bytes_ = graph.compute([rounded.input[0], rounded.output[0]], known)
-            halfway = is_halfway(source, bytes_, graph.parameters(rounded)[0])
+            given = {each: array for each, array in known.items() if each != rounded.output[0]}
+            source, bytes_ = graph.compute([rounded.input[0], rounded.output[0]], given)
             dtype = str(bytes_.dtype)
+            halfway = is_halfway(source, dtype, graph.parameters(rounded)[0])
         yield block_of(name, (own.astype(np.float64) - theirs.astype(np.float64)) / step, halfway, dtype)
 
 
@@ -211,21 +456,10 @@ class Cuts:
             values.append(absent if tensor is None else numpy_helper.to_array(tensor).astype(np.float64))
         return values[0], values[1]
 
-    def floats(self, sizes: set[int], known: Mapping[str, Array]) -> list[str]:
-        """Return the unknown float32 tensors of the model that have one of these numbers of elements."""
-        values = (*self._model.graph.value_info, *self._model.graph.output)
-        found = []
-        for value in values:
-            kind = value.type.tensor_type
-            size = int(np.prod([d.dim_value for d in kind.shape.dim], dtype=np.int64))
-            node = self._producers.get(value.name)
-            if node is None or value.name in known:
-                continue
-            if node.op_type == "DequantizeLinear" and self.parameters(node)[0].size == 1:
-                continue  # compared as bytes
-            if kind.elem_type == onnx.TensorProto.FLOAT and size in sizes:
-                found.append(value.name)
-        return list(dict.fromkeys(found))
+    def needs(self, name: str, other: str, known: Mapping[str, Array]) -> bool:
+        """Whether `other` is computed on the way from known tensors to `name`."""
+        nodes, _, _ = self._needed([name], known)
+        return any(other in node.output for node in nodes)
 
     def makes_steps(self, node: onnx.NodeProto) -> bool:
         """Whether a node is a QuantizeLinear to one byte or two."""

@@ -167,7 +167,7 @@ def compile_buckets(
     )
     module.load_params(params)
     samples = [
-        _compare_bucket(models, module, index, each, before, tolerance, progress)
+        _compare_bucket(models, module, merged.sources, index, each, before, tolerance, progress)
         for index, each in enumerate(buckets.sizes())
     ]
     members = {
@@ -245,6 +245,7 @@ def describe_sizes(buckets: Buckets, sizes: Sizes) -> str:
 def _compare_bucket(
     models: SizedModels,
     module: BucketedModule,
+    sources: Sequence[Sequence[tuple[str, ...]]],
     index: int,
     sizes: Sizes,
     before: Preprocess | None,
@@ -268,7 +269,7 @@ def _compare_bucket(
     bucket = module.modules[index]
     assert isinstance(bucket, GraphModuleDebug)
     inputs = choose(model.onnx, request_samples(model, before), progress)
-    compared = compare_model(model, bucket, inputs, tolerance, progress)
+    compared = compare_model(model, bucket, sources[index], inputs, tolerance, progress)
     least = _least(module.buckets, sizes)
     if least == sizes:
         return inputs, compared

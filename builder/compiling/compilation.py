@@ -40,6 +40,7 @@ from builder.compiling import (
     parity,
     tolerances,
 )
+from builder.compiling.block_agreement import Step
 from builder.compiling.columns import Names
 from builder.compiling.defined_samples import choose
 from builder.compiling.footprint import resources_of
@@ -167,7 +168,7 @@ def compile(
     inputs = choose(model.onnx, samples(model.inputs, model.onnx, before), progress)
     runnable = code if device.is_native else build_for_host(lowered.kernels)
     module = _debug_executor(runnable, graph.graph, params)
-    compared = compare_model(model, module, inputs, tolerance, progress)
+    compared = compare_model(model, module, graph.sources, inputs, tolerance, progress)
     framework_parity.check_kernels(model, module, tolerance, progress)
 
     members = {
@@ -221,11 +222,25 @@ class Compared:
 def compare_model(
     model: ImportedModel,
     module: GraphModuleDebug,
+    sources: Sequence[tuple[str, ...]],
     inputs: Mapping[str, npt.NDArray[np.generic]],
     tolerance: float | None,
     progress: Progress,
 ) -> Compared:
     """Compare a compiled model with the reference.
+
+    Parameters
+    ----------
+    model, module
+        The model and its kernels.
+    sources
+        For each node of the module's graph, the names of the model's nodes that it computes.
+    inputs
+        The sample.
+    tolerance
+        The largest relative error of an output, None for what the model's numbers deserve.
+    progress
+        Called with what is worth saying.
 
     Raises
     ------
@@ -237,7 +252,9 @@ def compare_model(
         module.set_input(name, value)
     quantised = block_parity.is_quantised(model.onnx)
     halves = floats_of(model.mod) is not None or rounds_products(model.mod)
-    steps = module.debug_get_outputs() if quantised or halves else []
+    compare_steps = tolerance is None and (quantised or halves)
+    ran = module.debug_get_outputs() if compare_steps else []
+    steps = [Step(array, sources[node]) for node, array in ran]
     module.run()
     outputs = [np.array(module.get_output(i)) for i in range(len(names))]
     half = any(spec.datatype == "FP16" for spec in model.outputs)
@@ -247,7 +264,9 @@ def compare_model(
     if tolerance is not None:
         parity.check(agreement, tolerance)
     elif halves:
-        compared = half_parity.compare_halves(model.onnx, inputs, steps, outputs, reference)
+        compared = half_parity.compare_halves(
+            model.onnx, inputs, [step.array for step in steps], outputs, reference
+        )
         compared.check()
         progress(compared.summary())
     elif quantised:

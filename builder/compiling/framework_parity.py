@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from agent.runtime.debug_executor import GraphModuleDebug
 from builder.compiling import block_parity, parity, tolerances
+from builder.compiling.block_agreement import Step
 from builder.compiling.truth import exact_outputs
 from builder.errors import ParityError
 from builder.importer import ImportedModel
@@ -67,18 +68,29 @@ def check_import(model: ImportedModel) -> Agreement | None:
     if not block_parity.is_quantised(model.onnx):
         found = parity.run_as_defined(model.onnx, sample.inputs)
         return _check(model, sample, found, None)
-    blocks = block_parity.compare_blocks(model.onnx, sample.inputs, sample.steps, sample.outputs)
+    blocks = block_parity.compare_blocks(model.onnx, sample.inputs, _steps(model, sample), sample.outputs)
     for block in blocks.found:
         if not block.is_rounding:
             raise ParityError(
                 f"quantised tensor {block.name[:80]}: expected the steps of {sample.framework} but for "
                 f"numbers that are halfway between two, got {block.unexplained:.2%} others, by up to "
                 f"{block.largest:.3g} steps",
-                hint="the importer is wrong about this model: please report it with the model",
+                hint="the import does not compute what the framework does: please report it with the model",
             )
     outputs = replace(blocks.agreement(names, sample.outputs), reference=sample.framework)
     parity.check(outputs, tolerances.PARITY)
     return Agreement(sample.framework, outputs.error, f"agrees with {sample.framework}: {blocks.summary()}")
+
+
+def _steps(model: ImportedModel, sample: FrameworkSample) -> list[Step]:
+    """Return what quantising nodes of the framework made, with the nodes of the model that make the same.
+
+    Both have them in the program's order. If the importer left some out, nothing is known.
+    """
+    nodes = [node.name for node in model.onnx.graph.node if node.op_type in block_parity.ROUNDS]
+    if len(nodes) != len(sample.steps):
+        return [Step(array) for array in sample.steps]
+    return [Step(array, (name,)) for array, name in zip(sample.steps, nodes, strict=True)]
 
 
 def check_kernels(

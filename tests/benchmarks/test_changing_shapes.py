@@ -52,6 +52,6 @@ def test_masked_tokens_leave_no_denormal_numbers(tmp_path: Path) -> None:
     for real in (1, 4, 16, 29, 32):
         for name, array in tokens(32, real).items():
             module.set_input(name, array)
-        for output in module.debug_get_outputs():
+        for _, output in module.debug_get_outputs():
             if output.dtype == np.float32:
                 assert not ((output != 0) & (np.abs(output) < np.finfo("f4").tiny)).any(), real

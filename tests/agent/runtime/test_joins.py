@@ -108,7 +108,7 @@ def test_a_join_with_a_part_from_weights_is_copied() -> None:
 def test_debugging_sees_joins_but_does_not_time_them() -> None:
     module = debug_executor.create(dense_block(), FakeModule())
     module.set_input("x", X)
-    outputs = module.debug_get_outputs()
+    outputs = [array for _, array in module.debug_get_outputs()]
     for got, want in zip(outputs, [A, B, WHOLE[:32], C, WHOLE, np.maximum(WHOLE, 0)], strict=True):
         np.testing.assert_array_equal(got, want)
     np.testing.assert_array_equal(module.debug_get_output(3), WHOLE[:32])

@@ -24,7 +24,7 @@ def generated(kernel: str, weight: np.ndarray, name: str = "p0") -> GeneratedGra
     nodes = [Node.null("x"), Node.null(name), Node.call("c", kernel, [NodeEntry(1)])]
     graph = Graph.build(nodes, [NodeEntry(2)], ["float32"] * 3, [0, 1, 2], [weight.shape] * 3)
     x = TensorSpec("x", "FP32", weight.shape)
-    return GeneratedGraph(graph, ((spec, weight),), (x,), (x,), 0)
+    return GeneratedGraph(graph, ((spec, weight),), (x,), (x,), 0, ((),) * 3)
 
 
 def test_equal_kernels_and_weights_are_merged() -> None:
