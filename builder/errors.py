@@ -21,6 +21,8 @@
     ├── CandidateError            the candidate or the request is wrong
     └── BoardError                the board went away, hung or sent an invalid answer
     FrontEndError             TVM's front end refused a model; explained as a ModelError
+    NativeError               onnx or ONNX Runtime refused a model; explained likewise
+    └── NativeCrashError          its process crashed on it, or exceeded its limits
     RefusalError              an operator of TensorFlow Lite cannot be written as ONNX; explained likewise
     StaleEntryError           a shipped record no longer fits; the heuristic decides
     UnsuitedError             a design space does not serve a kernel, the fallback orders its loops
@@ -191,6 +193,26 @@ class FrontEndError(Exception):
     def __init__(self, reason: str, *, depends_on_values: bool = False) -> None:
         super().__init__(reason)
         self.depends_on_values = depends_on_values
+
+
+class NativeError(Exception):
+    """Native code of onnx or ONNX Runtime refused a model."""
+
+
+class NativeCrashError(NativeError):
+    """Native code of onnx or ONNX Runtime crashed on a model, or exceeded its limits.
+
+    Parameters
+    ----------
+    reason
+        What died, and how, in one line.
+    is_repeatable
+        Whether it takes no longer to see it again: a crash, but no limit.
+    """
+
+    def __init__(self, reason: str, *, is_repeatable: bool = False) -> None:
+        super().__init__(reason)
+        self.is_repeatable = is_repeatable
 
 
 class StaleEntryError(ValueError):

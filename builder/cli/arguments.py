@@ -92,6 +92,9 @@ def add_declarations(parser: argparse._ActionsContainer) -> None:
 
 def load_model(args: argparse.Namespace, progress: Callable[[str], None] | None = None) -> ImportedModel:
     """Import the model that the flags of `add_model` describe."""
+    from builder.importer import native
+
+    native.start()  # it is ready when the compiler has been loaded, which takes longer
     from builder.importer import load
 
     return load(

@@ -20,8 +20,8 @@ from google.protobuf.message import DecodeError
 
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.recognition import NO_HINTS, Hints
-from builder.errors import ModelError, ShapeError
-from builder.importer import advice
+from builder.errors import ModelError, NativeError, ShapeError
+from builder.importer import advice, native
 from builder.importer.edge_scales import NO_SCALES, EdgeScales, onnx_scales
 
 # Larger files take seconds to read.
@@ -259,8 +259,8 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
             for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
                 tensor.ClearField(field)
     try:
-        return onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError):
+        return native.infer_shapes(model, strict=False)
+    except NativeError:
         return model
 
 

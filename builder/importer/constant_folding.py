@@ -11,15 +11,15 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 from onnx import defs, helper, numpy_helper
 
-from builder.importer.large_models import open_session
+from builder.importer import native
+from builder.importer.divisors import with_defined_quotients
 from builder.importer.onnx_graph import OnnxGraph, copy_node, remove_dead_nodes, subgraphs
 from builder.importer.opset import NEWEST
 from builder.importer.shapes import infer_shapes
-from builder.importer.silence import FOREIGN_FAILURES, quiet
+from builder.importer.silence import FOREIGN_FAILURES
 from builder.importer.weights import is_large
 
 # A constant is folded only if it is at most this much larger than what it was computed from: Expand, Tile and
@@ -192,15 +192,4 @@ def _run(
     )
     opset = [helper.make_opsetid("", min(graph.opset, NEWEST))]
     model = helper.make_model(body, opset_imports=opset, ir_version=graph.model.ir_version)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    with quiet():
-        session = open_session(model, options)
-        results = session.run(made, fed)
-    return {
-        name: np.asarray(value)
-        for name, value in zip(made, results, strict=True)
-        if isinstance(value, np.ndarray)
-    }
+    return native.evaluate(with_defined_quotients(model), made, fed)

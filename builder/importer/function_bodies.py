@@ -6,8 +6,9 @@ from collections.abc import Collection
 from typing import Final, TypeAlias
 
 import onnx
-from onnx import defs, helper, inliner
+from onnx import defs, helper
 
+from builder.importer import native
 from builder.importer.onnx_graph import OnnxGraph
 from builder.importer.silence import FOREIGN_FAILURES
 from builder.importer.weights import put_back, without_large_weights
@@ -52,7 +53,7 @@ def expand(model: onnx.ModelProto, operators: Collection[Operator]) -> onnx.Mode
         for tensor in shell.graph.initializer
     )
     try:
-        expanded = inliner.inline_selected_functions(shell, sorted(operators), inline_schema_functions=True)
+        expanded = native.inline_operators(shell, operators)
     except FOREIGN_FAILURES:
         # ONNX's inliner fails on a definition that depends on types if an optional input is absent.
         del shell.graph.value_info[:]
@@ -60,7 +61,7 @@ def expand(model: onnx.ModelProto, operators: Collection[Operator]) -> onnx.Mode
         if not _define(shell, OnnxGraph(model), operators):
             return model
         try:
-            expanded = inliner.inline_local_functions(shell, convert_version=True)
+            expanded = native.inline_functions(shell, convert=True)
         except FOREIGN_FAILURES:
             return model
     put_back(expanded, model)

@@ -125,17 +125,32 @@ def decode(raw: bytes, source: str) -> onnx.ModelProto:
         raise ModelError(
             f"expected an ONNX model, got a truncated file or another format: {source}", hint=hint
         ) from error
+    check_message(model, source, hint)
+    return model
+
+
+def check_message(model: onnx.ModelProto, source: str, hint: str = EXPORT_HINT) -> None:
+    """Check that a message has what a model has.
+
+    Parameters
+    ----------
+    model
+        The message.
+    source, hint
+        The model's name in messages, and what the user can do.
+
+    Raises
+    ------
+    ModelError
+        If something is missing, or a name is not text.
+    """
     if not _are_names_text(model):
-        raise ModelError(
-            f"expected an ONNX model, got a file with a name that is not text: {source}",
-            hint=hint,
-        )
+        raise ModelError(f"expected an ONNX model, got one with a name that is not text: {source}", hint=hint)
     if not model.HasField("graph") or not model.opset_import or not model.graph.output:
         raise ModelError(
             f"expected an ONNX model with a graph, outputs and an opset, got an incomplete one: {source}",
             hint=hint,
         )
-    return model
 
 
 def _are_names_text(message: Message) -> bool:

@@ -13,6 +13,7 @@ import onnxslim
 from onnx import helper
 
 from builder.errors import UnboundedError
+from builder.importer import native
 from builder.importer.bounded.padding import pad_lengths
 from builder.importer.bounded.suppression import define
 from builder.importer.bounded_loops import bound_loops
@@ -21,7 +22,7 @@ from builder.importer.constant_folding import fold_constants
 from builder.importer.control_flow import has_control_flow, inline_constant_ifs
 from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.half_precision import widen_halves
-from builder.importer.large_models import inputs_for, is_too_large
+from builder.importer.large_models import inputs_for, is_too_large, with_inputs_for_weights
 from builder.importer.narrow_types import widen_narrow_weights
 from builder.importer.onnx_graph import OnnxGraph, ValueType, name_nodes, value_type
 from builder.importer.opset import WITH_BLOCKS, convert_opset, raise_opset
@@ -163,7 +164,7 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         with quiet():
             slimmed = onnxslim.slim(original, no_shape_infer=True, skip_optimizations=["constant_folding"])
-            onnx.checker.check_model(slimmed)
+        native.check(with_inputs_for_weights(slimmed))
     except FOREIGN_FAILURES:
         return model
     before = _interface([*model.graph.input, *inputs_for(large)])

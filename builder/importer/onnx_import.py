@@ -15,7 +15,7 @@ from agent.bundle.processing import Preprocess
 from agent.bundle.state import State
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import FrontEndError, ModelError
-from builder.importer import advice
+from builder.importer import advice, native
 from builder.importer.bounded.padding import bounded_outputs
 from builder.importer.classic.string_inputs import Texts, replace_string_inputs
 from builder.importer.classic.strings import replace_strings
@@ -23,7 +23,7 @@ from builder.importer.edge_scales import NO_SCALES, EdgeScales, fitting, onnx_sc
 from builder.importer.frameworks.sample import FrameworkSample
 from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.large_models import sha256
-from builder.importer.model_file import ModelFile, read_model
+from builder.importer.model_file import ModelFile, check_message, read_model
 from builder.importer.normalise import normalise, simplify
 from builder.importer.relax_module import RelaxModel, to_relax
 from builder.importer.source_nodes import SourceNodes
@@ -128,13 +128,14 @@ def import_onnx(
         If operators cannot be imported; the message names all of them with their nodes.
     """
     collected: list[str] = []
-    name = source.graph.name if isinstance(source, onnx.ModelProto) else Path(source).stem
+    name = source.graph.name or "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
 
     def note(text: str) -> None:
         collected.append(text)
         if progress is not None:
             progress(text)
 
+    native.start()  # it is ready when the file has been read
     file = _in_memory(source) if isinstance(source, onnx.ModelProto) else read_model(source)
     producer = file.model.producer_name
     try:
@@ -196,4 +197,5 @@ def _convert(
 def _in_memory(model: onnx.ModelProto) -> ModelFile:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
+    check_message(copy, copy.graph.name or "a model in memory")
     return ModelFile(copy, sha256(copy))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 import onnx
-from onnx import defs, helper, version_converter
+from onnx import defs, helper
 
 from builder.errors import ModelError
+from builder.importer import native
 from builder.importer.old_meanings import bring_up, keep_old_meanings, release
 from builder.importer.onnx_graph import walk_nodes
-from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
+from builder.importer.silence import FOREIGN_FAILURES, first_line
 from builder.importer.weights import put_back, without_large_weights
 
 # The oldest opset whose operators all have the form that the front end and the rewrites expect.
@@ -45,8 +46,7 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     bring_up(model)
     try:
-        with quiet():
-            converted = version_converter.convert_version(without_large_weights(model), OLDEST)
+        converted = native.convert_version(without_large_weights(model), OLDEST)
     except FOREIGN_FAILURES as error:
         if version >= _SAME_MEANINGS:
             return model
@@ -77,8 +77,7 @@ def raise_opset(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
     if model.opset_import[0].version >= version:
         return model
     try:
-        with quiet():
-            converted = version_converter.convert_version(without_large_weights(model), version)
+        converted = native.convert_version(without_large_weights(model), version)
     except FOREIGN_FAILURES:
         return model
     put_back(converted, model)

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 
 import onnx
-from onnx import helper, shape_inference
+from onnx import helper
 
 from agent.bundle.tensor_spec import MAX_TENSOR_BYTES
-from builder.errors import ModelError
+from builder.errors import ModelError, NativeCrashError, NativeError
+from builder.importer import native
 from builder.importer.classic.kept import is_kept, output_types
 from builder.importer.onnx_graph import value_type
 from builder.importer.silence import FOREIGN_FAILURES, first_line
@@ -55,12 +56,12 @@ def infer_shapes(model: onnx.ModelProto, *, strict: bool = True) -> None:
     kept = {node.output[0]: node for node in model.graph.node if is_kept(node)}
     try:
         while True:
-            inferred = shape_inference.infer_shapes(
-                shell, check_type=strict, strict_mode=strict, data_prop=True
-            )
+            inferred = native.infer_shapes(shell, strict=strict)
             # ONNX does not infer the shapes of some of these, nor of what comes after them.
             if not _add_known(shell, inferred, kept):
                 break
+    except NativeCrashError as error:
+        raise _death(shell, error, strict=strict) from error
     except FOREIGN_FAILURES as error:
         reason = first_line(error).removeprefix("[ShapeInferenceError] ").removeprefix("Inference error(s): ")
         raise ModelError(
@@ -72,6 +73,37 @@ def infer_shapes(model: onnx.ModelProto, *, strict: bool = True) -> None:
     known = {output.name: output for output in inferred.graph.output}
     for output in model.graph.output:
         output.CopyFrom(known[output.name])
+
+
+def _death(model: onnx.ModelProto, error: NativeCrashError, *, strict: bool) -> ModelError:
+    """Explain the death of ONNX's inference: halve the graph until the node is known that it died on."""
+    node = _crashing(model, strict=strict) if error.is_repeatable else None
+    where = "" if node is None else f" on node '{node.name}' ({node.op_type})"
+    return ModelError(
+        f"{error}{where}",
+        hint="export the model again with a newer exporter, and look at that node's inputs: it may be of a "
+        "type that the operator does not take",
+    )
+
+
+def _crashing(model: onnx.ModelProto, *, strict: bool) -> onnx.NodeProto | None:
+    """The first node without which ONNX's inference lives; None if there is none."""
+    nodes = list(model.graph.node)
+    lives, dies = 0, len(nodes)
+    while dies - lives > 1:
+        middle = (lives + dies) // 2
+        part = onnx.ModelProto()
+        part.CopyFrom(model)
+        del part.graph.node[middle:]
+        try:
+            native.infer_shapes(part, strict=strict)
+        except NativeCrashError:
+            dies = middle
+            continue
+        except NativeError:
+            pass
+        lives = middle
+    return nodes[lives] if nodes else None
 
 
 def _add_known(shell: onnx.ModelProto, inferred: onnx.ModelProto, kept: dict[str, onnx.NodeProto]) -> bool:

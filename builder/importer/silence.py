@@ -20,6 +20,8 @@ import onnx.version_converter
 from google.protobuf.message import DecodeError
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
+from builder.errors import NativeError
+
 # TVM's front end lets any Python error through; the other libraries have classes without a common base. Each
 # call into them catches this tuple.
 FOREIGN_FAILURES: Final = (
@@ -27,6 +29,7 @@ FOREIGN_FAILURES: Final = (
     onnx.shape_inference.InferenceError,
     onnx.version_converter.ConvertError,
     DecodeError,
+    NativeError,
     ort_errors.EPFail,
     ort_errors.Fail,
     ort_errors.InvalidArgument,

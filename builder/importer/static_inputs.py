@@ -22,6 +22,12 @@ Dim = int | str | None
 Shapes = Mapping[str, Sequence[int]]
 Values = Mapping[str, ArrayLike]
 
+_KINDS: Final = {
+    "sequence_type": "a sequence",
+    "map_type": "a map",
+    "optional_type": "an optional sequence",
+    "sparse_tensor_type": "a sparse tensor",
+}
 # A device runs such a model, whose only symbolic dimension is the batch, on one picture at a time.
 CHOSEN_BATCH: Final = 1
 
@@ -60,6 +66,13 @@ def fix_inputs(
     for name, value in values.items():
         _fold_value(model, name, value, given.get(name))
     remaining = [value.name for value in graph.input]
+    if not remaining:
+        raise ModelError(
+            "expected a model with inputs, got one whose outputs are constants",
+            hint="leave out one of --input-values"
+            if values
+            else "run it once where you are, and send the devices its outputs",
+        )
     dims = {name: _substitute(given.get(name), declared[name], solved) for name in remaining}
     _choose_batch(dims, declared, progress)
     _refuse_unknown(dims, declared)
@@ -97,8 +110,10 @@ def _declared_dims(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
     """Dimensions as in the file: each a number, a symbol or None if unknown; None if the rank is unknown."""
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
+        what = _KINDS.get(kind, "a value without a type")
         raise ModelError(
-            f"expected tensors as inputs, got '{value.name}', a {(kind or 'value without a type')}"
+            f"expected tensors as inputs, got '{value.name}', {what}",
+            hint="export the part of the model that takes tensors",
         )
     tensor = value.type.tensor_type
     if tensor.elem_type == TensorProto.STRING:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Final
+from typing import Any, Final
 
 import onnx
-from onnx import TensorProto, defs, helper, inliner
+from google.protobuf.message import Message
+from onnx import TensorProto, defs, helper
 
 from builder.errors import ModelError, Obstacle, UnsupportedOperatorError
+from builder.importer import native
 from builder.importer.bounded import suppression
-from builder.importer.large_models import is_too_large, with_inputs_for_weights
+from builder.importer.inlining import FunctionKey, call_key, function_key, inline
+from builder.importer.large_models import with_inputs_for_weights
 from builder.importer.model_file import tensors
 from builder.importer.onnx_graph import (
     DEFAULT_DOMAINS,
@@ -32,7 +35,7 @@ from builder.importer.onnx_graph import (
     subgraphs,
     walk_nodes,
 )
-from builder.importer.rewrites.microsoft import DOMAIN, IN_ONNX_DOMAIN
+from builder.importer.rewrites.microsoft import CONTRIB, DOMAIN, IN_ONNX_DOMAIN
 from builder.importer.silence import FOREIGN_FAILURES, first_line
 
 # Every model is set to this IR version. Before version 4, weights also had to be graph inputs, and some files
@@ -75,24 +78,34 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     _move_to_microsoft(model)
     _check_operators(model)
     graph = model.graph
+    graph.name = graph.name or "graph"
     _remove_weights_from_inputs(graph)
+    _take_optional_inputs(graph)
     _check_values(graph)
     _make_outputs(graph)
     _sort(graph)
     name_nodes(graph)
     model.ir_version = MODERN_IR
-    for output in graph.output:
-        # The checker wants a shape, which many tools leave out. It is inferred later in any case.
-        if output.type.HasField("tensor_type"):
-            output.type.tensor_type.shape.SetInParent()
     try:
-        # The weights of a large model are left out: they were checked above.
-        onnx.checker.check_model(with_inputs_for_weights(model) if is_too_large(model) else model)
-    except (onnx.checker.ValidationError, *FOREIGN_FAILURES) as error:
+        native.check(_with_types(with_inputs_for_weights(model)))  # the weights were checked above
+    except FOREIGN_FAILURES as error:
         raise ModelError(
             f"not a valid ONNX model: {first_line(error)}", hint="export the model again"
         ) from error
     return model
+
+
+def _with_types(shell: onnx.ModelProto) -> onnx.ModelProto:
+    """Give inputs and outputs the types and shapes that the checker wants, and that many tools leave out.
+
+    Types of outputs are inferred later, and shapes of inputs are asked of the user. Changes `shell` in place.
+    """
+    for value in (*shell.graph.input, *shell.graph.output):
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()
+    typed = [output for output in shell.graph.output if output.type.WhichOneof("value")]
+    _replace(shell.graph.output, typed)
+    return shell
 
 
 def _check_versions(model: onnx.ModelProto) -> None:
@@ -127,46 +140,60 @@ def _inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """Inline the functions that the file defines (PyTorch's newer exporter writes many)."""
     if not model.functions:
         return model
+    _drop_overrides(model)
     _check_functions(model)
     _write_defaults(model)
     if suppression.is_defined(model):
         # A normalised model: these nodes are compiled as they are.
         kept = [function for function in model.functions if function.domain != suppression.DOMAIN]
-        del model.functions[:]
-        model.functions.extend(kept)
-        if not kept:
-            return model
-    try:
-        return inliner.inline_local_functions(model, convert_version=True)
-    except FOREIGN_FAILURES as error:
-        raise ModelError(f"the model's functions cannot be inlined: {first_line(error)}") from error
+        _replace(model.functions, kept)
+    if not model.functions:
+        return model
+    return inline(model)
+
+
+def _drop_overrides(model: onnx.ModelProto) -> None:
+    """Drop functions with the name of an operator: ONNX Runtime takes the operator (ONNX leaves it open)."""
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    kept = [
+        function
+        for function in model.functions
+        if not (
+            (function.domain == DOMAIN and function.name in CONTRIB)
+            or defs.has(function.name, versions.get(function.domain, 1), function.domain)
+        )
+    ]
+    _replace(model.functions, kept)
+
+
+def _replace(field: Any, messages: Sequence[Message]) -> None:  # noqa: ANN401 - protobuf's repeated fields have no type
+    """Replace the messages of a repeated field, which may be among the new ones."""
+    copies = [type(message).FromString(message.SerializeToString()) for message in messages]
+    del field[:]
+    field.extend(copies)
 
 
 def _write_defaults(model: onnx.ModelProto) -> None:
     """Give calls of functions the attributes that they leave out: ONNX's inliner does not know defaults."""
-    defaults = {
-        (f.domain, f.name, f.overload): f.attribute_proto for f in model.functions if f.attribute_proto
-    }
+    defaults = {function_key(f): f.attribute_proto for f in model.functions if f.attribute_proto}
     if not defaults:
         return
     for node in itertools.chain.from_iterable(map(walk_nodes, (model.graph, *model.functions))):
         given = {attribute.name for attribute in node.attribute}
-        missing = [
-            a for a in defaults.get((node.domain, node.op_type, node.overload), ()) if a.name not in given
-        ]
+        missing = [a for a in defaults.get(call_key(node), ()) if a.name not in given]
         node.attribute.extend(missing)
 
 
 def _check_functions(model: onnx.ModelProto) -> None:
     """Refuse functions that call themselves, or that become too many nodes: each may call the next twice."""
-    bodies = {(function.domain, function.name): function for function in model.functions}
-    counted: dict[tuple[str, str], int] = {}
-    called: set[tuple[str, str]] = set()
+    bodies = {function_key(function): function for function in model.functions}
+    counted: dict[FunctionKey, int] = {}
+    called: set[FunctionKey] = set()
 
     def count(nodes: Iterable[onnx.NodeProto]) -> int:
         total = 0
         for node in nodes:
-            key = (node.domain, node.op_type)
+            key = call_key(node)
             total += 1 + sum(count(graph.node) for graph in subgraphs(node))
             if key not in bodies:
                 continue
@@ -240,9 +267,16 @@ def _remove_weights_from_inputs(graph: onnx.GraphProto) -> None:
     weights = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in weights]
     if len(inputs) != len(graph.input):
-        kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in inputs]
-        del graph.input[:]
-        graph.input.extend(kept)
+        _replace(graph.input, inputs)
+
+
+def _take_optional_inputs(graph: onnx.GraphProto) -> None:
+    """Make inputs that are optional tensors tensors: a request has all of them."""
+    for value in graph.input:
+        if value.type.optional_type.elem_type.HasField("tensor_type"):
+            value.type.CopyFrom(
+                onnx.TypeProto.FromString(value.type.optional_type.elem_type.SerializeToString())
+            )
 
 
 def _check_values(graph: onnx.GraphProto) -> None:
@@ -271,26 +305,29 @@ def _check_values(graph: onnx.GraphProto) -> None:
 
 
 def _make_outputs(graph: onnx.GraphProto) -> None:
-    """Let a node make each output that is a weight; refuse one that is an input."""
-    inputs = {value.name for value in graph.input}
+    """Let a node make each output that is a weight; rename one that is listed twice, or that is an input."""
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    known = {*inputs, *weights, *(name for node in graph.node for name in (*node.input, *node.output))}
+    known = {value.name for value in graph.input} | weights.keys()
+    known.update(name for node in walk_nodes(graph) for name in (*node.input, *node.output))
+    taken = {value.name for value in graph.input}
+
+    def fresh(stem: str) -> str:
+        name = next(name for name in (f"{stem}_{n}" for n in itertools.count(2)) if name not in known)
+        known.add(name)
+        return name
+
     for output in graph.output:
-        if output.name in inputs:
-            raise ModelError(
-                f"expected outputs that the model computes, got '{output.name}', which is an input",
-                hint="leave that output out at the export: who sends the input has it",
-            )
-        if output.name not in weights:
-            continue
-        source = f"{output.name}/weight"
-        while source in known:
-            source += "_"
-        known.add(source)
-        for node in walk_nodes(graph):
-            node.input[:] = [source if name == output.name else name for name in node.input]
-        weights[output.name].name = source
-        graph.node.append(helper.make_node("Identity", [source], [output.name], name=source))
+        name = output.name
+        if name in taken:
+            output.name = fresh(name)
+            graph.node.append(helper.make_node("Identity", [name], [output.name], name=output.name))
+        elif name in weights:
+            source = fresh(f"{name}/weight")
+            for node in walk_nodes(graph):
+                node.input[:] = [source if read == name else read for read in node.input]
+            weights[name].name = source
+            graph.node.append(helper.make_node("Identity", [source], [name], name=source))
+        taken.add(name)
 
 
 def _check_weight(tensor: onnx.TensorProto) -> None:
@@ -325,7 +362,10 @@ _BITS: Final = {
 
 
 def _sort(graph: onnx.GraphProto) -> None:
-    """Sort the nodes so that each comes after those it reads from."""
+    """Sort the nodes so that each comes after those it reads from, also in the graphs of nodes."""
+    for node in graph.node:
+        for inner in subgraphs(node):
+            _sort(inner)
     maker = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     sorter = TopologicalSorter(
         {

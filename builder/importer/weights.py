@@ -18,6 +18,7 @@ from builder.importer.classic.kept import (
     restore,
     with_placeholders,
 )
+from builder.importer.onnx_graph import is_known_type
 
 # Shapes, axes, scales and other values that inference reads are far smaller.
 LARGE_BYTES: Final = 1 << 14
@@ -26,7 +27,7 @@ _FOUR_BITS: Final = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
     """Return the bytes of a weight's numbers, from its type and shape: protobuf would write them to count."""
-    if tensor.data_type in (TensorProto.STRING, TensorProto.UNDEFINED):
+    if tensor.data_type == TensorProto.STRING or not is_known_type(tensor.data_type):
         return int(tensor.ByteSize())
     count = math.prod(int(dim) for dim in tensor.dims)
     if tensor.data_type in _FOUR_BITS:

@@ -158,19 +158,31 @@ def eye_like(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto]
 
 
 def optional_has_element(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """OptionalHasElement: true for a tensor, false for an absent input."""
+    """OptionalHasElement: true for a tensor, false for an absent input or an Optional of nothing."""
     name = input_name(node, 0)
-    if name and graph.type_of(name) is None:
+    optional = _optional(node, graph) if name else None
+    if name and optional is None and graph.type_of(name) is None:
         return None
-    value = numpy_helper.from_array(np.array(bool(name)))
+    has_element = bool(name if optional is None else input_name(optional, 0))
+    value = numpy_helper.from_array(np.array(has_element))
     return [helper.make_node("Constant", [], list(node.output), name=node.name, value=value)]
 
 
 def optional_get_element(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """OptionalGetElement of a tensor: that tensor."""
-    if graph.type_of(node.input[0]) is None:
+    """OptionalGetElement of a tensor, or of what Optional made of a value: that value."""
+    optional = _optional(node, graph)
+    if optional is None and graph.type_of(node.input[0]) is None:
         return None
-    return [helper.make_node("Identity", list(node.input), list(node.output), name=node.name)]
+    source = node.input[0] if optional is None else optional.input[0]
+    return [helper.make_node("Identity", [source], list(node.output), name=node.name)]
+
+
+def _optional(node: onnx.NodeProto, graph: OnnxGraph) -> onnx.NodeProto | None:
+    """The Optional node that made what a node reads; None if there is none."""
+    maker = graph.maker_of(node.input[0])
+    while maker is not None and maker.op_type == "Identity":
+        maker = graph.maker_of(maker.input[0])
+    return maker if maker is not None and maker.op_type == "Optional" else None
 
 
 def swish(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
