@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -114,6 +115,8 @@ def document(result: RunResult) -> dict[str, object]:
             name: [bytes(v).decode() for v in value] if isinstance(value, tuple) else value.tolist()
             for name, value in result.answers.items()
         }
+    if result.nearest is not None:
+        made["nearest"] = asdict(result.nearest)
     if result.times is not None:
         made["times_s"] = {k: getattr(result.times, k) for k in ("mean", "median", "max", "min", "std")}
     return made

@@ -172,14 +172,13 @@ def _compile(args: argparse.Namespace) -> int:
         proposal, labels, notes = _check_declarations(args, is_bounded=is_bounded)
         for note in notes:
             progress(note)
-        if proposal is not None:
-            progress(str(proposal))
         if labels is not None:
             progress(f"labels: the {len(labels)} names in the model file")
         progress("loading the compiler")
         from agent.bundle.output_length import answered
         from builder.compiling.audio_presets import is_audio
         from builder.compiling.compilation import compile
+        from builder.compiling.first_look import confirmed
         from builder.compiling.recognition import recognise
         from builder.target.device_target import resolve
 
@@ -235,6 +234,8 @@ def _compile(args: argparse.Namespace) -> int:
                 tuning_records=args.tuning_records,
                 progress=progress,
             )
+        if proposal is not None:
+            proposal = confirmed(proposal, package)
         if key is not None:
             progress("signing")
             package = package.sign(key)

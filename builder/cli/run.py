@@ -298,7 +298,7 @@ def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> i
         print(json.dumps(document(result)))
         return 0
     if result.answers is not None:
-        _print_lines(table(result.answers))
+        _print_lines([str(result.nearest)] if result.nearest is not None else table(result.answers))
     elif given is not None:
         _propose(package)
     if args.print_top:
@@ -317,11 +317,13 @@ def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> i
 def _propose(package: Package) -> None:
     """Say which presets fit a model that declares no postprocess."""
     from agent.bundle.output_length import answered
+    from builder.compiling.first_look import confirmed
     from builder.compiling.recognition import recognise
 
     manifest = package.manifest
     proposal = recognise(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()))
     if proposal is not None:
+        proposal = confirmed(proposal, package)
         print(f"{proposal} (edgebundle repack adds them)", file=sys.stderr)
 
 

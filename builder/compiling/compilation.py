@@ -23,8 +23,10 @@ from agent.bundle.graph import Graph
 from agent.bundle.manifest import Manifest, Resources, Runtime, Samples
 from agent.bundle.manifest import Target as ManifestTarget
 from agent.bundle.params import dump_params
+from agent.bundle.processing import Postprocess
 from agent.bundle.provenance import Provenance, Tuning
 from agent.bundle.provenance import ShippedRecords as ManifestShipped
+from agent.bundle.quantisation import by_name
 from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime import debug_executor
 from agent.runtime.debug_executor import GraphModuleDebug
@@ -43,13 +45,16 @@ from builder.compiling import (
 from builder.compiling.block_agreement import Step
 from builder.compiling.columns import Names
 from builder.compiling.defined_samples import choose
+from builder.compiling.first_look import look
 from builder.compiling.footprint import resources_of
 from builder.compiling.identity import Identity, bundle_name
 from builder.compiling.integer_share import integer_work
 from builder.compiling.labels import Labels, label_lines
 from builder.compiling.layers import Layers
 from builder.compiling.lower import lower
+from builder.compiling.output_presets import Signature
 from builder.compiling.over_time import Declarations, over_time_of
+from builder.compiling.pixel_steps import cut_off_note
 from builder.compiling.sample_inputs import samples
 from builder.compiling.truth import exact_outputs
 from builder.compiling.uncovered import uncovered_kernels
@@ -144,6 +149,10 @@ def compile(
     over_time = over_time_of(model, preprocess, postprocess, states, columns)
     before = over_time.preprocess
     after = over_time.postprocess
+    if before is not None:
+        spec = next(spec for spec in model.inputs if spec.name == before.input)
+        if note := cut_off_note(before, spec, by_name(model.scales.quantisation.inputs).get(spec.name)):
+            progress(note)
     labels = labels or over_time.labels
     names_of_classes = label_lines(labels, model.labels, model.outputs, after)
 
@@ -169,6 +178,7 @@ def compile(
     runnable = code if device.is_native else build_for_host(lowered.kernels)
     module = _debug_executor(runnable, graph.graph, params)
     compared = compare_model(model, module, graph.sources, inputs, tolerance, progress)
+    _look(model, after, compared, postprocess or "", progress)
     framework_parity.check_kernels(model, module, tolerance, progress)
 
     members = {
@@ -284,6 +294,25 @@ def compare_model(
     if not quantised:
         return Compared(agreement, reference, rtol)
     return Compared(agreement, outputs, max(rtol, tolerances.STEP))
+
+
+def _look(
+    model: ImportedModel, after: Postprocess | None, compared: Compared, text: str, progress: Progress
+) -> None:
+    """Tell what is doubtful about what the postprocess makes of the sample.
+
+    Raises
+    ------
+    ModelError
+        If boxes are in other units than declared.
+    """
+    if model.lengths:  # whose outputs are padded
+        return
+    names = [spec.name for spec in model.outputs]
+    values = {name: np.asarray(value) for name, value in zip(names, compared.samples, strict=True)}
+    size = Signature.of(model.inputs, model.outputs).size
+    for line in look(after, model.outputs, values, size, by_name(model.scales.quantisation.outputs), text):
+        progress(line)
 
 
 def check_in_double_precision(

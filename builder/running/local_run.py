@@ -38,6 +38,7 @@ from builder.bundles.package import Package
 from builder.errors import ModelError, PackageError, ShapeError
 from builder.running.in_memory import load_kernels
 from builder.running.inputs import Arrays, Inputs, Picture, Sound, read_inputs
+from builder.running.nearest import Nearest, nearest_of
 from builder.running.sizes import Shapes, fit, make_module, recorded_input
 
 FillMode = Literal["zeros", "ones", "random"]
@@ -59,11 +60,14 @@ class RunResult:
         Name -> value after the declared postprocess, or None if the model declares none.
     times
         The benchmark's times, or None if the model was not timed.
+    nearest
+        The best object if a detector found none, else None.
     """
 
     outputs: Mapping[str, Array]
     answers: Mapping[str, Value] | None
     times: BenchmarkResult | None
+    nearest: Nearest | None = None
 
     def get_output(self, name: str) -> Array:
         """Return an output by its name, such as `output_0`."""
@@ -151,7 +155,7 @@ class Runner:
         self.module = _executor(package, threads)
         self._package = package
         manifest = package.manifest
-        labels = package.members.get("labels.txt", b"").splitlines()
+        self._labels = labels = package.members.get("labels.txt", b"").splitlines()
         self._declared = manifest.postprocess if manifest.audio is None else None
         self._kept = {state.output for state in manifest.states or ()}
         self._streaming: StreamingModel | None = None
@@ -196,7 +200,7 @@ class Runner:
         named = {spec.name: value for spec, value in zip(manifest.outputs, computed, strict=True)}
         whole = cut(named, named, manifest.lengths or ())
         outputs = {f"output_{i}": np.asarray(array) for i, array in enumerate(whole.values())}
-        answers = None
+        answers, nearest = None, None
         if self._declared is not None or manifest.real_outputs:
             made = {name: value for name, value in named.items() if name not in self._kept}
             steps = () if manifest.postprocess is None else manifest.postprocess.steps
@@ -205,7 +209,9 @@ class Runner:
                 answers = cut(self._finish(shorter, placement), made, manifest.lengths or ())
             except EdgeError as error:
                 raise ModelError(f"the outputs cannot be turned into an answer: {error}") from error
-        return RunResult(outputs, answers, None)
+            if any(name.endswith("boxes") and not len(value) for name, value in answers.items()):
+                nearest = nearest_of(manifest, self._labels, shorter)
+        return RunResult(outputs, answers, None, nearest)
 
     def reset(self) -> None:
         """Reset a model with states to its initial values."""

@@ -251,7 +251,7 @@ def test_the_preset_that_fits_is_proposed(terminal: Terminal, tmp_path: Path, ou
     proposal = "the outputs look like YOLOX (49 rows of 85 at 48x48): --postprocess yolox --preprocess yolox"
     result = terminal("compile", tmp_path / "detector.onnx", "-o", out)
     assert result.code == 0
-    assert result.err[0] == proposal
+    assert proposal not in result.err  # which is before the sample was looked at
     assert proposal in result.out
     arguments = ("--postprocess", "yolox", "--preprocess", "yolox")
     result = terminal("compile", tmp_path / "detector.onnx", "-o", out, *arguments)

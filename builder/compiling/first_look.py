@@ -1,0 +1,191 @@
+"""A first look at an answer: what the declared steps make of the sample that a model is compared on.
+
+Promises an error for boxes that are surely in other units than declared, and a line for each result that
+hardly any right declaration gives: boxes outside of the picture or of no area, scores that are all equal or
+not within 0 to 1. Leaves results that may be right, such as no object in noise, to `run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from agent.bundle.detection import ABSOLUTE, Objects
+from agent.bundle.params import index_params
+from agent.bundle.processing import Detect, Postprocess, Softmax, TopK, real_outputs
+from agent.bundle.quantisation import NO_QUANTISATION, Quantised, by_name
+from agent.bundle.tensor_spec import TensorSpec
+from agent.errors import EdgeError
+from agent.runtime.postprocess import Postprocessor
+from agent.runtime.quantisation import to_real
+from builder.bundles.package import Package
+from builder.compiling.output_presets import OUTPUT_PRESETS, Signature, step_of
+from builder.compiling.recognition import Proposal
+from builder.errors import ModelError
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+# Boxes that are looked at, those with the best scores.
+_MOST_BOXES: Final = 100
+# In pixels: no detector's boxes are all within so few. Fractions end at 1, and a box may reach over the edge.
+_MOST_FRACTION: Final = 2.0
+_ROUNDING: Final = 1e-3
+
+
+def look(
+    declared: Postprocess | None,
+    outputs: Sequence[TensorSpec],
+    values: Arrays,
+    size: tuple[int, int] | None,
+    quantised: Mapping[str, Quantised],
+    text: str = "",
+) -> list[str]:
+    """Look at what a postprocess makes of a sample.
+
+    Parameters
+    ----------
+    declared
+        The postprocess, or None.
+    outputs
+        The model's outputs.
+    values
+        The sample's outputs by name.
+    size
+        Height and width of the input that takes a picture, or None.
+    quantised
+        How outputs are quantised, by name.
+    text
+        What the user declares: if it says itself whether boxes are normalised, it is not refused.
+
+    Returns
+    -------
+    list of str
+        One line for each doubtful result.
+
+    Raises
+    ------
+    ModelError
+        If the sample's boxes are fractions and the postprocess takes them for pixels, or the other way round.
+    """
+    steps = () if declared is None else declared.steps
+    lines: list[str] = []
+    softened = {step.output for step in steps if isinstance(step, Softmax)}
+    for step in steps:
+        if isinstance(step, TopK) and step.output not in softened:
+            lines += _scores(step.output, to_real(values[step.output], quantised.get(step.output)))
+        elif isinstance(step, Detect | Objects):
+            found = _best(step, outputs, values, quantised)
+            if found is not None:
+                _check_units(step, found[0], size, text)
+                lines += _boxes(step, *found, size)
+    return lines
+
+
+def confirmed(proposal: Proposal, package: Package) -> Proposal:
+    """Return a proposal in the units that the boxes of a package's recorded sample have."""
+    manifest = package.manifest
+    raw = package.members.get("samples/outputs.params", b"")
+    signature = Signature.of(manifest.inputs, manifest.outputs)
+    if signature.size is None or not raw or proposal.postprocess not in OUTPUT_PRESETS:
+        return proposal
+    values = {
+        entry.spec.name.removeprefix("0/"): np.frombuffer(
+            raw, entry.spec.dtype, entry.spec.nbytes // entry.spec.itemsize, entry.offset
+        ).reshape(entry.spec.shape)
+        for entry in index_params(raw)
+        if entry.spec.name.startswith("0/")
+    }
+    step = step_of(proposal.postprocess, signature)
+    quantised = by_name((manifest.quantisation or NO_QUANTISATION).outputs)
+    if not isinstance(step, Objects) or step.coding not in ABSOLUTE or {*step.outputs} - values.keys():
+        return proposal
+    found = _best(step, manifest.outputs, values, quantised)
+    if found is None or _units(found[0], signature.size) is not (not step.normalised):
+        return proposal
+    units = "pixels" if step.normalised else "fractions"
+    return replace(
+        proposal,
+        evidence=f"{proposal.evidence}, boxes as {units}",
+        postprocess=f"{proposal.postprocess},normalised={str(not step.normalised).lower()}",
+    )
+
+
+def _best(
+    step: Detect | Objects, outputs: Sequence[TensorSpec], values: Arrays, quantised: Mapping[str, Quantised]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+    """Return the boxes and scores of the best candidates, without the suppression; None if they are none."""
+    bare = replace(step, score_threshold=0.0, iou_threshold=1.0, max_detections=_MOST_BOXES)
+    if isinstance(bare, Objects):
+        bare = replace(bare, keypoints=(), mask_weights=(), prototypes=None)
+    declared = Postprocess((bare,))
+    try:
+        found = Postprocessor(declared, outputs, (), real_outputs(declared, quantised))(values)
+    except (EdgeError, ValueError):
+        return None
+    boxes, scores = np.asarray(found["boxes"]), np.asarray(found["scores"])
+    return (boxes, scores) if len(scores) else None
+
+
+def _units(boxes: npt.NDArray[Any], size: tuple[int, int]) -> bool | None:
+    reach = float(np.abs(boxes).max(initial=0.0))
+    if reach <= _MOST_FRACTION and min(size) > 8 * _MOST_FRACTION and reach > 0:
+        return True
+    # More than twice the picture as fractions: most boxes of a detector lie in it.
+    return False if float(np.median(np.abs(boxes).max(axis=1))) > 2 * _MOST_FRACTION else None
+
+
+def _check_units(
+    step: Detect | Objects, boxes: npt.NDArray[Any], size: tuple[int, int] | None, text: str
+) -> None:
+    is_absolute = isinstance(step, Detect) or step.coding in ABSOLUTE
+    if size is None or not is_absolute or _units(boxes, size) is not (not step.normalised):
+        return
+    if text.endswith(".toml"):
+        text = Path(text).read_text()
+    if "normalised" in text:
+        return
+    read, rather = "pixels", "fractions of the picture"
+    if step.normalised:
+        read, rather = rather, read
+    raise ModelError(
+        f"--postprocess: expected boxes as {read} of an input of {size[1]} x {size[0]}, "
+        f"got a sample whose boxes reach {float(np.abs(boxes).max()):.4g}, as {rather} do",
+        hint=f"add normalised={str(not step.normalised).lower()} to the preset, or "
+        f"normalised={str(step.normalised).lower()} if they are {read} all the same",
+    )
+
+
+def _boxes(
+    step: Detect | Objects, boxes: npt.NDArray[Any], scores: npt.NDArray[Any], size: tuple[int, int] | None
+) -> Iterator[str]:
+    if len(scores) > 1 and float(np.ptp(scores)) <= _ROUNDING * abs(float(scores[0])):
+        yield f"all scores of the sample are {scores[0]:.4g}: the postprocess may be another model's"
+    elif scores.max() > 1 + _ROUNDING:
+        yield (
+            f"scores of the sample reach {scores.max():.4g}, not at most 1: "
+            "the postprocess may lack activation=sigmoid, or be another model's"
+        )
+    if size is None:
+        return
+    high = np.ones(2) if step.normalised else np.array(size[::-1], np.float64)
+    sides = boxes[:, 2:] - boxes[:, :2]
+    empty = (sides <= 0).any(axis=1)
+    outside = (boxes[:, 2:] <= 0).any(axis=1) | (boxes[:, :2] >= high).any(axis=1)
+    if (empty | outside).all():
+        what = "have no area" if empty.all() else "lie outside of the picture"
+        yield f"all boxes of the sample {what}: the postprocess may be another model's"
+
+
+def _scores(name: str, scores: npt.NDArray[Any]) -> Iterator[str]:
+    low, high = float(scores.min()), float(scores.max())
+    if scores.size > 1 and high - low <= _ROUNDING * abs(high):
+        yield f"all scores of {name} are {high:.4g} in the sample"
+    elif low < -_ROUNDING or high > 1 + _ROUNDING:
+        yield (
+            f"scores of {name} are from {low:.4g} to {high:.4g} in the sample, not from 0 to 1: "
+            "add softmax if they are no probabilities yet"
+        )

@@ -1,0 +1,128 @@
+"""What is said about the answer that declared steps make of a sample."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.bundle.params import dump_params
+from agent.bundle.processing import Postprocess, Softmax, TopK
+from agent.bundle.quantisation import Quantisation, Quantised
+from agent.bundle.tensor_spec import TensorSpec
+from builder.bundles.package import Package
+from builder.compiling.declarations import postprocess
+from builder.compiling.first_look import confirmed, look
+from builder.compiling.recognition import recognise
+from builder.errors import ModelError
+from tests.bundles import FILES, make_manifest
+
+IMAGE = TensorSpec("images", "FP32", (1, 3, 64, 64))
+ROWS = TensorSpec("output", "FP32", (1, 7, 84))  # x, y, width, height and three classes
+RNG = np.random.default_rng(4)
+
+
+def rows(unit: float) -> np.ndarray[Any, Any]:
+    """Return candidates in the middle of a picture whose side is `unit`."""
+    made = np.zeros((1, 7, 84), np.float32)
+    made[0, :2] = unit * RNG.uniform(0.3, 0.7, (2, 84))
+    made[0, 2:4] = unit * RNG.uniform(0.1, 0.5, (2, 84))
+    made[0, 4:] = RNG.uniform(0, 0.9, (3, 84))
+    return made
+
+
+def seen(text: str, values: np.ndarray[Any, Any]) -> list[str]:
+    declared = postprocess(text, [ROWS], [IMAGE])
+    return look(declared, [ROWS], {"output": values}, (64, 64), {}, text)
+
+
+@pytest.mark.parametrize(("text", "unit"), [("yolov8", 64), ("yolov8,normalised=true", 1)])
+def test_boxes_in_the_declared_units_are_taken(text: str, unit: float) -> None:
+    assert seen(text, rows(unit)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "expected", "option"),
+    [
+        ("yolov8", 1, "expected boxes as pixels .* as fractions of the picture do", "normalised=true"),
+        ("yolov5", 1, "as fractions of the picture do", "normalised=true"),
+    ],
+)
+def test_fractions_taken_for_pixels_are_refused_with_both_readings(
+    text: str, unit: float, expected: str, option: str
+) -> None:
+    if text == "yolov5":
+        spec = TensorSpec("output", "FP32", (1, 252, 8))
+        values = np.concatenate((rows(unit)[:, :4], np.ones((1, 1, 84)), rows(unit)[:, 4:]), axis=1)
+        values = np.repeat(values, 3, axis=2).transpose(0, 2, 1).astype(np.float32)
+    else:
+        spec, values = ROWS, rows(unit)
+    declared = postprocess(text, [spec], [IMAGE])
+    with pytest.raises(ModelError, match=expected) as caught:
+        look(declared, [spec], {"output": values}, (64, 64), {}, text)
+    assert caught.value.hint is not None and option in caught.value.hint
+
+
+def test_pixels_taken_for_fractions_are_refused() -> None:
+    declared = postprocess("yolov8,normalised=true", [ROWS], [IMAGE])
+    with pytest.raises(ModelError, match=r"expected boxes as fractions of the picture .* as pixels do"):
+        look(declared, [ROWS], {"output": rows(64)}, (64, 64), {})
+
+
+def test_who_says_the_unit_himself_is_not_refused(tmp_path: Path) -> None:
+    assert seen("yolov8,normalised=false", rows(1)) == []
+    (tmp_path / "own.toml").write_text("[[steps]]\npreset = 'yolov8'\nnormalised = false\n")
+    assert seen(str(tmp_path / "own.toml"), rows(1)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda made: made[:, 4:].fill(0.25), "all scores of the sample are 0.25"),
+        (lambda made: made[:, 4:].__imul__(100), "scores of the sample reach"),
+        (lambda made: made[:, 2:4].fill(0), "have no area"),
+        (lambda made: made[:, :2].__iadd__(500), "lie outside of the picture"),
+    ],
+)
+def test_a_degenerate_answer_is_told(change: Any, words: str) -> None:
+    made = rows(64)
+    change(made)
+    [line] = seen("yolov8", made)
+    assert words in line
+
+
+def test_scores_that_are_no_probabilities_are_told() -> None:
+    spec = TensorSpec("y", "FP32", (1, 4))
+    values = {"y": np.array([[-3.0, 12.5, 0, 1]], np.float32)}
+    [line] = look(Postprocess((TopK("y", 2),)), [spec], values, None, {})
+    assert "from -3 to 12.5 in the sample" in line and "softmax" in line
+    assert look(Postprocess((Softmax("y"), TopK("y", 2))), [spec], values, None, {}) == []
+    integers = {"y": np.array([[-128, 127, 0, 1]], np.int8)}
+    spec = TensorSpec("y", "INT8", (1, 4))
+    scale = {"y": Quantised("y", 1 / 256, -128)}
+    assert look(Postprocess((TopK("y", 2),)), [spec], integers, None, scale) == []
+
+
+@pytest.mark.parametrize(("unit", "expected"), [(64, "yolov8"), (1, "yolov8,normalised=true")])
+@pytest.mark.parametrize("is_quantised", [False, True])
+def test_a_proposal_has_the_units_of_the_sample(unit: float, expected: str, *, is_quantised: bool) -> None:
+    values, spec, quantisation = rows(unit), ROWS, None
+    if is_quantised:
+        scale = unit / 200
+        spec = replace(ROWS, datatype="INT8")
+        values = np.rint(values / scale - 100).clip(-128, 127).astype(np.int8)
+        quantisation = Quantisation((), (Quantised("output", scale, -100),))
+    members = {
+        **FILES,
+        "samples/inputs.params": b"in",
+        "samples/outputs.params": dump_params([(replace(spec, name="0/output"), values.data)]),
+    }
+    package = Package(
+        make_manifest(members, inputs=(IMAGE,), outputs=(spec,), quantisation=quantisation), members
+    )
+    proposal = recognise([IMAGE], [spec])
+    assert proposal is not None
+    assert confirmed(proposal, package).postprocess == expected
