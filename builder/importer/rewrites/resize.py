@@ -17,8 +17,9 @@ from typing import Any, Final
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto
 
-from builder.importer.onnx_graph import OnnxGraph, attributes
+from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node
 from builder.importer.rewrites.replacement import Replacement, input_name
 
 _KEPT_COORDINATES: Final = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"})
@@ -58,7 +59,132 @@ class _Axis:
 
 
 def resize(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Rewrite a Resize that the front end gets wrong; None if it gets it right or sizes are unknown."""
+    """Rewrite a Resize that the front end gets wrong; None if it gets it right or sizes are unknown.
+
+    Exporters write an empty tensor for scales that sizes replace, and for a region that is not read, because
+    opset 11 required both inputs. The front end counts them as given.
+    """
+    lean = _without_unread_inputs(node, graph)
+    new = _crop_by_request(lean, graph) or _resize(lean, graph)
+    return [lean] if new is None and lean != node else new
+
+
+def _without_unread_inputs(node: onnx.NodeProto, graph: OnnxGraph) -> onnx.NodeProto:
+    lean = copy_node(node)
+    if not is_cropped(attributes(node)) and input_name(node, 1):
+        lean.input[1] = ""
+    if input_name(node, 3) and (name := input_name(node, 2)) and graph.shape_of(name) == (0,):
+        lean.input[2] = ""
+    return lean
+
+
+def is_cropped(options: dict[str, Any]) -> bool:
+    """Whether a Resize reads its region."""
+    return bool(options.get("coordinate_transformation_mode") == "tf_crop_and_resize")
+
+
+def _crop_by_request(node: onnx.NodeProto, graph: OnnxGraph) -> list[onnx.NodeProto] | None:
+    """Crop and resize a region of the request: every coordinate is computed, its neighbours are gathered.
+
+    As ONNX Runtime, which interpolates along the last two axes only, and chooses the nearest along all.
+    """
+    options, shape = attributes(node), graph.shape_of(node.input[0])
+    region, found = input_name(node, 1), graph.type_of(node.input[0])
+    after = graph.shape_of(node.output[0])
+    if not is_cropped(options) or not region or graph.is_constant(region):
+        return None
+    if shape is None or after is None or found is None:
+        return None
+    rank, mode = len(shape), options.get("mode", "nearest")
+    places = [int(axis) % rank for axis in options.get("axes", range(rank))]
+    if options.get("antialias", 0) or options.get("exclude_outside", 0) or 0 in shape:
+        return None
+    if options.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return None
+    new = Replacement(node, graph)
+    bounds = new.cast(region, TensorProto.FLOAT)
+    exact = mode == "nearest" or found.elem_type == TensorProto.FLOAT
+    x = node.input[0] if exact else new.cast(node.input[0], TensorProto.FLOAT)
+    inside = ""
+    for index, axis in enumerate(places):
+        if mode != "nearest" and shape[axis] == after[axis] and axis < rank - 2:
+            continue
+        start, end = (
+            new.op("Slice", bounds, new.ints(at), new.ints(at + 1)) for at in (index, index + len(places))
+        )
+        where = _requested(new, start, end, shape[axis], after[axis])
+        form = new.ints(*(after[axis] if place == axis else 1 for place in range(rank)))
+        last = new.constant(shape[axis] - 1, np.float32)
+        enters = new.op("GreaterOrEqual", where, new.constant(0, np.float32))
+        line = new.op("And", enters, new.op("LessOrEqual", where, last))
+        line = new.op("Reshape", line, form)
+        inside = new.op("And", inside, line) if inside else line
+        terms = []
+        for place, weight in _taps(new, where, options, last):
+            whole = new.cast(new.op("Clip", place, new.constant(0, np.float32), last), TensorProto.INT64)
+            part = new.op("Gather", x, whole, axis=axis)
+            terms.append(new.op("Mul", part, new.op("Reshape", weight, form)) if weight else part)
+        x = terms[0]
+        for term in terms[1:]:
+            x = new.op("Add", x, term)
+    x = x if exact else new.cast(x, found.elem_type)
+    value = new.constant(float(options.get("extrapolation_value", 0.0)), found.dtype)
+    new.op("Where", inside, x, value, to=node.output[0])
+    return new.nodes
+
+
+def _requested(new: Replacement, start: str, end: str, before: int, after: int) -> str:
+    """The coordinate of each output element in a region, [after]; see `_coordinates`."""
+    last = new.constant(before - 1, np.float32)
+    if after == 1:
+        return new.op("Mul", new.op("Mul", new.op("Add", start, end), new.constant(0.5, np.float32)), last)
+    steps = new.op("Mul", new.constant(np.arange(after), np.float32), new.op("Sub", end, start))
+    steps = new.op("Div", new.op("Mul", steps, last), new.constant(after - 1, np.float32))
+    return new.op("Add", new.op("Mul", start, last), steps)
+
+
+def _taps(new: Replacement, where: str, options: dict[str, Any], last: str) -> list[tuple[str, str]]:
+    """The neighbours of each coordinate and their weights, which are empty for the only one."""
+
+    def number(value: float) -> str:
+        return new.constant(value, np.float32)
+
+    match options.get("mode", "nearest"):
+        case "nearest":
+            return [(_nearest_to(new, where, str(options.get("nearest_mode", "round_prefer_floor"))), "")]
+        case "linear":
+            clipped = new.op("Clip", where, number(0), last)
+            low = new.op("Floor", clipped)
+            part = new.op("Sub", clipped, low)
+            return [(low, new.op("Sub", number(1), part)), (new.op("Add", low, number(1)), part)]
+    a = float(options.get("cubic_coeff_a", -0.75))
+    low = new.op("Floor", where)
+    part = new.op("Sub", where, low)
+    taps = []
+    for offset in (-1, 0, 1, 2):
+        distance = new.op("Abs", new.op("Sub", part, number(offset)))
+        near = offset in (0, 1)
+        factors = (a + 2, -(a + 3), 0.0, 1.0) if near else (a, -5 * a, 8 * a, -4 * a)
+        weight = number(factors[0])
+        for factor in factors[1:]:
+            weight = new.op("Add", new.op("Mul", weight, distance), number(factor))
+        taps.append((new.op("Add", low, number(offset)), weight))
+    return taps
+
+
+def _nearest_to(new: Replacement, where: str, mode: str) -> str:
+    half = new.constant(0.5, np.float32)
+    match mode:
+        case "round_prefer_ceil":
+            return new.op("Floor", new.op("Add", where, half))
+        case "floor":
+            return new.op("Floor", where)
+        case "ceil":
+            return new.op("Ceil", where)
+    return new.op("Ceil", new.op("Sub", where, half))
+
+
+def _resize(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     options = attributes(node)
     shape = graph.shape_of(node.input[0])
     found = graph.type_of(node.input[0])
@@ -83,7 +209,7 @@ def resize(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] |
     else:
         matrices = [(axis.axis, _matrix(axis, options).astype(found.dtype)) for axis in changed]
         x = _multiply(new, x, len(shape), matrices)
-    if options.get("coordinate_transformation_mode") == "tf_crop_and_resize":
+    if is_cropped(options):
         inside = _inside(axes, options, len(shape))
         value = new.constant(float(options.get("extrapolation_value", 0.0)), found.dtype)
         x = new.op("Where", new.constant(inside, np.bool_), x, value)
@@ -127,9 +253,7 @@ def _axes(
     if (name := input_name(node, 3)) and (scales is None or not scales.size):
         sizes = graph.constant(name)
     region: NDArray[Any] | None = None
-    if (name := input_name(node, 1)) and options.get(
-        "coordinate_transformation_mode"
-    ) == "tf_crop_and_resize":
+    if (name := input_name(node, 1)) and is_cropped(options):
         region = graph.constant(name)
         if region is None or region.size != 2 * len(places):
             return None
@@ -183,8 +307,7 @@ def _is_whole(axis: _Axis) -> bool:
 
 
 def _is_identity(axis: _Axis, options: dict[str, Any]) -> bool:
-    cropped = options.get("coordinate_transformation_mode") == "tf_crop_and_resize"
-    return axis.before == axis.after and axis.scale == 1.0 and not cropped
+    return axis.before == axis.after and axis.scale == 1.0 and not is_cropped(options)
 
 
 def _coordinates(axis: _Axis, options: dict[str, Any]) -> NDArray[np.float32]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from builder.importer import import_onnx
 from tests.builder.importer.rewrites.cases import ModelMaker, operators
@@ -128,3 +128,59 @@ def test_a_long_signal_needs_no_matrix(make_model: ModelMaker) -> None:
     imported = import_onnx(model)
     assert max(tensor.ByteSize() for tensor in imported.onnx.graph.initializer) < 1000
     assert imported.outputs[0].shape == (1, 2, 180_000)
+
+
+EMPTY = np.zeros(0, np.float32)
+
+
+@pytest.mark.parametrize("opset", [11, 12, 13, 18])
+@pytest.mark.parametrize(("mode", "shape"), [("nearest", (10, 4)), ("linear", (9, 5)), ("cubic", (8, 3))])
+def test_sizes_beside_empty_scales(
+    make_model: ModelMaker, noise: Any, agrees: Any, opset: int, mode: str, shape: tuple[int, int]
+) -> None:
+    # As PyTorch writes interpolate(size=...) for opsets 11 and 12, and its older releases for later ones.
+    nothing = [
+        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(EMPTY, name)) for name in "rs"
+    ]
+    node = helper.make_node("Resize", ["x", "r", "s", "n"], ["y"], mode=mode)
+    sizes = np.array([1, 2, *shape], np.int64)
+    # In opsets 11 and 12 as weights too.
+    nodes, weights = (
+        ([*nothing, node], {"n": sizes}) if opset % 2 else ([node], {"n": sizes, "r": EMPTY, "s": EMPTY})
+    )
+    model = make_model(nodes, {"x": [1, 2, 5, 4]}, {"y": [1, 2, *shape]}, weights, opset=opset)
+    agrees(model, noise(1, 2, 5, 4))
+
+
+def test_a_region_that_is_not_read(make_model: ModelMaker, noise: Any, agrees: Any) -> None:
+    node = helper.make_node("Resize", ["x", "r", "s"], ["y"], mode="linear")
+    weights = {"r": np.array([0] * 4 + [1] * 4, np.float32), "s": np.array([1, 1, 2, 2], np.float32)}
+    agrees(
+        make_model([node], {"x": [1, 2, 5, 4]}, {"y": [1, 2, 10, 8]}, weights, opset=11), noise(1, 2, 5, 4)
+    )
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize(
+    "region",
+    [[0.1, 0.2, 0.8, 0.9], [-0.4, 0.6, 0.5, 1.7], [0.9, 0.7, 0.1, 0.2], [0.5, 0.5, 0.5, 0.5]],
+    ids=str,
+)
+@pytest.mark.parametrize("size", [(6, 3), (1, 7)], ids=str)
+def test_a_region_of_the_request(
+    make_model: ModelMaker, noise: Any, run_onnx: Any, mode: str, region: list[float], size: tuple[int, int]
+) -> None:
+    node = helper.make_node(
+        "Resize",
+        ["x", "roi", "", "n"],
+        ["y"],
+        mode=mode,
+        coordinate_transformation_mode="tf_crop_and_resize",
+        extrapolation_value=7.5,
+    )
+    weights = {"n": np.array([1, 2, *size], np.int64)}
+    model = make_model([node], {"x": [1, 2, 5, 4], "roi": [8]}, {"y": [1, 2, *size]}, weights, opset=18)
+    top, left, bottom, right = region
+    feeds = {"x": noise(1, 2, 5, 4), "roi": np.array([0, 0, top, left, 1, 1, bottom, right], np.float32)}
+    found = run_onnx(import_onnx(model).onnx, feeds)[0]
+    np.testing.assert_allclose(found, run_onnx(model, feeds)[0], rtol=1e-4, atol=1e-5)
