@@ -28,7 +28,12 @@ from builder.importer.onnx_graph import OnnxGraph, ValueType, name_nodes, value_
 from builder.importer.opset import WITH_BLOCKS, convert_opset, raise_opset
 from builder.importer.relax_module import supported_operators
 from builder.importer.rewrites import apply_rewrites
-from builder.importer.rewrites.microsoft import has_contrib, needs_blocks, replace_contrib
+from builder.importer.rewrites.microsoft import (
+    has_contrib,
+    has_new_codes,
+    needs_blocks,
+    replace_contrib,
+)
 from builder.importer.shapes import refuse_huge_values
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.static_inputs import Shapes, Values, fix_inputs
@@ -78,9 +83,10 @@ def normalise(
     if has_contrib(model):
         # Before anything else: ONNX cannot infer the types of what reads these operators.
         model = convert_opset(model)
-        if needs_blocks(model):
+        blocks = needs_blocks(model)
+        if blocks or has_new_codes(model):
             model = raise_opset(model, WITH_BLOCKS)
-            if model.opset_import[0].version < WITH_BLOCKS:
+            if blocks and model.opset_import[0].version < WITH_BLOCKS:
                 progress(
                     f"weights of MatMulNBits become float32: ONNX cannot convert this model to opset "
                     f"{WITH_BLOCKS}"

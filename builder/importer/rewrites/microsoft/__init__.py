@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Final
 
 import onnx
-from onnx import defs, helper, numpy_helper, shape_inference
+from onnx import TensorProto, defs, helper, numpy_helper, shape_inference
 
 from builder.importer.constant_folding import fold_constants
-from builder.importer.onnx_graph import OnnxGraph, value_type
+from builder.importer.onnx_graph import OnnxGraph, reads, value_type
 from builder.importer.rewrites.microsoft import (
     activations,
     attention,
@@ -24,7 +24,7 @@ from builder.importer.rewrites.microsoft import (
     quantised_layers,
     rotary,
 )
-from builder.importer.rewrites.replacement import Rewrite
+from builder.importer.rewrites.replacement import Rewrite, input_name
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 
 DOMAIN: Final = "com.microsoft"
@@ -67,6 +67,7 @@ CONTRIB: Final[Mapping[str, Rewrite]] = {
     "QLinearAdd": quantised.binary("Add"),
     "QLinearAveragePool": quantised.unary(quantised.average_pool),
     "QLinearConcat": quantised.concat,
+    "QLinearConv": quantised.conv,
     "QLinearGlobalAveragePool": quantised.unary(quantised.global_average_pool),
     "QLinearLeakyRelu": quantised.unary(quantised.leaky_relu),
     "QLinearMul": quantised.binary("Mul"),
@@ -89,6 +90,8 @@ CONTRIB: Final[Mapping[str, Rewrite]] = {
 # Operators that ONNX Runtime registers in ONNX's own domain, some for opsets that do not define them.
 IN_ONNX_DOMAIN: Final = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
 
+_NEW_CODES: Final = frozenset({TensorProto.INT16, TensorProto.UINT16, TensorProto.INT4, TensorProto.UINT4})
+
 _MALFORMED: Final = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
@@ -102,6 +105,18 @@ def needs_blocks(model: onnx.ModelProto) -> bool:
     return any(node.domain == DOMAIN and node.op_type == "MatMulNBits" for node in model.graph.node)
 
 
+def has_new_codes(model: onnx.ModelProto) -> bool:
+    """Whether a model quantises to 16 or 4 bits, which ONNX itself has only since opset 21."""
+    graph = OnnxGraph(model)
+    kinds = (
+        graph.type_of(name)
+        for node in model.graph.node
+        if node.domain == DOMAIN and node.op_type in ("QuantizeLinear", "DequantizeLinear")
+        for name in (node.input[0], input_name(node, 2))
+    )
+    return any(kind is not None and kind.elem_type in _NEW_CODES for kind in kinds)
+
+
 def replace_contrib(model: onnx.ModelProto) -> None:
     """Replace operators of com.microsoft, in place, as far as their shapes are known.
 
@@ -110,8 +125,17 @@ def replace_contrib(model: onnx.ModelProto) -> None:
     model
         The model, with static inputs and an opset of at least 17.
     """
+    _drop_unread_outputs(model.graph)
     while has_contrib(model) and _replace_once(model):
         fold_constants(model, strict=False)
+
+
+def _drop_unread_outputs(graph: onnx.GraphProto) -> None:
+    """Take the names of outputs that nothing reads: some exporters name all that an operator has."""
+    read = {output.name for output in graph.output}.union(*map(reads, graph.node))
+    for node in graph.node:
+        if node.domain == DOMAIN:
+            node.output[:] = [name if name in read else "" for name in node.output]
 
 
 def _replace_once(model: onnx.ModelProto) -> int:

@@ -10,7 +10,7 @@ from typing import Final
 
 import onnx
 from numpy.typing import DTypeLike
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.microsoft.activations import silu
@@ -23,22 +23,29 @@ _EPSILON: Final = 1e-5
 
 def layer_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """LayerNormalization, which ONNX Runtime also writes into models older than ONNX's own."""
-    options = attributes(node)
-    new = Replacement(node, graph)
-    if output_name(node, 1) or output_name(node, 2):
-        return None
-    axis, epsilon = int(options.get("axis", -1)), float(options.get("epsilon", _EPSILON))
-    names = [name for name in node.input if name]
-    new.op("LayerNormalization", *names, to=node.output[0], axis=axis, epsilon=epsilon)
-    return new.nodes
+    del graph
+    options = {"axis": -1, "epsilon": _EPSILON, **attributes(node)}
+    return [helper.make_node(node.op_type, list(node.input), list(node.output), name=node.name, **options)]
 
 
 def rms(
-    new: Replacement, x: str, scale: str, axes: Sequence[int], epsilon: float, dtype: DTypeLike, to: str = ""
+    new: Replacement,
+    x: str,
+    scale: str,
+    axes: Sequence[int],
+    epsilon: float,
+    dtype: DTypeLike,
+    to: str = "",
+    inverse: str = "",
 ) -> str:
-    """Divide x by the root of its mean square over some axes, and multiply it by a scale."""
+    """Divide x by the root of its mean square over some axes, and multiply it by a scale.
+
+    The value called `inverse`, if any, is the reciprocal of the root.
+    """
     mean = new.reduce("ReduceMean", new.op("Mul", x, x), axes, keep=True)
     root = new.op("Sqrt", new.op("Add", mean, new.constant(epsilon, dtype)))
+    if inverse:
+        new.op("Reciprocal", root, to=inverse)
     return new.op("Mul", new.op("Div", x, root), scale, to=to)
 
 
@@ -46,7 +53,7 @@ def simplified_layer_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Se
     """SimplifiedLayerNormalization: RMS normalisation from an axis on."""
     options = attributes(node)
     found = graph.type_of(node.input[0])
-    if found is None or found.shape is None or output_name(node, 1):
+    if found is None or found.shape is None:
         return None
     rank = len(found.shape)
     axes = list(range(int(options.get("axis", -1)) % rank, rank))
@@ -59,6 +66,7 @@ def simplified_layer_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Se
         float(options.get("epsilon", _EPSILON)),
         found.dtype,
         node.output[0],
+        output_name(node, 1),
     )
     return new.nodes
 

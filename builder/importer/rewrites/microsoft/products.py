@@ -38,7 +38,7 @@ def _conv(node: onnx.NodeProto, graph: OnnxGraph, *, channels_last: bool) -> Seq
         return None
     new = Replacement(node, graph)
     rank = len(shape)
-    first, back = _channels_first(rank), _channels_last(rank)
+    first, back = to_channels_first(rank), to_channels_last(rank)
     x, weight = node.input[:2]
     if channels_last:
         x, weight = new.op("Transpose", x, perm=first), new.op("Transpose", weight, perm=first)
@@ -57,11 +57,13 @@ def _conv(node: onnx.NodeProto, graph: OnnxGraph, *, channels_last: bool) -> Seq
     return new.nodes
 
 
-def _channels_first(rank: int) -> list[int]:
+def to_channels_first(rank: int) -> list[int]:
+    """The permutation that moves channels from the last axis to the second."""
     return [0, rank - 1, *range(1, rank - 1)]
 
 
-def _channels_last(rank: int) -> list[int]:
+def to_channels_last(rank: int) -> list[int]:
+    """The permutation that moves channels from the second axis to the last."""
     return [0, *range(2, rank), 1]
 
 
@@ -73,8 +75,8 @@ def nhwc_max_pool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeP
         return None
     new = Replacement(node, graph)
     kept = {name: options[name] for name in _POOL_ATTRIBUTES if name in options}
-    x = new.op("MaxPool", new.op("Transpose", node.input[0], perm=_channels_first(len(shape))), **kept)
-    new.op("Transpose", x, perm=_channels_last(len(shape)), to=node.output[0])
+    x = new.op("MaxPool", new.op("Transpose", node.input[0], perm=to_channels_first(len(shape))), **kept)
+    new.op("Transpose", x, perm=to_channels_last(len(shape)), to=node.output[0])
     return new.nodes
 
 

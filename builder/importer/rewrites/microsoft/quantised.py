@@ -15,10 +15,12 @@ from onnx import TensorProto, helper
 
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.opset import WITH_BLOCKS
+from builder.importer.rewrites.microsoft.products import to_channels_first, to_channels_last
 from builder.importer.rewrites.replacement import Replacement, Rewrite, input_name
 
 # Codes of four bits in a byte, the lower half first.
 _NIBBLES: Final = 2
+_SOFTMAX_OF_ONE_AXIS: Final = 13
 
 
 def binary(op_type: str) -> Rewrite:
@@ -33,55 +35,83 @@ def binary(op_type: str) -> Rewrite:
     return rewrite
 
 
-def unary(operate: Callable[[Replacement, onnx.NodeProto, str], str]) -> Rewrite:
-    """Return the rewrite of an operator of x, x_scale, x_zero, y_scale, y_zero."""
+def unary(operate: Callable[[Replacement, onnx.NodeProto, str, tuple[int, ...]], str]) -> Rewrite:
+    """Return the rewrite of an operator of x, x_scale, x_zero, y_scale, y_zero.
+
+    `operate` gets the name of x and its shape; with the attribute `channels_last`, as with channels first.
+    """
 
     def rewrite(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+        shape = graph.shape_of(node.input[0])
+        if shape is None:
+            return None
         new = Replacement(node, graph)
-        y = operate(new, node, _dequantised(new, *_three(node, 0)))
+        x = _dequantised(new, *_three(node, 0))
+        if not attributes(node).get("channels_last", 0):
+            return _quantised(new, node, operate(new, node, x, shape), *_three(node, 3)[:2])
+        rank = len(shape)
+        x = new.op("Transpose", x, perm=to_channels_first(rank))
+        y = operate(new, node, x, (shape[0], shape[-1], *shape[1:-1]))
+        y = new.op("Transpose", y, perm=to_channels_last(rank))
         return _quantised(new, node, y, *_three(node, 3)[:2])
 
     return rewrite
 
 
-def leaky_relu(new: Replacement, node: onnx.NodeProto, x: str) -> str:
+def leaky_relu(new: Replacement, node: onnx.NodeProto, x: str, _shape: tuple[int, ...]) -> str:
     """QLinearLeakyRelu."""
     return new.op("LeakyRelu", x, alpha=float(attributes(node).get("alpha", 0.01)))
 
 
-def sigmoid(new: Replacement, node: onnx.NodeProto, x: str) -> str:
+def sigmoid(new: Replacement, _node: onnx.NodeProto, x: str, _shape: tuple[int, ...]) -> str:
     """QLinearSigmoid."""
-    del node
     return new.op("Sigmoid", x)
 
 
-def softmax(new: Replacement, node: onnx.NodeProto, x: str) -> str:
-    """QLinearSoftmax; only with the meaning of axis that Softmax has since opset 13."""
+def softmax(new: Replacement, node: onnx.NodeProto, x: str, shape: tuple[int, ...]) -> str:
+    """QLinearSoftmax; the Softmax of an opset before 13 takes all axes from `axis` on for one."""
     given = attributes(node)
-    if int(given.get("opset", 13)) < 13:
-        raise ValueError("expected the Softmax of opset 13 or later")
-    return new.op("Softmax", x, axis=int(given.get("axis", -1)))
+    axis = int(given.get("axis", -1))
+    if int(given.get("opset", _SOFTMAX_OF_ONE_AXIS)) >= _SOFTMAX_OF_ONE_AXIS:
+        return new.op("Softmax", x, axis=axis)
+    flat = new.op("Flatten", x, axis=axis)
+    return new.op("Reshape", new.op("Softmax", flat, axis=-1), new.ints(*shape))
 
 
-def average_pool(new: Replacement, node: onnx.NodeProto, x: str) -> str:
-    """QLinearAveragePool, with channels first."""
-    _refuse_channels_last(node)
+def average_pool(new: Replacement, node: onnx.NodeProto, x: str, _shape: tuple[int, ...]) -> str:
+    """QLinearAveragePool."""
     y = new.op("AveragePool", x)
     names = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
     new.nodes[-1].attribute.extend(a for a in node.attribute if a.name in names)
     return y
 
 
-def global_average_pool(new: Replacement, node: onnx.NodeProto, x: str) -> str:
-    """QLinearGlobalAveragePool, with channels first."""
-    _refuse_channels_last(node)
+def global_average_pool(new: Replacement, _node: onnx.NodeProto, x: str, _shape: tuple[int, ...]) -> str:
+    """QLinearGlobalAveragePool."""
     return new.op("GlobalAveragePool", x)
 
 
-def reduce_mean(new: Replacement, node: onnx.NodeProto, x: str) -> str:
+def reduce_mean(new: Replacement, node: onnx.NodeProto, x: str, _shape: tuple[int, ...]) -> str:
     """QLinearReduceMean with the axes as an attribute."""
     given = attributes(node)
     return new.reduce("ReduceMean", x, [int(a) for a in given["axes"]], keep=bool(given.get("keepdims", 1)))
+
+
+def conv(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """QLinearConv, which ONNX Runtime writes with channels last; its weights have channels first."""
+    shape = graph.shape_of(node.input[0])
+    if shape is None:
+        return None
+    options = attributes(node)
+    turned = bool(options.pop("channels_last", 0))
+    new = Replacement(node, graph)
+    x, *rest = node.input
+    if turned:
+        x = new.op("Transpose", x, perm=to_channels_first(len(shape)))
+    y = new.op("QLinearConv", x, *rest, to="" if turned else node.output[0], **options)
+    if turned:
+        new.op("Transpose", y, perm=to_channels_last(len(shape)), to=node.output[0])
+    return new.nodes
 
 
 def concat(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto]:
@@ -231,8 +261,3 @@ def _quantised(
 ) -> Sequence[onnx.NodeProto]:
     new.op("QuantizeLinear", y, scale, *([zero] if zero else []), to=node.output[0])
     return new.nodes
-
-
-def _refuse_channels_last(node: onnx.NodeProto) -> None:
-    if int(attributes(node).get("channels_last", 0)):
-        raise ValueError("expected channels first")

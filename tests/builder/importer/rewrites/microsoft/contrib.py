@@ -35,7 +35,10 @@ def bits(*shape: int) -> NDArray[np.int32]:
 
 @dataclass
 class Node:
-    """A node: its inputs (None for one that is absent), which are weights, which outputs are read."""
+    """A node: its inputs (None for one that is absent), which are weights, which outputs are read.
+
+    The first `named` outputs have names, read or not.
+    """
 
     op: str
     inputs: Sequence[NDArray[Any] | None]
@@ -44,6 +47,7 @@ class Node:
     domain: str = "com.microsoft"
     opset: int = 17
     attributes: dict[str, Any] = field(default_factory=dict)
+    named: int = 0
 
     def feeds(self) -> dict[str, NDArray[Any]]:
         return {f"i{k}": a for k, a in enumerate(self.inputs) if a is not None and k not in self.weights}
@@ -51,10 +55,11 @@ class Node:
     def model(self, results: Sequence[NDArray[Any]] | None = None) -> onnx.ModelProto:
         """The model of only this node, with the types of its results if they are known."""
         names = ["" if a is None else f"i{k}" for k, a in enumerate(self.inputs)]
-        made = [f"o{k}" if k in self.outputs else "" for k in range(max(self.outputs) + 1)]
+        count = max(self.named, *(k + 1 for k in self.outputs))
+        made = [f"o{k}" if k in self.outputs or k < self.named else "" for k in range(count)]
         node = helper.make_node(self.op, names, made, name="node", domain=self.domain, **self.attributes)
         inputs = [_info(name, array) for name, array in self.feeds().items()]
-        outputs = [onnx.ValueInfoProto(name=name) for name in made if name]
+        outputs = [onnx.ValueInfoProto(name=f"o{k}") for k in sorted(self.outputs)]
         if results is not None:
             outputs = [_info(o.name, array) for o, array in zip(outputs, results, strict=True)]
         elif "Attention" in self.op:

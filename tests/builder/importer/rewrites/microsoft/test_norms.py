@@ -28,6 +28,21 @@ CASES = {
         [randn(2, 3, 4), randn(2, 3, 4), randn(4), randn(4)],
         outputs=(0, 3),
     ),
+    "with statistics": Node(
+        "LayerNormalization", [randn(2, 3, 4), randn(4), randn(4)], domain="", outputs=(0, 1, 2)
+    ),
+    "statistics that nothing reads": Node(
+        "LayerNormalization", [randn(2, 3, 4), randn(4), randn(4)], domain="", opset=11, named=3
+    ),
+    "skip, with statistics that nothing reads": Node(
+        "SkipLayerNormalization", [randn(2, 3, 4), randn(2, 3, 4), randn(4), randn(4)], named=3
+    ),
+    "skip rms, with statistics that nothing reads": Node(
+        "SkipSimplifiedLayerNormalization",
+        [randn(2, 3, 4), randn(2, 3, 4), randn(4)],
+        outputs=(0, 3),
+        named=4,
+    ),
     "embedding": Node(
         "EmbedLayerNormalization",
         [ints(2, 5), ints(2, 5, high=2), *TABLES, MASK],
