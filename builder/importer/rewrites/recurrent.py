@@ -22,13 +22,46 @@ from builder.importer.rewrites.replacement import Replacement, input_name, outpu
 
 # A step is a dozen kernels: with more steps, compiling takes minutes and the code outgrows the caches.
 MAX_STEPS: Final = 512
-_PLAIN_ACTIVATIONS: Final = frozenset({"Sigmoid", "Tanh", "Relu", "Softsign", "Softplus"})
+# Activations of the specification, and the defaults of their parameters, alpha and beta. As in ONNX Runtime,
+# a layer's lists of parameters have values only for activations that take them.
+_PARAMETERS: Final[Mapping[str, tuple[float | None, float | None]]] = {
+    "Affine": (1.0, 0.0),
+    "Elu": (1.0, None),
+    "HardSigmoid": (0.2, 0.5),
+    "LeakyRelu": (0.01, None),
+    "Relu": (None, None),
+    "ScaledTanh": (1.0, 1.0),
+    "Sigmoid": (None, None),
+    "Softplus": (None, None),
+    "Softsign": (None, None),
+    "Tanh": (None, None),
+    "ThresholdedRelu": (1.0, None),
+}
 _GATES: Final[Mapping[str, int]] = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "LSTM": ("Sigmoid", "Tanh", "Tanh"),
     "GRU": ("Sigmoid", "Tanh"),
     "RNN": ("Tanh",),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Activation:
+    """An activation and its parameters, of which some activations have none."""
+
+    name: str
+    alpha: float | None = None
+    beta: float | None = None
+
+    def emit(self, new: Replacement, x: str, dtype: np.dtype[Any]) -> str:
+        alpha, beta = (new.constant(value or 0.0, dtype) for value in (self.alpha, self.beta))
+        match self.name:
+            case "Affine":
+                return new.op("Add", new.op("Mul", x, alpha), beta)
+            case "ScaledTanh":
+                return new.op("Mul", new.op("Tanh", new.op("Mul", x, beta)), alpha)
+        given = {"alpha": self.alpha, "beta": self.beta}
+        return new.op(self.name, x, **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +72,8 @@ class _Layer:
     ----------
     node
         The LSTM, GRU or RNN.
+    graph
+        The graph of the node.
     new
         Collects the new nodes.
     options
@@ -50,6 +85,7 @@ class _Layer:
     """
 
     node: onnx.NodeProto
+    graph: OnnxGraph
     new: Replacement
     options: Mapping[str, Any]
     batch: int
@@ -78,7 +114,20 @@ class _Layer:
     def activate(self, cell: _Cell, index: int, x: str) -> str:
         if clip := float(self.options.get("clip", 0.0)):
             x = self.new.op("Clip", x, self.constant(-clip), self.constant(clip))
-        return self.new.op(cell.activations[index], x)
+        return cell.activations[index].emit(self.new, x, self.dtype)
+
+    def running(self, step: int) -> str | None:
+        """Which sequences have a step, [batch, 1]; empty if all have it, None if none has it."""
+        name = input_name(self.node, 4)
+        if not name:
+            return ""
+        lengths = self.graph.constant(name)
+        if lengths is None:
+            mask = self.new.op("Greater", name, self.new.constant(step, np.int32))
+            return self.new.op("Unsqueeze", mask, self.new.ints(1))
+        if np.all(lengths > step):
+            return ""
+        return self.new.constant(lengths.reshape(-1, 1) > step, np.bool_) if np.any(lengths > step) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +143,19 @@ class _Cell:
     peepholes
         An LSTM's weights for i, o and f, [hidden] each; empty if it has none.
     activations
-        Names of ONNX operators, in the order of the specification.
+        In the order of the specification.
     """
 
     recurrent: tuple[str, ...]
     candidate_bias: str
     peepholes: tuple[str, ...]
-    activations: tuple[str, ...]
+    activations: tuple[_Activation, ...]
 
 
 def prepare(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """Unroll a recurrent layer, or bring it into the form of the kernel.
 
-    None if it has that form already, its length is unknown, or an activation has parameters.
+    None if it has that form already, its length is unknown, or it has an activation of its own.
     """
     return _in_kernel_form(node, graph) if _fits_kernel(node, graph) else _unroll(node, graph)
 
@@ -121,7 +170,7 @@ def _fits_kernel(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
     weights = [input_name(node, index) for index in (1, 2, 3)]
     if any(name and graph.constant(name) is None for name in weights) or input_name(node, 7):
         return False
-    if _activations(node, options, directions) != _ACTIVATIONS[node.op_type] * directions:
+    if _activations(node, options, directions) != _usual(node) * directions:
         return False
     if options.get("clip", 0.0) or options.get("input_forget", 0):
         return False
@@ -159,7 +208,7 @@ def _in_kernel_form(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Nod
 
 
 def _unroll(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Unroll a recurrent layer; None if its length is unknown or an activation has parameters."""
+    """Unroll a recurrent layer; None if its length is unknown, or it has an activation of its own."""
     options = attributes(node)
     shape, weights = graph.shape_of(node.input[0]), graph.shape_of(node.input[2])
     found = graph.type_of(node.input[0])
@@ -168,10 +217,10 @@ def _unroll(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] 
     if shape is None or weights is None or found is None or chosen is None:
         return None
     batch, steps = (shape[0], shape[1]) if options.get("layout", 0) else (shape[1], shape[0])
-    if steps * directions > MAX_STEPS or not _runs_to_the_end(node, graph, steps):
+    if steps * directions > MAX_STEPS:
         return None
     new = Replacement(node, graph)
-    layer = _Layer(node, new, options, batch, steps, weights[-1], found.dtype)
+    layer = _Layer(node, graph, new, options, batch, steps, weights[-1], found.dtype)
     x = new.op("Transpose", node.input[0], perm=[1, 0, 2]) if layer.batch_first else node.input[0]
     sequences, finals, cells = [], [], []
     count = len(_ACTIVATIONS[node.op_type])
@@ -186,11 +235,29 @@ def _unroll(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] 
     return new.nodes
 
 
-def _activations(node: onnx.NodeProto, options: Mapping[str, Any], directions: int) -> tuple[str, ...] | None:
-    usual = _ACTIVATIONS[node.op_type] * directions
-    given = tuple(name.decode() for name in options.get("activations", ()))
-    chosen = given or usual
-    return chosen if set(chosen) <= _PLAIN_ACTIVATIONS and len(chosen) == len(usual) else None
+def _usual(node: onnx.NodeProto) -> tuple[_Activation, ...]:
+    return tuple(map(_Activation, _ACTIVATIONS[node.op_type]))
+
+
+def _activations(
+    node: onnx.NodeProto, options: Mapping[str, Any], directions: int
+) -> tuple[_Activation, ...] | None:
+    """The activations of all directions; None if there are too few, or one is not of the specification."""
+    usual = _usual(node) * directions
+    names = [name.decode() for name in options.get("activations", ())]
+    alphas, betas = (iter(options.get(f"activation_{name}", ())) for name in ("alpha", "beta"))
+    chosen = []
+    for name in names:
+        if name not in _PARAMETERS:
+            return None
+        alpha, beta = (
+            None if default is None else float(next(values, default))
+            for default, values in zip(_PARAMETERS[name], (alphas, betas), strict=True)
+        )
+        chosen.append(_Activation(name, alpha, beta))
+    if not chosen:
+        return usual
+    return tuple(chosen) if len(chosen) == len(usual) else None
 
 
 def _runs_to_the_end(node: onnx.NodeProto, graph: OnnxGraph, steps: int) -> bool:
@@ -202,7 +269,9 @@ def _runs_to_the_end(node: onnx.NodeProto, graph: OnnxGraph, steps: int) -> bool
     return value is not None and bool(np.all(value == steps))
 
 
-def _prepare(layer: _Layer, x: str, direction: int, activations: tuple[str, ...]) -> tuple[_Cell, str]:
+def _prepare(
+    layer: _Layer, x: str, direction: int, activations: tuple[_Activation, ...]
+) -> tuple[_Cell, str]:
     """The weights of one direction, and its inputs' share of all gates, [steps, batch, gates * hidden]."""
     node, new, hidden = layer.node, layer.new, layer.hidden
     size = _GATES[layer.kind] * hidden
@@ -229,8 +298,14 @@ def _run(
     """Run all steps: outputs in the order of time, [1, batch, hidden] each, and the final states."""
     new = layer.new
     state, memory = (_initial_state(layer, index, direction) for index in (5, 6))
+    zeros = layer.constant(np.zeros((layer.batch, layer.hidden)))
     outputs = [""] * layer.steps
     for step in range(layer.steps - 1, -1, -1) if backwards else range(layer.steps):
+        running = layer.running(step)
+        if running is None:
+            outputs[step] = new.op("Unsqueeze", zeros, new.ints(0))
+            continue
+        before, remembered = state, memory
         gates = new.op("Gather", projected, new.constant(step, np.int64), axis=0)
         if layer.kind == "LSTM":
             state, memory = _lstm_step(layer, cell, gates, state, memory)
@@ -239,7 +314,12 @@ def _run(
         else:
             total = new.op("Add", gates, new.op("MatMul", state, cell.recurrent[0]))
             state = layer.activate(cell, 0, total)
-        outputs[step] = new.op("Unsqueeze", state, new.ints(0))
+        output = state
+        if running:
+            output = new.op("Where", running, state, zeros)
+            state = new.op("Where", running, state, before)
+            memory = new.op("Where", running, memory, remembered) if layer.kind == "LSTM" else memory
+        outputs[step] = new.op("Unsqueeze", output, new.ints(0))
     return outputs, (state, memory)
 
 
@@ -286,7 +366,7 @@ def _lstm_step(layer: _Layer, cell: _Cell, gates: str, state: str, memory: str) 
         outward = new.op("Add", outward, new.op("Mul", cell.peepholes[1], memory))
     outward = layer.activate(cell, 0, outward)
     # The specification clips inputs of gates; the cell state is not one.
-    return new.op("Mul", outward, new.op(cell.activations[2], memory)), memory
+    return new.op("Mul", outward, cell.activations[2].emit(new, memory, layer.dtype)), memory
 
 
 def _join(layer: _Layer, sequences: list[str], finals: list[str], cells: list[str]) -> None:

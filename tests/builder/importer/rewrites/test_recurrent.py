@@ -90,6 +90,72 @@ def test_recurrent_layers(
     )
 
 
-def test_a_recurrent_layer_over_shorter_sequences_is_refused(make_model: ModelMaker, noise: Any) -> None:
-    with pytest.raises(Exception, match=r"LSTM \(layer\)"):
-        import_onnx(recurrent(make_model, noise, "LSTM", lengths=[STEPS, STEPS - 1]))
+SHORTER = [
+    (kind, {"lengths": lengths, "direction": direction, "state": state})
+    for kind in ("LSTM", "GRU", "RNN")
+    for lengths, direction, state in (
+        ([STEPS, STEPS - 1], "forward", False),
+        ([STEPS - 2, STEPS - 1], "reverse", True),
+        ([1, STEPS - 1], "bidirectional", True),
+    )
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), SHORTER)
+def test_sequences_of_different_lengths(
+    make_model: ModelMaker, noise: Any, agrees: Any, kind: str, options: dict[str, Any]
+) -> None:
+    agrees(recurrent(make_model, noise, kind, **options), noise(STEPS, BATCH, WIDTH))
+
+
+def test_lengths_of_the_request(make_model: ModelMaker, noise: Any, run_onnx: Any) -> None:
+    model = recurrent(make_model, noise, "GRU", lengths=[STEPS, 1], direction="bidirectional")
+    (lengths,) = (tensor for tensor in model.graph.initializer if tensor.name == "lengths")
+    model.graph.initializer.remove(lengths)
+    model.graph.input.append(helper.make_tensor_value_info("lengths", lengths.data_type, [BATCH]))
+    normal = import_onnx(model).onnx
+    for each in ([STEPS, STEPS], [2, STEPS - 1], [1, 1]):
+        feeds = {"X": noise(STEPS, BATCH, WIDTH), "lengths": np.array(each, np.int32)}
+        for found, wanted in zip(run_onnx(normal, feeds), run_onnx(model, feeds), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+PARAMETERS = {
+    "Affine": (0.7, 0.2),
+    "Elu": (0.7, None),
+    "HardSigmoid": (0.3, 0.4),
+    "LeakyRelu": (0.2, None),
+    "ScaledTanh": (0.8, 0.6),
+    "Softplus": (None, None),
+    "Softsign": (None, None),
+    "ThresholdedRelu": (0.1, None),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_an_activation_with_parameters(make_model: ModelMaker, noise: Any, run_onnx: Any, name: str) -> None:
+    alpha, beta = PARAMETERS[name]
+    options: dict[str, Any] = {"activations": [name]}
+    options |= {} if alpha is None else {"activation_alpha": [alpha]}
+    options |= {} if beta is None else {"activation_beta": [beta]}
+    same_after_import(recurrent(make_model, noise, "RNN", **options), noise, run_onnx)
+
+
+def test_parameters_are_listed_only_for_activations_that_have_them(
+    make_model: ModelMaker, noise: Any, run_onnx: Any
+) -> None:
+    options = {
+        "activations": ["HardSigmoid", "ScaledTanh", "Tanh", "Sigmoid", "LeakyRelu", "Elu"],
+        "activation_alpha": [0.3, 0.8, 0.1, 0.6],
+        "activation_beta": [0.4, 0.5],
+    }
+    same_after_import(
+        recurrent(make_model, noise, "LSTM", direction="bidirectional", **options), noise, run_onnx
+    )
+
+
+def same_after_import(model: onnx.ModelProto, noise: Any, run_onnx: Any) -> None:
+    feeds = {"X": noise(STEPS, BATCH, WIDTH)}
+    found, expected = run_onnx(import_onnx(model).onnx, feeds), run_onnx(model, feeds)
+    for got, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
