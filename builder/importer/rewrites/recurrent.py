@@ -60,7 +60,7 @@ class _Activation:
                 return new.op("Add", new.op("Mul", x, alpha), beta)
             case "ScaledTanh":
                 return new.op("Mul", new.op("Tanh", new.op("Mul", x, beta)), alpha)
-        given = {"alpha": self.alpha, "beta": self.beta}
+        given: dict[str, Any] = {"alpha": self.alpha, "beta": self.beta}
         return new.op(self.name, x, **{name: value for name, value in given.items() if value is not None})
 
 

@@ -13,7 +13,8 @@ from builder.importer import import_onnx
 from tests.builder.importer.rewrites.cases import ModelMaker
 from tests.builder.importer.rewrites.microsoft.contrib import Node, imported_outputs, randn, run_unoptimised
 
-STEP, WIDE = np.float32(0.05), np.float32(0.11)
+STEP, WIDE = np.array(0.05, np.float32), np.array(0.11, np.float32)
+BYTE = np.array(3, np.uint8)
 
 
 def codes(*shape: int, dtype: str = "u1") -> NDArray[Any]:
@@ -34,7 +35,7 @@ def check_codes(node: Node) -> None:
 @pytest.mark.parametrize("dtype", ["u1", "i1"])
 @pytest.mark.parametrize("shape", [(2, 5, 4, 3), (1, 7, 3), (1, 3, 4, 5, 2)], ids=str)
 def test_poolings_of_either_layout(last: int, dtype: str, shape: tuple[int, ...]) -> None:
-    rest = [STEP, np.array(3, dtype), WIDE, np.array(7, dtype)]
+    rest: list[NDArray[Any] | None] = [STEP, np.array(3, dtype), WIDE, np.array(7, dtype)]
     rank = len(shape) - 2
     window = {"kernel_shape": [2] * rank, "pads": [1] * 2 * rank, "strides": [2] * rank}
     for op, how in (("QLinearGlobalAveragePool", {}), ("QLinearAveragePool", window)):
@@ -52,14 +53,23 @@ def test_poolings_of_either_layout(last: int, dtype: str, shape: tuple[int, ...]
 def test_a_convolution_of_either_layout(last: int) -> None:
     x = codes(1, 6, 5, 4)
     weights = (codes(2, 4 if last else 6, 3, 3) - 60).astype("i1")
-    inputs = [x, STEP, np.uint8(3), weights, np.float32(0.02), np.int8(0), np.float32(3), np.uint8(7)]
+    inputs: list[NDArray[Any] | None] = [
+        *(x, STEP, BYTE, weights, STEP, np.array(0, np.int8)),
+        *(np.array(3, np.float32), BYTE),
+    ]
     how = {"kernel_shape": [3, 3], "pads": [1] * 4, "strides": [2, 1], "channels_last": last}
     check_codes(Node("QLinearConv", inputs, range(1, 8), attributes=how))
 
 
 @pytest.mark.parametrize(("opset", "axis"), [(9, 1), (9, 2), (13, 1), (13, -1)])
 def test_softmax_of_an_old_opset_takes_all_axes_behind_one(opset: int, axis: int) -> None:
-    inputs = [codes(2, 3, 4), np.float32(0.02), np.uint8(3), np.float32(1 / 256), np.uint8(0)]
+    inputs: list[NDArray[Any] | None] = [
+        codes(2, 3, 4),
+        STEP,
+        BYTE,
+        np.array(1 / 256, np.float32),
+        np.array(0, np.uint8),
+    ]
     check_codes(Node("QLinearSoftmax", inputs, range(1, 5), attributes={"axis": axis, "opset": opset}))
 
 
@@ -67,7 +77,7 @@ def test_softmax_of_an_old_opset_takes_all_axes_behind_one(opset: int, axis: int
 @pytest.mark.parametrize(("dtype", "zero"), [("u2", 300), ("i2", -77), ("u1", 9)])
 def test_codes_of_16_bits_below_opset_21(make_model: ModelMaker, opset: int, dtype: str, zero: int) -> None:
     domain = "com.microsoft"
-    weights = {"s": np.float32([0.01, 0.002, 0.3]), "z": np.array([zero, 0, 5], dtype)}
+    weights = {"s": np.array([0.01, 0.002, 0.3], np.float32), "z": np.array([zero, 0, 5], dtype)}
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], domain=domain, axis=1),
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], domain=domain, axis=1),
