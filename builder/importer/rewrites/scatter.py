@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -15,9 +14,8 @@ from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, input_name, output_name
 from builder.importer.rewrites.windows import Windows
 
-# Windows of a pooling with indices; each is a slice and a comparison.
-MAX_WINDOW: Final = 64
-_FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16})
+# The extents of a window of a pooling with indices, added up; each place is a slice and a comparison.
+MAX_WINDOW: Final = 512
 
 
 def tensor_scatter(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
@@ -123,63 +121,69 @@ def column_to_image(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Nod
 
 
 def max_pool_with_indices(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """MaxPool that also returns where each maximum was: one comparison for each place of the window."""
+    """MaxPool that also returns where each maximum was: one axis after the other, from the last.
+
+    Of equal numbers the first counts, in the order of rows: the first of its row, in the first row.
+    """
     where = output_name(node, 1)
     options = attributes(node)
     found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
-    if not where or found is None or shape is None or found.elem_type not in _FLOATS:
+    if not where or found is None or shape is None or found.dtype.kind not in "fiu":
         return None
     kernel = [int(k) for k in options["kernel_shape"]]
     rank = len(kernel)
     strides, dilations = (list(options.get(key, [1] * rank)) for key in ("strides", "dilations"))
-    if int(np.prod(kernel)) > MAX_WINDOW:
+    if sum(kernel) > MAX_WINDOW:
         return None
     windows = Windows.of(options, shape[2:], kernel)
-    begins, ends, result = windows.begins, windows.reach, (*shape[:2], *windows.counts)
+    begins, ends = windows.begins, windows.reach
     new = Replacement(node, graph)
-    x = node.input[0]
+    best = node.input[0]
     if any(begins) or any(ends):
-        lowest = new.constant(-np.inf, found.dtype)
-        x = new.op("Pad", x, new.ints(0, 0, *begins, 0, 0, *ends), lowest)
-    planes = np.arange(shape[0] * shape[1]).reshape(shape[0], shape[1], *[1] * rank)
-    best = index = ""
-    for offsets in itertools.product(*(range(k) for k in kernel)):
-        first = [o * d for o, d in zip(offsets, dilations, strict=True)]
-        last = [f + s * (r - 1) + 1 for f, s, r in zip(first, strides, result[2:], strict=True)]
-        axes = new.ints(*range(2, rank + 2))
-        value = new.op("Slice", x, new.ints(*first), new.ints(*last), axes, new.ints(*strides))
-        place = new.constant(_flat(shape, planes, first, begins, strides, result, options), np.int64)
-        if not best:
-            best, index = value, new.op("Expand", place, new.ints(*result))
-            continue
-        larger = new.op("Greater", value, best)
-        best = new.op("Where", larger, value, best)
-        index = new.op("Where", larger, place, index)
+        lowest = -np.inf if found.dtype.kind == "f" else np.iinfo(found.dtype).min
+        widths = new.ints(0, 0, *begins, 0, 0, *ends)
+        best = new.op("Pad", best, widths, new.constant(lowest, found.dtype))
+    index = new.constant(_flat(shape, begins, ends, bool(options.get("storage_order", 0))), np.int64)
+    for axis in reversed(range(rank)):
+        values, places = (
+            _along(new, tensor, axis, windows.counts[axis], kernel[axis], strides[axis], dilations[axis])
+            for tensor in (best, index)
+        )
+        best, index = values[0], places[0]
+        for value, place in zip(values[1:], places[1:], strict=True):
+            larger = new.op("Greater", value, best)
+            best = new.op("Where", larger, value, best)
+            index = new.op("Where", larger, place, index)
     if node.output[0]:
         new.op("Identity", best, to=node.output[0])
-    new.op("Identity", index, to=where)
+    planes = np.arange(shape[0] * shape[1]).reshape(shape[0], shape[1], *[1] * rank)
+    new.op("Add", index, new.constant(planes * int(np.prod(shape[2:])), np.int64), to=where)
     return new.nodes
 
 
+def _along(
+    new: Replacement, x: str, axis: int, count: int, kernel: int, stride: int, dilation: int
+) -> list[str]:
+    """The elements of all windows along a spatial axis, one tensor for each place of the window."""
+    ends = [place * dilation + stride * (count - 1) + 1 for place in range(kernel)]
+    return [
+        new.op("Slice", x, *map(new.ints, (place * dilation, end, axis + 2, stride)))
+        for place, end in enumerate(ends)
+    ]
+
+
 def _flat(
-    shape: Sequence[int],
-    planes: NDArray[Any],
-    first: Sequence[int],
-    begins: Sequence[int],
-    strides: Sequence[int],
-    result: Sequence[int],
-    options: dict[str, Any],
-) -> NDArray[Any]:
-    """The flat index into the input of the place of a window that begins at `first`."""
-    rank = len(first)
-    order = range(rank) if not options.get("storage_order", 0) else reversed(range(rank))
+    shape: Sequence[int], begins: Sequence[int], ends: Sequence[int], columns_first: bool
+) -> NDArray[np.int64]:
+    """The flat index into a plane of each place of the padded input, `[1, 1, *padded]`."""
+    rank = len(begins)
     index = np.zeros([1] * rank, np.int64)
-    for axis in order:
-        places = first[axis] - begins[axis] + strides[axis] * np.arange(result[2 + axis])
+    for axis in reversed(range(rank)) if columns_first else range(rank):
+        places = np.arange(begins[axis] + shape[2 + axis] + ends[axis]) - begins[axis]
         form = [1] * rank
         form[axis] = -1
         index = index * shape[2 + axis] + places.reshape(form)
-    return np.asarray(planes * int(np.prod(shape[2:])) + index)
+    return index[None, None]
 
 
 def max_unpool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:

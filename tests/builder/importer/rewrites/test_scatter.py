@@ -15,7 +15,9 @@ POOLS: dict[str, dict[str, Any]] = {
     "dilated": {"kernel_shape": [2, 3], "dilations": [2, 2]},
     "same": {"kernel_shape": [3, 2], "auto_pad": "SAME_UPPER", "strides": [2, 2]},
     "rounded up": {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1},
-    "columns first": {"kernel_shape": [2, 2], "storage_order": 1},
+    "columns first": {"kernel_shape": [2, 3], "storage_order": 1, "pads": [1, 1, 0, 1]},
+    "large": {"kernel_shape": [10, 9]},
+    "whole": {"kernel_shape": [11, 12]},
 }
 
 
@@ -24,8 +26,8 @@ def test_max_pool_says_where_the_maxima_are(
     make_model: ModelMaker, noise: Any, run_onnx: Any, pool: str
 ) -> None:
     node = one("MaxPool", ["x"], ["y", "i"], **POOLS[pool])
-    model = make_model([node], {"x": [2, 3, 7, 9]}, {"y": [None] * 4, "i": ([None] * 4, INT64)})
-    x = {"x": noise(2, 3, 7, 9)}
+    model = make_model([node], {"x": [2, 3, 11, 12]}, {"y": [None] * 4, "i": ([None] * 4, INT64)})
+    x = {"x": np.round(noise(2, 3, 11, 12) * 2)}  # with equal numbers, of which the first counts
     wanted = run_onnx(model, x)
     for found, want in zip(run_onnx(import_onnx(model).onnx, x), wanted, strict=True):
         np.testing.assert_array_equal(found, want)
