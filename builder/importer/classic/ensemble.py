@@ -134,11 +134,14 @@ class ClassWeights:
         The classes that every sample gets a weight for: all leaves of some tree have one.
     nonnegative
         Whether no weight is negative.
+    present
+        1 where a leaf has a weight for a class, even one of 0; of the shape of the ensemble's values.
     """
 
     classes: frozenset[int]
     always: frozenset[int]
     nonnegative: bool
+    present: Floats
 
 
 def attribute(node: onnx.NodeProto, name: str) -> onnx.AttributeProto | None:
@@ -234,7 +237,9 @@ def read_class_weights(node: onnx.NodeProto, ensemble: Ensemble) -> ClassWeights
         lacking = np.unique(trees[is_leaf & ~has])
         if np.setdiff1d(trees, lacking).size:
             always.add(one)
-    return ClassWeights(classes, frozenset(always), bool(np.all(weights >= 0)))
+    present = np.zeros_like(ensemble.values)
+    present[ensemble.row[leaves], ids] = 1
+    return ClassWeights(classes, frozenset(always), bool(np.all(weights >= 0)), present)
 
 
 def _read_older(node: onnx.NodeProto, targets: int, dtype: np.dtype[Any]) -> Ensemble:

@@ -6,7 +6,7 @@ Runtime's rules for two classes and its transforms, is compared with ONNX Runtim
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
@@ -95,7 +95,7 @@ def convert(bb: relax.BlockBuilder, node: onnx.NodeProto, samples: relax.Expr) -
     Raises
     ------
     ValueError
-        If its attributes are wrong, or a class gets a weight from only some leaves.
+        If its attributes are wrong.
     """
     assert node.op_type in OPERATORS
     dtype = np.dtype(str(samples.ty.dtype))
@@ -106,10 +106,17 @@ def convert(bb: relax.BlockBuilder, node: onnx.NodeProto, samples: relax.Expr) -
     ensemble = read_ensemble(node, dtype, shape[-1])
     if str(ensemble.threshold.dtype) != str(dtype):
         samples = bb.emit(relax.op.astype(samples, str(ensemble.threshold.dtype)))
-    scores = EnsembleCall(samples, ensemble).emit(bb)
     if node.op_type == "TreeEnsembleClassifier":
         weights = read_class_weights(node, ensemble)
+        counts = _depends_on_presence(node, weights)
+        if counts:
+            both = np.concatenate([ensemble.values, weights.present], 1)
+            ensemble = replace(ensemble, values=both)
+        scores = EnsembleCall(samples, ensemble).emit(bb)
+        if counts:
+            return _classify_present(bb, node, scores, weights)
         return _classify(bb, node, scores, weights)
+    scores = EnsembleCall(samples, ensemble).emit(bb)
     return [_regress(bb, node, scores, ensemble, dtype)]
 
 
@@ -156,6 +163,55 @@ def class_labels(node: onnx.NodeProto, name: str) -> Labels:
     return labels
 
 
+def _depends_on_presence(node: onnx.NodeProto, weights: ClassWeights) -> bool:
+    """Whether ONNX Runtime's answer depends on which classes the reached leaves have weights for.
+
+    Of more than two classes, it chooses only among those; base values are weights for all. Of two, the second
+    has a score of its own only with a weight.
+    """
+    outside, classes = weights.classes - weights.always, target_count(node)
+    if classes == 2:
+        return 1 in outside
+    positive = weights.nonnegative and bool(np.all(floats(node, "class_weights") > 0))
+    return bool(outside) and classes > 2 and not positive and not floats(node, "base_values").size
+
+
+def _classify_present(
+    bb: relax.BlockBuilder, node: onnx.NodeProto, sums: relax.Expr, weights: ClassWeights
+) -> list[relax.Expr]:
+    """Return labels and scores from the classes' sums and how many weights each got, `[samples, 2 classes]`.
+
+    Raises
+    ------
+    ValueError
+        If two classes have base values, or a transform that ONNX Runtime applies to a single score.
+    """
+    labels = class_labels(node, "classlabels_int64s")
+    after = text(node, "post_transform", "NONE")
+    classes, work = target_count(node), str(sums.ty.dtype)
+    scores, counts = (
+        bb.emit(relax.op.strided_slice(sums, [1], [first], [first + classes])) for first in (0, classes)
+    )
+    present = bb.emit(relax.op.greater(counts, relax.const(0.0, work)))
+    if classes > 2:
+        chosen = bb.emit(relax.op.where(present, scores, relax.const(-np.inf, work)))
+        return [_highest(bb, chosen, labels), _float32(bb, transform(bb, scores, after))]
+    if floats(node, "base_values").size:
+        raise ValueError("expected no base values, because class 1 has weights in only some leaves")
+    if after == "PROBIT":
+        raise ValueError("expected another transform than PROBIT for a score of two classes")
+    first, second = _column(bb, scores, 0), _column(bb, scores, 1)
+    has_second = _column(bb, present, 1)
+    single = len(weights.classes) == 1
+    rule = weights if single else replace(weights, nonnegative=False)
+    alone = _both(bb, first, rule.nonnegative, after)
+    both = bb.emit(relax.op.where(has_second, transform(bb, scores, after), alone))
+    decisive = bb.emit(relax.op.where(has_second, second, first))
+    # With weights for both classes, ONNX Runtime answers 1 or 0, whatever the labels are.
+    chosen = _positive(bb, decisive, labels if single else np.array([0, 1]), rule)
+    return [chosen, _float32(bb, both)]
+
+
 def _classify(
     bb: relax.BlockBuilder, node: onnx.NodeProto, scores: relax.Expr, weights: ClassWeights
 ) -> list[relax.Expr]:
@@ -165,9 +221,6 @@ def _classify(
     after = text(node, "post_transform", "NONE")
     work = str(scores.ty.dtype)
     classes = target_count(node)
-    outside = sorted(weights.classes - weights.always)
-    if outside and ((classes > 2 and not weights.nonnegative) or (classes == 2 and 1 in outside)):
-        raise ValueError(f"class {outside[0]} has weights in only some leaves of each tree")
     if classes > 2 or (classes == 2 and 1 in weights.classes and base.size != 2):
         if classes > 2 and base.size not in (0, classes):
             raise ValueError(f"expected {classes} base values, got {base.size}")
@@ -189,7 +242,7 @@ def _classify(
     if base.size == 1:
         score = bb.emit(relax.op.add(score, constant(base.astype(work))))
     if classes == 1:
-        rule = ClassWeights(weights.classes, weights.always, nonnegative=False)
+        rule = replace(weights, nonnegative=False)
         chosen = _positive(bb, score, np.array([0, 1]), rule)
         return [chosen, _float32(bb, probit(bb, score) if after == "PROBIT" else score)]
     chosen = _positive(bb, score, labels, weights)
@@ -231,7 +284,7 @@ def _second(bb: relax.BlockBuilder, scores: relax.Expr, labels: Labels, weights:
     If the leaves have weights for both classes, ONNX Runtime answers 1 or 0, whatever the labels are.
     """
     single = len(weights.classes) == 1
-    rule = weights if single else ClassWeights(weights.classes, weights.always, nonnegative=False)
+    rule = weights if single else replace(weights, nonnegative=False)
     return _positive(bb, _column(bb, scores, 1), labels if single else np.array([0, 1]), rule)
 
 

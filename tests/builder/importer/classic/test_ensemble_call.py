@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,41 @@ def test_classifiers_of_one_two_and_three_classes(equal_to_ort: Any) -> None:
         nodes.append(trees("TreeEnsembleClassifier", names, classlabels_int64s=labels, **attributes))
         outputs |= {names[0]: TensorProto.INT64, names[1]: TensorProto.FLOAT}
     assert len(nodes) > 70
+    equal_to_ort(model_of(nodes, X, outputs), X)
+
+
+def test_leaves_with_weights_for_some_classes(equal_to_ort: Any) -> None:
+    random = np.random.default_rng(4)
+    votes = {
+        "ones": lambda: 1.0,
+        "with zeros": lambda: float(random.integers(0, 2)),
+        "mixed": random.standard_normal,
+    }
+    kinds: dict[str, tuple[list[int], Callable[[int, int], list[int]]]] = {
+        "one of two": ([0, 1], lambda tree, leaf: [(tree + leaf) % 2]),
+        "only the second, or none": ([5, 9], lambda _tree, leaf: [1] * (leaf == 1)),
+        "one of three": ([30, 10, 20], lambda tree, leaf: [(tree + leaf) % 3]),
+    }
+    nodes: list[onnx.NodeProto] = []
+    outputs: dict[str, int] = {}
+    for (labels, classes), vote, base, after in itertools.product(
+        kinds.values(), votes, [[], [0.1, 0.2, 0.3]], TRANSFORMS[:3]
+    ):
+        if base and len(labels) == 2:
+            continue
+        places = [(k, leaf, one) for k in range(3) for leaf in (1, 2) for one in classes(k, leaf)]
+        weights = {
+            "class_treeids": [k for k, _, _ in places],
+            "class_nodeids": [leaf for _, leaf, _ in places],
+            "class_ids": [one for _, _, one in places],
+            "class_weights": [votes[vote]() for _ in places],
+        }
+        names = [f"y{len(nodes)}", f"z{len(nodes)}"]
+        attributes = {**stumps(), **weights, "post_transform": after} | (
+            {"base_values": base} if base else {}
+        )
+        nodes.append(trees("TreeEnsembleClassifier", names, classlabels_int64s=labels, **attributes))
+        outputs |= {names[0]: TensorProto.INT64, names[1]: TensorProto.FLOAT}
     equal_to_ort(model_of(nodes, X, outputs), X)
 
 
