@@ -16,6 +16,7 @@ from typing import Any, Final
 from agent.bundle import archive, canonical_json
 from agent.bundle.audio import Audio, Keywords, Speech
 from agent.bundle.buckets import Buckets
+from agent.bundle.columns import columns_of
 from agent.bundle.detection import Objects
 from agent.bundle.keyring import Keyring
 from agent.bundle.manifest import Manifest, Resources
@@ -40,6 +41,7 @@ from agent.reading import open_at_once
 from builder.errors import PackageError
 
 WIDTH: Final = 100  # characters per line, for a terminal on half a screen; digests are never broken
+LISTED_TEXTS: Final = 8  # of a column; cities or products may be thousands
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class BundleReport:
             *(("output", _tensor(spec, manifest.buckets, quantised[1])) for spec in manifest.outputs),
             *(("bucket", line) for line in _buckets(manifest)),
             ("before", _before(manifest)),
+            *(("text", line) for line in _texts(manifest)),
             *(() if manifest.states is None else (("kept", _states(manifest.states)),)),
             ("after", "nothing" if manifest.postprocess is None else _postprocess(manifest.postprocess)),
             ("parity", _parity(manifest)),
@@ -209,6 +212,19 @@ def _before(manifest: Manifest) -> str:
     if manifest.audio is not None:
         return _audio(manifest.audio)
     return "nothing" if manifest.preprocess is None else _preprocess(manifest.preprocess)
+
+
+def _texts(manifest: Manifest) -> list[str]:
+    """Return what each column of texts may have, and what any other text counts as."""
+    lines = []
+    for column in columns_of(manifest.columns or ()):
+        if column.categories is None:
+            continue
+        more = len(column.categories) - LISTED_TEXTS
+        listed = ", ".join(column.categories[:LISTED_TEXTS]) + (f" and {more} more" if more > 0 else "")
+        other = "is refused" if column.unknown is None else "counts as unknown, as the model's encoder has it"
+        lines.append(f"{column.name}: {listed}; any other {other}")
+    return lines
 
 
 def _preprocess(declared: Preprocess) -> str:

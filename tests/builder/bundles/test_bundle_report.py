@@ -8,8 +8,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.bundle.archive import MANIFEST, pack
+from agent.bundle.columns import Column, InputColumns
 from agent.bundle.keyring import Keyring, key_id
 from agent.bundle.processing import Postprocess, Softmax, TopK
+from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import FormatError, MixAndMatchError, SignatureError
 from builder.bundles.bundle_report import WIDTH, BundleReport, inspect_bundle
 from builder.errors import PackageError
@@ -76,6 +78,17 @@ def test_lines_are_no_longer_than_a_terminal(tmp_path: Path) -> None:
     found = report(tmp_path, build(compatible=device_types, postprocess=steps))
     assert all(len(line) <= WIDTH for line in found.lines())
     assert "softmax of y, then the 5 largest of y" in row(found, "after")
+
+
+def test_texts_of_columns_are_listed_with_what_others_count_as(tmp_path: Path) -> None:
+    cities = tuple(f"city {place}" for place in range(10))
+    columns = (Column("wall", ("red", "blue")), Column("city", cities, -1), Column("height"))
+    spec = TensorSpec("x", "FP32", (1, 3))
+    found = report(tmp_path, build(inputs=(spec,), columns=(InputColumns("x", columns),)))
+    lines = " ".join(" ".join(line.split()) for line in found.lines())
+    assert "text wall: red, blue; any other is refused" in lines
+    assert "city 7 and 2 more; any other counts as unknown" in lines
+    assert "height" not in lines
 
 
 def test_sizes_are_in_units_that_people_read(tmp_path: Path) -> None:
