@@ -44,7 +44,7 @@ _SHAPES: Final[Mapping[str, str]] = {
     _TENSORFLOW: "python -m tf2onnx.convert ... --inputs NAME:0[1,224,224,3], with the device's sizes",
     _KERAS: "model.export('MODEL.onnx', format='onnx', "
     "input_signature=[keras.InputSpec(shape=(1, 224, 224, 3))])",
-    _SKLEARN: "to_onnx(model, initial_types=[('X', FloatTensorType([1, FEATURES]))])",
+    _SKLEARN: "to_onnx(model, X[:1]), with a row of what it was trained with",
     _PADDLE: "python -m paddle2onnx.optimize --input_model MODEL.onnx --output_model FIXED.onnx "
     "--input_shape_dict \"{'x':[1,3,224,224]}\"",
 }

@@ -149,7 +149,7 @@ def _encoders(graph: onnx.GraphProto, tables: _Tables) -> list[tuple[onnx.NodePr
             made = [each for name in node.input for each in held[name]]
             if axis is None or axis.i not in (1, -1):
                 return None
-        elif (node.domain, node.op_type) == (_DOMAIN, "ArrayFeatureExtractor"):
+        elif (node.domain, node.op_type) == (_DOMAIN, "ArrayFeatureExtractor") or _gathers_columns(node):
             made = _chosen(columns, constants.get(node.input[1]))
         elif node.domain == _DOMAIN and node.op_type in ("OneHotEncoder", "LabelEncoder"):
             is_label = node.op_type == "LabelEncoder"
@@ -173,6 +173,11 @@ def _chosen(columns: Sequence[_Column], places: onnx.TensorProto | None) -> list
         return None
     chosen = [int(place) for place in numpy_helper.to_array(places).reshape(-1)]
     return [columns[place] for place in chosen] if all(0 <= p < len(columns) for p in chosen) else None
+
+
+def _gathers_columns(node: onnx.NodeProto) -> bool:
+    axis = attribute(node, "axis")
+    return not node.domain and node.op_type == "Gather" and axis is not None and axis.i in (1, -1)
 
 
 def _categories(node: onnx.NodeProto) -> Sequence[str] | None:

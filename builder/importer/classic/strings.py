@@ -29,6 +29,8 @@ _CLASSIFIERS: Final[Mapping[str, str]] = {
     "SVMClassifier": "classlabels_ints",
     "TreeEnsembleClassifier": "classlabels_int64s",
 }
+# Their last output is scores.
+_SCORERS: Final = frozenset({*_CLASSIFIERS, "LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"})
 # Operators that move the elements of their first input.
 _MOVES: Final = frozenset(
     {"ArrayFeatureExtractor", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose",
@@ -62,6 +64,7 @@ def replace_strings(model: onnx.ModelProto) -> Mapping[str, Table]:
             _number(tensor)
     for node in graph.node:
         _replace(node, tables)
+    _declare_scores(graph)
     labels = {}
     for output in graph.output:
         found = tables.get(output.name)
@@ -83,6 +86,23 @@ def _drop_zip_maps(graph: onnx.GraphProto) -> None:
             output.CopyFrom(helper.make_tensor_value_info(output.name, TensorProto.FLOAT, None))
         identity = helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name)
         node.CopyFrom(identity)
+
+
+def _declare_scores(graph: onnx.GraphProto) -> None:
+    """Declare outputs that are scores as float32, which ONNX defines, whatever the features are.
+
+    For a data frame, whose columns are float64, skl2onnx declares float64; ONNX Runtime refuses such a file.
+    """
+    scores: set[str] = set()
+    for node in graph.node:
+        if node.domain == _DOMAIN and node.op_type in _SCORERS:
+            scores.add(node.output[-1])
+        elif node.op_type in _MOVES and node.input and node.input[0] in scores:
+            scores.add(node.output[0])
+    for output in graph.output:
+        tensor = output.type.tensor_type
+        if output.name in scores and tensor.elem_type == TensorProto.DOUBLE:
+            tensor.elem_type = TensorProto.FLOAT
 
 
 def _replace(node: onnx.NodeProto, tables: dict[str, Table]) -> None:

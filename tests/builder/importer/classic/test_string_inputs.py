@@ -60,6 +60,16 @@ CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, int], dict[str, int]]] = 
         {"a": 1, "b": 1},
         {"y": INT64, "z": FLOAT},
     ),
+    # As skl2onnx writes the encoder of a single column of a data frame.
+    "a column that is gathered": (
+        [
+            helper.make_node("Gather", ["a", "second"], ["chosen"], axis=1),
+            one_hot("chosen", "y", "green", "red"),
+            one_hot("a", "z", "red", "blue"),
+        ],
+        {"a": 2},
+        {"y": FLOAT, "z": FLOAT},
+    ),
     "one encoder of two columns": ([ordinal("a", "y", "red", "blue", "green")], {"a": 2}, {"y": INT64}),
 }
 
