@@ -75,7 +75,7 @@ def test_classifiers_of_one_two_and_three_classes(equal_to_ort: Any) -> None:
 
 def test_leaves_with_weights_for_some_classes(equal_to_ort: Any) -> None:
     random = np.random.default_rng(4)
-    votes = {
+    votes: dict[str, Callable[[], float]] = {
         "ones": lambda: 1.0,
         "with zeros": lambda: float(random.integers(0, 2)),
         "mixed": random.standard_normal,
