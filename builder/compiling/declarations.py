@@ -151,6 +151,12 @@ def preprocess(text: str, inputs: Sequence[TensorSpec], scales: EdgeScales = NO_
         If the declaration cannot produce the input's shape.
     """
     fields = _fields_of(text)
+    known = _fields(Preprocess)
+    if unknown := sorted(fields.keys() - set(known)):
+        raise ModelError(
+            f"preprocess {text[:80]}: unknown field {unknown[0]!r:.80}",
+            hint=_did_you_mean(unknown[0], known),
+        )
     spec = _image_input(fields, inputs)
     layout = fields.get("layout") or (
         "NHWC" if spec.shape[3] in (1, 3) and spec.shape[1] not in (1, 3) else "NCHW"

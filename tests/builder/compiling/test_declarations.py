@@ -225,3 +225,10 @@ def test_names_are_checked_without_a_model(tmp_path: Path) -> None:
     for before, after in (("yolo", None), (None, "yolo"), ("absent.toml", None), (None, "absent.toml")):
         with pytest.raises(ModelError):
             check_names(before, after)
+
+
+def test_an_unknown_field_of_a_preprocess_is_named(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text('fit = "cover"\n')
+    with pytest.raises(ModelError, match="unknown field 'fit'") as caught:
+        preprocess(str(tmp_path / "own.toml"), [TensorSpec("x", "FP32", (1, 3, 8, 8))])
+    assert caught.value.hint is not None and "resize_mode" in caught.value.hint
