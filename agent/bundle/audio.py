@@ -24,13 +24,15 @@ MAX_BANDS: Final = 1024
 # Whisper's spectrum has 1.2 million elements, its matrix 16,000.
 MAX_SPECTRUM: Final = 1 << 24
 MAX_MATRIX: Final = 1 << 22
+# Two seconds of scores every 10 ms; ESPHome averages 5 to 10.
+MAX_AVERAGE: Final = 200
 # An hour, in ms.
 MAX_MS: Final = 3_600_000
 
 SPECTRA: Final = ("magnitude", "power")
 SCALES: Final = ("htk", "slaney")
 NORMS: Final = ("none", "slaney")
-LOGS: Final = ("none", "natural", "log10", "decibel", "whisper")
+LOGS: Final = ("none", "natural", "log10", "decibel", "whisper", "micro")
 PEAKS: Final = ("none", "maximum", "absolute")
 ORDERS: Final = ("frames_first", "bands_first")
 DCTS: Final = ("ortho", "tensorflow")
@@ -63,7 +65,9 @@ class Features:
         without the bin of 0 Hz, as in TensorFlow.
     log
         `none`; `natural` or `log10`, of the value plus `offset`; `decibel`, 10 log10 of at least `offset`;
-        `whisper`, log10 of at least `offset`, not less than the largest minus 8, then (x + 4) / 4.
+        `whisper`, log10 of at least `offset`, not less than the largest minus 8, then (x + 4) / 4;
+        `micro`, all of TensorFlow Lite Micro's frontend with its own window, bands, noise reduction and gain
+        control in whole numbers: `spectrum`, `scale`, `norm`, `edges`, `offset` and `dct` do not count.
     offset
         What keeps the logarithm finite.
     coefficients
@@ -125,6 +129,11 @@ class Features:
             raise ValueError(f"low_hz, high_hz: expected 0 <= low < high, got {self.low_hz}, {self.high_hz}")
         if self.offset <= 0 and self.log != "none":
             raise ValueError(f"offset: expected a positive number, got {self.offset}")
+        if self.log == "micro" and (self.coefficients or self.centred or self.fft & (self.fft - 1)):
+            raise ValueError(
+                f"log micro: expected an fft that is a power of 2, and no coefficients and no centred, "
+                f"got {self.fft}, {self.coefficients} and {self.centred}"
+            )
         if self.std == 0:
             raise ValueError("std: expected a number other than 0, got 0")
 
@@ -184,6 +193,8 @@ class Audio:
                 )
             within("elements of a window's spectrum", self.frames * self.features.fft, 0, MAX_SPECTRUM)
             within("elements of the mel bands", self.features.bands * self.features.fft, 0, MAX_MATRIX)
+            if self.features.log == "micro" and self.hop % self.features.step:
+                raise ValueError(f"hop: expected a multiple of step, {self.features.step}, got {self.hop}")
             if self.features.high_hz > self.rate / 2:
                 raise ValueError(
                     f"high_hz: expected at most half the rate, {self.rate / 2:g}, got {self.features.high_hz}"
@@ -264,6 +275,8 @@ class Keywords:
         0 to 1.
     ignore
         Numbers of the classes that are not words, such as silence.
+    average
+        How many windows a score is the mean of, those before the first counting as 0. None means 1.
     scale, zero
         A score is `(value - zero) * scale`, for a model whose output is quantised.
     """
@@ -275,8 +288,11 @@ class Keywords:
     ignore: tuple[int, ...] = ()
     scale: float = 1.0
     zero: float = 0.0
+    average: int | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
+        if self.average is not None:
+            within("average", self.average, 1, MAX_AVERAGE)
         if not (math.isfinite(self.scale) and math.isfinite(self.zero) and self.scale > 0):
             raise ValueError(
                 f"scale, zero: expected finite numbers, scale above 0, got {self.scale}, {self.zero}"

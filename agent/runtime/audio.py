@@ -18,6 +18,7 @@ from agent.bundle.manifest import Manifest
 from agent.bundle.processing import Softmax
 from agent.errors import ExecutionError, FormatError, InputError
 from agent.runtime.features import FeatureExtractor
+from agent.runtime.micro_frontend import MicroFrontend
 from agent.runtime.postprocess import Value, class_count, softmax
 from agent.runtime.quantisation import to_input, to_real
 from agent.runtime.segments import Segment, SpeechFinder, WordFinder
@@ -43,12 +44,15 @@ class Hearing:
         How many samples there were.
     finders
         What is going on, for each step that finds something.
+    noise
+        What the frontend knows about the noise, or an empty array.
     """
 
     pending: Array = field(repr=False)
     windows: int
     samples: int
     finders: tuple[Finder, ...]
+    noise: Array = field(repr=False)
 
 
 class Listener:
@@ -74,7 +78,11 @@ class Listener:
         self.audio: Audio = manifest.audio
         self._spec = next(spec for spec in manifest.inputs if spec.name == manifest.audio.input)
         self._quantised = manifest.quantised_inputs.get(manifest.audio.input)
-        self._extract = None if manifest.audio.features is None else FeatureExtractor(manifest.audio)
+        declared = manifest.audio.features
+        self._micro = (
+            MicroFrontend(manifest.audio) if declared is not None and declared.log == "micro" else None
+        )
+        self._extract = None if declared is None or self._micro else FeatureExtractor(manifest.audio)
         self._labels = tuple(labels)
         steps = () if manifest.postprocess is None else manifest.postprocess.steps
         self._softmax = [step for step in steps if isinstance(step, Softmax)]
@@ -90,7 +98,6 @@ class Listener:
         self._real = manifest.real_outputs
         self._prefixes = ["" if len(self._steps) == 1 else f"{step.output}_" for step in self._steps]
         size = self._spec.nbytes // self._spec.itemsize
-        declared = manifest.audio.features
         wanted = manifest.audio.window
         if declared is not None:
             wanted = manifest.audio.frames * (declared.coefficients or declared.bands)
@@ -103,7 +110,8 @@ class Listener:
         finders = (
             SpeechFinder(step, rate) if isinstance(step, Speech) else WordFinder(step) for step in self._steps
         )
-        return Hearing(np.zeros(self.audio.lead, np.float32), 0, 0, tuple(finders))
+        noise = np.zeros(0, np.int64) if self._micro is None else self._micro.begin()
+        return Hearing(np.zeros(self.audio.lead, np.float32), 0, 0, tuple(finders), noise)
 
     def check(self, recording: Recording) -> None:
         """Check that a recording has the declared rate.
@@ -120,10 +128,10 @@ class Listener:
                 hint=f"convert it: ffmpeg -i in.wav -ar {rate} -ac 1 out.wav, or arecord -r {rate}",
             )
 
-    def prepare(self, window: Array) -> Array:
-        """Return the model's input for a window: the input's shape and dtype."""
+    def prepare(self, window: Array, noise: Array) -> tuple[Array, Array]:
+        """Return the model's input for a window: its shape and dtype; and the noise for the next window."""
         audio = self.audio
-        values = window.astype(np.float64) if self._extract is not None else window
+        values = window.astype(np.float64) if audio.features is not None else window
         if audio.peak != "none":
             peak = values.max() if audio.peak == "maximum" else np.abs(values).max()
             if peak > 0:
@@ -132,7 +140,9 @@ class Listener:
             values = values * audio.scale
         if self._extract is not None:
             values = self._extract(values)
-        return to_input(values, self._spec.dtype, self._quantised).reshape(self._spec.shape)
+        elif self._micro is not None:
+            values, noise = self._micro(values, noise)
+        return to_input(values, self._spec.dtype, self._quantised).reshape(self._spec.shape), noise
 
     def listen(
         self,
@@ -229,6 +239,7 @@ class _Track:
         self._listener = listener
         self._pending = hearing.pending
         self._windows = hearing.windows
+        self._noise = hearing.noise
         self.samples = hearing.samples
         self._finders = list(hearing.finders)
         self._found: list[list[Segment]] = [[] for _ in hearing.finders]
@@ -263,14 +274,15 @@ class _Track:
                 last = finder.finish(self.samples)
                 if last is not None:
                     self._found[index].append(last)
-        hearing = Hearing(self._pending, self._windows, self.samples, tuple(self._finders))
+        hearing = Hearing(self._pending, self._windows, self.samples, tuple(self._finders), self._noise)
         seconds = np.array([self.samples / self._listener.audio.rate])
         outputs = {name: windows.array() for name, windows in self._outputs.items()}
         return hearing, self._listener.results(self._found, self._finders, outputs) | {"seconds": seconds}
 
     def _run(self, window: Array, run: Callable[[Array], Mapping[str, Array]]) -> None:
         listener, audio = self._listener, self._listener.audio
-        outputs = listener.scores(run(listener.prepare(window)))
+        given, self._noise = listener.prepare(window, self._noise)
+        outputs = listener.scores(run(given))
         for name, value in outputs.items():
             self._nbytes += value.nbytes
             if name not in self._outputs:
@@ -315,5 +327,6 @@ def _push(finder: Finder, start: int, window: int, scores: Array) -> tuple[Finde
     scores = (scores.astype(np.float64) - finder.declared.zero) * finder.declared.scale
     if finder.declared.activation == "softmax":
         scores = softmax(scores, -1)
+    finder, scores = finder.mean(scores)
     best = int(np.argmax(scores))
     return finder.push(start, start + window, best, float(scores[best]))

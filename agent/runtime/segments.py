@@ -5,9 +5,12 @@ Promises the same stretches however a recording was cut into parts. Positions ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from agent.bundle.audio import Keywords, Speech
+from agent.runtime.storage import Array
 
 _MS: int = 1000
 
@@ -95,10 +98,21 @@ class WordFinder:
         The rule's numbers.
     open
         The word that is going on, or None.
+    recent
+        The scores of the last windows, if a mean is declared: each float64, shape (classes,).
     """
 
     declared: Keywords
     open: Segment | None = None
+    recent: tuple[Array, ...] = field(default=(), repr=False)
+
+    def mean(self, scores: Array) -> tuple[WordFinder, Array]:
+        """Return the mean of a window's scores and of those before it, as declared."""
+        count = self.declared.average or 1
+        if count == 1:
+            return self, scores
+        recent = (*self.recent, scores)[-count:]
+        return replace(self, recent=recent), np.sum(recent, axis=0) / count
 
     def push(self, start: int, end: int, label: int, score: float) -> tuple[WordFinder, Segment | None]:
         """Take the best class of the window from `start` to `end`."""

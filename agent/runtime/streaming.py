@@ -147,8 +147,11 @@ def is_streaming(manifest: Manifest) -> bool:
 
 def session_bytes(manifest: Manifest) -> int:
     """Return the most memory that one session takes."""
-    window = 0 if manifest.audio is None else 4 * manifest.audio.window
-    return state_bytes(manifest.states, manifest.inputs) + window + _OVERHEAD_BYTES
+    heard = 0
+    if manifest.audio is not None:
+        features = manifest.audio.features
+        heard = 4 * manifest.audio.window + 8 * (0 if features is None else features.bands)
+    return state_bytes(manifest.states, manifest.inputs) + heard + _OVERHEAD_BYTES
 
 
 # Names, counters, and numpy's objects.

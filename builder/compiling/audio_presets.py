@@ -3,8 +3,8 @@
 Promises a declaration that fits the model's tensors: the device's own `Listener` is built for it when the
 bundle is described. A preset also knows the shapes and values that its authors' exports leave open, which
 outputs are states, and the postprocess that belongs to it. Sources: snakers4/silero-vad (utils_vad.py),
-mlcommons/tiny (keyword_spotting/get_dataset.py), openai/whisper (audio.py), and the defaults of librosa and
-torchaudio.
+mlcommons/tiny (keyword_spotting/get_dataset.py), openai/whisper (audio.py), the frontend's settings and the
+mean of scores in ESPHome's micro_wake_word, and the defaults of librosa and torchaudio.
 """
 
 from __future__ import annotations
@@ -93,6 +93,15 @@ _PRESETS: Final[Mapping[str, AudioPreset]] = MappingProxyType(
             labels=(
                 "down", "go", "left", "no", "off", "on", "right", "stop", "up", "yes", "silence", "unknown",
             ),
+        ),
+        # 30 ms every 10 ms; the frames of a window begin where those of the window before end.
+        "microwakeword": AudioPreset(
+            {"rate": 16000},
+            {
+                "frame": 480, "step": 160, "fft": 512, "bands": 40, "low_hz": 125.0, "high_hz": 7500.0,
+                "log": "micro",
+            },
+            postprocess="keywords,threshold=0.97,average=5",
         ),
         "whisper": AudioPreset(
             {"rate": 16000, "window": 480000, "hop": 480000},
@@ -223,7 +232,7 @@ def audio(text: str, inputs: Sequence[TensorSpec]) -> Audio:
     try:
         if "window" not in fields:
             fields["window"] = _window(size, features)
-        fields.setdefault("hop", fields["window"])
+        fields.setdefault("hop", _hop(fields["window"], features))
         declared = Audio(
             **_floats(Audio, fields), features=Features(**_floats(Features, features)) if features else None
         )
@@ -257,6 +266,13 @@ def _window(size: int, features: Mapping[str, Any]) -> int:
     if features.get("centred"):
         return max(1, (rows - 1) * int(features["step"]))
     return (rows - 1) * int(features["step"]) + int(features["frame"])
+
+
+def _hop(window: Any, features: Mapping[str, Any]) -> Any:  # noqa: ANN401 - checked with all fields
+    """Return the hop without a declared one: a window, or with a frontend that listens on, its frames."""
+    if features.get("log") != "micro":
+        return window
+    return (1 + (window - features["frame"]) // features["step"]) * features["step"]
 
 
 def _floats(cls: type[Audio] | type[Features], fields: Mapping[str, Any]) -> dict[str, Any]:

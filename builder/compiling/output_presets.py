@@ -379,6 +379,7 @@ def _speech(signature: Signature) -> Speech:
 
 def _keywords(signature: Signature) -> Keywords:
     found = [spec for spec in signature.outputs if spec.shape and spec.nbytes > spec.itemsize]
+    found = found or list(signature.outputs)  # the probability of one word
     found = [spec for spec in found if spec.nbytes == spec.itemsize * spec.shape[-1]]
     if len(found) != 1:
         raise _MisfitError("one output [1, classes]")

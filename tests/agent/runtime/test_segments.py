@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,3 +93,11 @@ def test_windows_with_the_same_word_are_one() -> None:
         Segment(500, 700, 1, 0.8),
         Segment(600, 750, 0, 0.61),
     ]
+
+
+def test_a_score_is_the_mean_of_the_last_windows() -> None:
+    finder, means = WordFinder(Keywords("scores", average=3)), []
+    for score in (0.9, 0.6, 0.6, 0.0):
+        finder, mean = finder.mean(np.array([score, 1 - score]))
+        means.append(round(float(mean[0]), 6))
+    assert means == [0.3, 0.5, 0.7, 0.4]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.bundle.audio import Keywords
 from agent.bundle.tensor_spec import TensorSpec
-from builder.compiling import audio_presets
+from builder.compiling import audio_presets, declarations
 from builder.errors import ModelError
 
 SPECTROGRAM = TensorSpec("x", "FP32", (1, 128, 101))
@@ -42,3 +43,24 @@ def test_a_file_with_another_type_of_name_is_not_for_sound(tmp_path: Path, line:
 def test_a_librosa_spectrogram_gets_the_window_of_its_frames() -> None:
     audio = audio_presets.audio("librosa", [SPECTROGRAM])
     assert (audio.window, audio.frames) == (100 * 512, 101)
+
+
+def test_a_wake_word_hears_each_frame_once() -> None:
+    audio = audio_presets.audio("microwakeword", [TensorSpec("x", "INT8", (1, 3, 40))])
+    assert (audio.window, audio.hop, audio.frames) == (800, 480, 3)
+    slower = audio_presets.audio("microwakeword,step=320", [TensorSpec("x", "INT8", (1, 2, 40))])
+    assert (slower.window, slower.hop, slower.frames) == (800, 640, 2)
+    with pytest.raises(ModelError, match="multiple of step, 160, got 500"):
+        audio_presets.audio("microwakeword,hop=500", [TensorSpec("x", "INT8", (1, 3, 40))])
+
+
+def test_a_wake_word_has_one_probability() -> None:
+    preset = audio_presets.preset_of("microwakeword")
+    assert preset is not None
+    assert preset.postprocess is not None
+    declared = declarations.postprocess(
+        preset.postprocess, [TensorSpec("p", "UINT8", (1, 1))], [TensorSpec("x", "INT8", (1, 3, 40))]
+    )
+    [step] = declared.steps
+    assert isinstance(step, Keywords)
+    assert (step.output, step.threshold, step.average) == ("p", 0.97, 5)
