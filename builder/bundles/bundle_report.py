@@ -204,7 +204,7 @@ def _row(name: str, value: str) -> list[str]:
 def _tensor(spec: TensorSpec, buckets: Buckets | None, quantised: Mapping[str, Quantised]) -> str:
     shape = str(list(spec.shape)) if buckets is None else buckets.describe(spec)
     found = quantised.get(spec.name)
-    real = "" if found is None else f", real numbers are (integer - {found.zero}) * {found.scale:.6g}"
+    real = "" if found is None else f", real numbers are (integer {-found.zero:+d}) * {found.scale:.6g}"
     return f"{spec.name} {spec.datatype} {shape}{real}"
 
 

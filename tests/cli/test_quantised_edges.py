@@ -80,7 +80,7 @@ def test_a_picture_and_a_score_have_the_scales_of_the_model(
     found = np.array([by_class[place] for place in range(3)])
     np.testing.assert_allclose(found, expected.clip(-9 / 64), atol=1 / 64 + scale)
     lines = edgebundle("inspect", str(out)).stdout
-    assert f"real numbers are (integer - {zero}) *" in " ".join(lines.split())
+    assert f"real numbers are (integer {-zero:+d}) *" in " ".join(lines.split())
 
 
 def test_tensors_stay_raw_and_real_ones_are_taken(tmp_path: Path, edgebundle: Edgebundle) -> None:
