@@ -29,6 +29,9 @@ from builder.importer.onnx_graph import MAX_NODES
 from builder.importer.tflite.sparsity import Sparsity
 from builder.importer.tflite.tensor import DTYPES, TYPE_NAMES, Quantisation, Tensor
 
+# Larger numbers with scales are biases, whose scales follow from those of data and weights. What files say is
+# not always right: the axis of MobileNet's biases is that of its weights.
+_LARGEST_QUANTISED: Final = 2
 IDENTIFIER: Final = b"TFL3"
 SCHEMA_VERSION: Final = 3
 # Converted models have one to a few; each `If` and `While` adds two.
@@ -386,6 +389,8 @@ class _Reader:
             zeros = np.zeros(scales.size, np.int64)
         elif zeros.size == 1:
             zeros = np.repeat(zeros, scales.size)
+        if np.dtype(DTYPES[kind]).itemsize > _LARGEST_QUANTISED:
+            return None
         if scales.size > 1 and not (0 <= axis < len(shape) and shape[axis] == scales.size):
             raise _DamagedError(
                 f"tensor '{name}' of shape {list(shape)}: expected a scale for each slice of an axis, "
@@ -398,7 +403,7 @@ class _Reader:
             return None  # converters leave the range that they saw on float tensors
         # A zero scale belongs to a tensor that is always zero, or to one that is not quantised after all.
         if not (np.isfinite(scales).all() and (scales > 0).all()):
-            if dtype.itemsize > 2 or not (scales != 0).any():
+            if not (scales != 0).any():
                 return None
             wrong = scales[~(np.isfinite(scales) & (scales > 0))][0]
             raise _DamagedError(f"tensor '{name}': expected positive scales, got {float(wrong):g}")

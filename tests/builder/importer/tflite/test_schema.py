@@ -89,6 +89,26 @@ def test_a_tensor_that_contradicts_itself(fields: dict[str, object], reason: str
         read(one_tensor(**fields), "file")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"scales": [1.0] * 3, "axis": 3},
+        {"scales": [1.0] * 3, "axis": -1},
+        {"scales": [0.5]},
+        {"scales": [1.0, 1.0]},
+        {"scales": [1.0] * 3, "zeros": [0, 0]},
+        {"scales": [-1.0] * 3},
+    ],
+)
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_what_a_file_says_about_the_scales_of_a_bias_does_not_count(
+    dtype: str, fields: dict[str, object]
+) -> None:
+    """They are the products of those of data and weights; the axis is often that of the weights."""
+    tensor = read(one_tensor(shape=(3,), dtype=dtype, **fields), "file").subgraphs[0].tensors[2]
+    assert tensor.quantisation is None
+
+
 @pytest.mark.parametrize("raw", [b"", b"TFL3", b"\x1c\0\0\0TFL3", b"\x08\0\0\0ONNX" * 9, b"\xff" * 64])
 def test_no_tflite_file(raw: bytes) -> None:
     with pytest.raises(ModelError, match="expected a TFLite model") as caught:
