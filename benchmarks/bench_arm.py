@@ -128,7 +128,7 @@ def prepare(
     """Write what the guest reads: the model as each engine takes it, our bundle's members, the inputs."""
     from agent.bundle.graph import Graph
     from builder import compile
-    from builder.compiling.parity import reference_outputs
+    from builder.compiling.parity import run_as_defined
     from builder.compiling.sample_inputs import make_inputs
     from builder.importer import import_onnx
     from builder.quantising.halves import to_halves
@@ -158,7 +158,7 @@ def prepare(
         if "flops" in node.attrs and "weights" not in node.func_name:
             flops[node.func_name] = flops.get(node.func_name, 0.0) + float(node.attrs["flops"])
     kernels = shipped.kernels if shipped is not None else 0
-    return Prepared(place, reference_outputs(model.onnx, inputs), kernels, flops)
+    return Prepared(place, run_as_defined(model.onnx, inputs), kernels, flops)
 
 
 def _write_members(members: Mapping[str, bytes], place: Path) -> None:

@@ -110,7 +110,7 @@ def prepare(name: str, folder: Path, records: str | None = None, *, keep: bool =
     """
     from builder import compile
     from builder.bundles.package import Package
-    from builder.compiling.parity import reference_outputs
+    from builder.compiling.parity import run_as_defined
     from builder.compiling.sample_inputs import make_inputs
     from builder.importer import import_onnx
 
@@ -140,5 +140,5 @@ def prepare(name: str, folder: Path, records: str | None = None, *, keep: bool =
     inputs: dict[str, Any] = make_inputs(model.inputs, model.onnx)
     np.savez(place / "inputs.npz", **inputs)
     return Prepared(
-        path, reference_outputs(model.onnx, inputs), shipped.kernels if shipped is not None else 0, compile_s
+        path, run_as_defined(model.onnx, inputs), shipped.kernels if shipped is not None else 0, compile_s
     )

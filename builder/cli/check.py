@@ -51,10 +51,10 @@ def _check(args: argparse.Namespace) -> int:
         with show_steps(quiet=args.quiet or args.json) as progress:
             progress(f"importing {args.model}")
             from builder.compiling.framework_parity import check_import
-            from builder.compiling.parity import require_reference
+            from builder.compiling.parity import session
 
             model = load_model(args, progress)
-            require_reference(model.onnx)
+            session(model.onnx)
             agreement = check_import(model)
     except (ModelError, ParityError) as error:
         if args.json:

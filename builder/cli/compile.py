@@ -395,6 +395,7 @@ def _report(
             "version": manifest.version,
             "target": {"triple": manifest.target.triple, "cpu": manifest.target.cpu},
             "parity_error": manifest.provenance.parity_error,
+            "reference": manifest.provenance.reference,
             "arena_bytes": manifest.resources.arena_bytes,
             "params_bytes": manifest.resources.params_bytes,
             "thread_bytes": manifest.resources.thread_bytes,

@@ -36,7 +36,7 @@ from builder.compiling.columns import Names
 from builder.compiling.compilation import (
     Compared,
     build_for_host,
-    check_in_double_precision,
+    check_rounding,
     choose_records,
     compare_model,
     describe_model,
@@ -45,11 +45,12 @@ from builder.compiling.defined_samples import choose
 from builder.compiling.footprint import resources_of_buckets
 from builder.compiling.identity import Identity
 from builder.compiling.integer_share import integer_work
+from builder.compiling.judge import Judge
 from builder.compiling.labels import Labels, label_lines
 from builder.compiling.layers import Layers
 from builder.compiling.lower import LoweredModule, lower
 from builder.compiling.over_time import Declarations, columns_of_model
-from builder.compiling.padding import reference, request_samples
+from builder.compiling.padding import request_samples
 from builder.compiling.sized_models import SizedModels, Sizes
 from builder.compiling.uncovered import uncovered_kernels
 from builder.errors import ModelError
@@ -269,13 +270,14 @@ def _compare_bucket(
     bucket = module.modules[index]
     assert isinstance(bucket, GraphModuleDebug)
     inputs = choose(model.onnx, request_samples(model, before), progress)
-    compared = compare_model(model, bucket, sources[index], inputs, tolerance, progress)
+    compared = compare_model(model, bucket, sources[index], inputs, before, tolerance, progress)
     least = _least(module.buckets, sizes)
     if least == sizes:
         return inputs, compared
     exact = models.at(least)
     inputs = choose(exact.onnx, request_samples(exact, before), progress)
-    wanted = reference(exact, inputs)
+    judge = Judge(exact)
+    wanted = judge.outputs(inputs)
     outputs = [np.array(output) for output in module.compute(inputs).values()]
     names = [spec.name for spec in exact.outputs]
     agreement = parity.compare(names, outputs, wanted)
@@ -284,11 +286,12 @@ def _compare_bucket(
     allowed = max(compared.self_test_rtol, tolerances.STEP) if quantised else tolerances.PARITY
     limit = max(tolerance or allowed, compared.agreement.error)
     if tolerance is None and not quantised and not agreement.error <= limit:
-        check_in_double_precision(exact, names, inputs, outputs, wanted, agreement, progress)
+        judge.check_normalised(inputs, wanted)
+        check_rounding(judge, inputs, outputs, wanted, agreement, progress)
     else:
         parity.check(agreement, limit)
     if agreement.error > compared.agreement.error and not quantised:
-        compared = replace(compared, agreement=agreement)
+        compared = replace(compared, agreement=replace(agreement, reference=judge.reference))
     return inputs, replace(compared, samples=outputs if quantised else wanted)
 
 

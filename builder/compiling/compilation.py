@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
@@ -23,7 +23,7 @@ from agent.bundle.graph import Graph
 from agent.bundle.manifest import Manifest, Resources, Runtime, Samples
 from agent.bundle.manifest import Target as ManifestTarget
 from agent.bundle.params import dump_params
-from agent.bundle.processing import Postprocess
+from agent.bundle.processing import Postprocess, Preprocess
 from agent.bundle.provenance import Provenance, Tuning
 from agent.bundle.provenance import ShippedRecords as ManifestShipped
 from agent.bundle.quantisation import by_name
@@ -49,6 +49,7 @@ from builder.compiling.first_look import look
 from builder.compiling.footprint import resources_of
 from builder.compiling.identity import Identity, bundle_name
 from builder.compiling.integer_share import integer_work
+from builder.compiling.judge import Judge
 from builder.compiling.labels import Labels, label_lines
 from builder.compiling.layers import Layers
 from builder.compiling.lower import lower
@@ -56,7 +57,7 @@ from builder.compiling.output_presets import Signature
 from builder.compiling.over_time import Declarations, over_time_of
 from builder.compiling.pixel_steps import cut_off_note
 from builder.compiling.sample_inputs import samples
-from builder.compiling.truth import exact_outputs
+from builder.compiling.special_samples import is_elementwise, special_samples
 from builder.compiling.uncovered import uncovered_kernels
 from builder.errors import ModelError
 from builder.importer import ImportedModel, load
@@ -177,7 +178,7 @@ def compile(
     inputs = choose(model.onnx, samples(model.inputs, model.onnx, before), progress)
     runnable = code if device.is_native else build_for_host(lowered.kernels)
     module = _debug_executor(runnable, graph.graph, params)
-    compared = compare_model(model, module, graph.sources, inputs, tolerance, progress)
+    compared = compare_model(model, module, graph.sources, inputs, before, tolerance, progress)
     _look(model, after, compared, postprocess or "", progress)
     framework_parity.check_kernels(model, module, tolerance, progress)
 
@@ -234,6 +235,7 @@ def compare_model(
     module: GraphModuleDebug,
     sources: Sequence[tuple[str, ...]],
     inputs: Mapping[str, npt.NDArray[np.generic]],
+    before: Preprocess | None,
     tolerance: float | None,
     progress: Progress,
 ) -> Compared:
@@ -246,7 +248,9 @@ def compare_model(
     sources
         For each node of the module's graph, the names of the model's nodes that it computes.
     inputs
-        The sample.
+        An ordinary sample.
+    before
+        How a picture becomes an input, or None.
     tolerance
         The largest relative error of an output, None for what the model's numbers deserve.
     progress
@@ -268,12 +272,13 @@ def compare_model(
     module.run()
     outputs = [np.array(module.get_output(i)) for i in range(len(names))]
     half = any(spec.datatype == "FP16" for spec in model.outputs)
-    run = parity.run_as_defined if parity.is_approximated(model.onnx) else parity.reference_outputs
-    reference = run(model.onnx, inputs)
+    judge = Judge(model)
+    reference = judge.outputs(inputs)
     agreement = parity.compare(names, outputs, reference)
     if tolerance is not None:
         parity.check(agreement, tolerance)
     elif halves:
+        judge.check_normalised(inputs, reference)
         compared = half_parity.compare_halves(
             model.onnx, inputs, [step.array for step in steps], outputs, reference
         )
@@ -287,8 +292,12 @@ def compare_model(
         if blocks.found:
             progress(blocks.summary())
     elif not agreement.error <= tolerances.PARITY:
-        check_in_double_precision(model, names, inputs, outputs, reference, agreement, progress)
+        judge.check_normalised(inputs, reference)
+        check_rounding(judge, inputs, outputs, reference, agreement, progress)
+    if tolerance is None and not halves and judge.compares_floats:
+        check_special(model, judge, module, inputs, before)
     rtol = tolerances.self_test_rtol(agreement.error, half=half)
+    agreement = replace(agreement, reference=judge.reference)
     # The bytes of a quantised model are the same on every device, but for a few that are rounded to the other
     # step; so devices compare with what was computed here, not with the reference.
     if not quantised:
@@ -315,9 +324,41 @@ def _look(
         progress(line)
 
 
-def check_in_double_precision(
+def check_special(
     model: ImportedModel,
-    names: Sequence[str],
+    judge: Judge,
+    module: GraphModuleDebug,
+    inputs: Mapping[str, npt.NDArray[np.generic]],
+    before: Preprocess | None,
+) -> None:
+    """Compare a compiled model with the reference on NaN, infinities and other special numbers.
+
+    Raises
+    ------
+    ParityError
+        If they do not agree where the reference is defined.
+    """
+    names = [spec.name for spec in model.outputs]
+    by_element = is_elementwise(model.onnx)
+    for sample in special_samples(model.inputs, model.onnx, inputs, before):
+        reference = judge.outputs_if_defined(sample)
+        if reference is None:
+            continue
+        for name, value in sample.items():
+            module.set_input(name, value)
+        module.run()
+        outputs = [np.array(module.get_output(i)) for i in range(len(names))]
+        agreement = parity.compare(names, outputs, reference, by_element=by_element)
+        if agreement.error <= tolerances.PARITY:
+            continue
+        judge.check_normalised(sample, reference, by_element=by_element)
+        noise = judge.noise(sample, outputs, reference, by_element=by_element)
+        where = f"{judge.reference}, on zeros, infinities and other special numbers"
+        parity.check(replace(agreement, reference=where), tolerances.PARITY, noise)
+
+
+def check_rounding(
+    judge: Judge,
     inputs: Mapping[str, npt.NDArray[np.generic]],
     outputs: Sequence[npt.NDArray[np.generic]],
     reference: Sequence[npt.NDArray[np.generic]],
@@ -331,15 +372,11 @@ def check_in_double_precision(
     ParityError
         If it is.
     """
-    progress("comparing in double precision, because the model may amplify rounding")
-    exact = exact_outputs(model.onnx, inputs)
-    measured = None if exact is None else parity.distances(names, outputs, reference, exact)
-    parity.check(agreement, tolerances.PARITY, measured)
-    if measured is not None:
-        progress(
-            f"the model amplifies rounding: ONNX Runtime is {measured.reference:.1e} from the exact result, "
-            f"this bundle {measured.ours:.1e}"
-        )
+    progress("comparing with the noise of rounding, because the model may amplify it")
+    noise = judge.noise(inputs, outputs, reference)
+    parity.check(replace(agreement, reference=judge.reference), tolerances.PARITY, noise)
+    if noise is not None:
+        progress(f"the model amplifies rounding: the difference is {noise.ratio:.2g} times its noise")
 
 
 def _debug_executor(code: bytes, graph: Graph, params: bytes) -> GraphModuleDebug:

@@ -19,7 +19,7 @@ import onnx
 from onnx import helper
 
 from builder.compiling.parity import run_as_defined
-from builder.errors import ParityError
+from builder.errors import ModelError, ParityError
 from builder.importer.onnx_graph import OnnxGraph, attributes
 
 Array = npt.NDArray[Any]
@@ -27,7 +27,7 @@ Arrays = Mapping[str, Array]
 
 _ROUNDS: Final = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 # Operators that are not defined for some finite numbers.
-_PARTIAL: Final = frozenset({"Acos", "Acosh", "Asin", "Atanh", "Log", "Pow", "Sqrt"})
+PARTIAL: Final = frozenset({"Acos", "Acosh", "Asin", "Atanh", "Log", "Pow", "Sqrt"})
 # Operators that make a NaN only of an infinity, or of zeros; a quantised model is searched for theirs too.
 _QUOTIENTS: Final = frozenset({"Div", "Mod", "Reciprocal", "Softmax", "LogSoftmax", "Exp"})
 
@@ -76,14 +76,20 @@ def choose(
     nodes = list(_makers_of_integers(model))
     operators = {node.op_type for node in model.graph.node}
     may_fail = any(node.op_type == "Cast" for node in nodes)
-    may_fail |= not operators.isdisjoint(_PARTIAL | _QUOTIENTS if nodes else _PARTIAL)
+    may_fail |= divides_integers(model)
+    may_fail |= not operators.isdisjoint(PARTIAL | _QUOTIENTS if nodes else PARTIAL)
     defined: Arrays | None = None
     fault: Undefined | None = None
     missing = ""
+    refused: ModelError | None = None
     for sample in samples:
         if not may_fail:
             return dict(sample)
-        values = _values(model, nodes, sample)
+        try:
+            values = _values(model, nodes, sample)
+        except ModelError as error:
+            refused = error
+            continue
         found = next(_undefined(nodes, values), None)
         if found is not None:
             fault = fault or found
@@ -98,7 +104,9 @@ def choose(
     if defined is not None:
         progress(f"{missing}, on every sample; only the others are compared")
         return dict(defined)
-    assert fault is not None
+    if fault is None:
+        assert refused is not None
+        raise refused
     raise ParityError(
         f"{fault.node} makes integers of {fault.tensor[:80]}: expected numbers within the type, got "
         f"{fault.count} of {fault.size} elements that are NaN or beyond it, on every sample",
@@ -116,6 +124,17 @@ def _makers_of_integers(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
             continue
         if node.op_type in _ROUNDS or (node.op_type == "Cast" and _type(node).kind in "iu"):
             yield node
+
+
+def divides_integers(model: onnx.ModelProto) -> bool:
+    """Whether integers are divided by what is not constant: ONNX Runtime refuses to divide them by zero."""
+    graph = OnnxGraph(model)
+    for node in model.graph.node:
+        if node.op_type in ("Div", "Mod") and not node.domain and not graph.is_constant(node.input[1]):
+            found = graph.type_of(node.input[1])
+            if found is None or found.dtype.kind in "iu":
+                return True
+    return False
 
 
 def _type(node: onnx.NodeProto) -> np.dtype[Any]:

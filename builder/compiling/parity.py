@@ -1,14 +1,13 @@
 """Parity: if a compiled model does not give the reference's numbers, no bundle is written.
 
-The reference is ONNX Runtime running the normalised model. The error of an output is its largest absolute
-difference divided by the reference's largest magnitude, or by `SCALE_FLOOR` if that is larger. For integers
-and booleans, any difference is an infinite error, and for floats a NaN where the other side has a number. A
-float16 output was rounded from float32 on both sides: the step that this may put between two almost equal
-numbers is subtracted from their difference.
+The reference is ONNX Runtime running the model that `builder.compiling.judge` says. The error of an output is
+its largest absolute difference divided by the reference's largest magnitude, or by `SCALE_FLOOR` if that is
+larger. For integers and booleans, any difference is an infinite error, and for floats a NaN where the other
+side has a number. A float16 output was rounded from float32 on both sides: the step that this may put between
+two almost equal numbers is subtracted from their difference.
 
-A model may amplify rounding so much that two correct results differ by more than the tolerance. Then both are
-compared with the result in double precision (`builder.compiling.truth`): ours may be `AMPLIFIED` times as far
-from it as the reference's is.
+A model may amplify rounding so much that two correct results differ by more than the tolerance. Then the
+difference is compared with what rounding does to the reference itself (`builder.compiling.noise`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,14 +31,12 @@ from builder.importer.large_models import open_session
 # output are tiny (objectness of a picture without objects), differences of that size mean nothing.
 SCALE_FLOOR: Final = 1e-2
 
-# Winograd's and Strassen's algorithms round more often than a direct sum, so our distance from the exact
-# result may be larger than that of ONNX Runtime, which uses neither. A wrong number is much further away.
-AMPLIFIED: Final = 4.0
-# However much a model amplifies rounding, a difference of more than one percent is taken for a fault.
-LARGEST: Final = 1e-2
-
 # The largest number of float16; the next one would be 65536.
 LARGEST_HALF: Final = 65504.0
+# What stands for infinities. In float32, ONNX Runtime has the largest number in some of their places.
+_INFINITIES: Final = {"float16": 2.0**16, "float32": float(np.finfo(np.float32).max)}
+# What masks use for minus infinity says nothing about the size of the other numbers.
+_LARGEST_SCALE: Final = 1e38
 
 # ONNX Runtime raises its own exception classes, and Python's for a wrong input name or dtype.
 REFUSALS: tuple[type[Exception], ...] = (
@@ -48,10 +46,14 @@ REFUSALS: tuple[type[Exception], ...] = (
     TypeError,
 )
 
-# What ONNX Runtime's optimiser may fuse into kernels of its own.
-_QUANTISED: Final = frozenset({"DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear"})
-
 REFERENCE: Final = f"onnxruntime {ort.__version__}"
+
+# A correct result may be this much further from the reference than rounding errors move that.
+ALLOWED: Final = 4.0
+# Of the elements of an output, so many may be further: how far theirs moves is only known from some runs.
+FEW: Final = 0.01
+# However much a model amplifies rounding, a difference of more than one percent is taken for a fault.
+LARGEST: Final = 1e-2
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
@@ -76,60 +78,36 @@ class Parity:
 
 
 @dataclass(frozen=True, slots=True)
-class Distances:
-    """How far two results are from the exact one, as relative errors.
+class Noise:
+    """How a difference from the reference compares with what rounding does to the reference.
 
     Attributes
     ----------
-    ours, reference
-        The compiled model's largest distance, and the reference's.
+    error
+        The largest difference, relative to the output's largest number.
+    ratio
+        The root of the mean square of the differences, divided by that of the noise; of the worst output.
+    beyond
+        The share of elements whose difference is more than `ALLOWED` times their noise; of the worst output.
     """
 
-    ours: float
-    reference: float
+    error: float
+    ratio: float
+    beyond: float
 
     @property
     def is_rounding(self) -> bool:
-        """Whether our distance is explained by rounding, which took the reference almost as far."""
-        known = math.isfinite(self.reference)  # a NaN of the reference explains nothing
-        return known and self.ours <= min(AMPLIFIED * self.reference, LARGEST)
+        """Whether rounding explains the difference."""
+        return self.error <= LARGEST and self.ratio <= ALLOWED and self.beyond <= FEW
 
 
-def distances(
-    names: Sequence[str],
-    outputs: Sequence[npt.NDArray[np.generic]],
-    reference: Sequence[npt.NDArray[np.generic]],
-    exact: Sequence[npt.NDArray[np.generic]],
-) -> Distances:
-    """Return how far our outputs and the reference's are from the exact ones.
-
-    Parameters
-    ----------
-    names
-        The outputs' names; at least one.
-    outputs, reference, exact
-        Arrays in the order of `names`; floats of `exact` are float64.
-
-    Raises
-    ------
-    ParityError
-        If a shape differs.
-    """
-    kinds = [a.astype(r.dtype) if r.dtype.kind != "f" else a for a, r in zip(exact, reference, strict=True)]
-
-    def distance(results: Sequence[npt.NDArray[np.generic]]) -> float:
-        return _worst(names, results, kinds)[0]
-
-    return Distances(distance(outputs), distance(reference))
-
-
-def reference_outputs(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArray[np.generic]]:
-    """Run a model in ONNX Runtime.
+def run_as_defined(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArray[np.generic]]:
+    """Run a model in ONNX Runtime as it is, without its optimiser, which puts approximations in places.
 
     Parameters
     ----------
     model
-        The normalised model.
+        The model.
     inputs
         Input name -> array.
 
@@ -143,51 +121,40 @@ def reference_outputs(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArra
     ModelError
         If ONNX Runtime refuses the model or the inputs.
     """
-    return _run(_session(model, ort.GraphOptimizationLevel.ORT_ENABLE_ALL), inputs)
+    return run_session(session(model), None, inputs)
 
 
-def run_as_defined(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArray[np.generic]]:
-    """Run a model in ONNX Runtime without its optimiser, which replaces quantised layers by approximations.
+def run_session(opened: ort.InferenceSession, names: Sequence[str] | None, inputs: Arrays) -> list[Any]:
+    """Run a session; with None, return all of its outputs.
 
-    The parameters, results and errors are those of `reference_outputs`.
+    Raises
+    ------
+    ModelError
+        If ONNX Runtime refuses the names or the inputs.
     """
-    return _run(_session(model, ort.GraphOptimizationLevel.ORT_DISABLE_ALL), inputs)
-
-
-def is_approximated(model: onnx.ModelProto) -> bool:
-    """Whether ONNX Runtime's optimiser may replace layers of a model by approximations.
-
-    It multiplies by dequantised weights with kernels that round the other operand to int8.
-    """
-    return any(node.op_type in _QUANTISED for node in model.graph.node)
-
-
-def _run(session: ort.InferenceSession, inputs: Arrays) -> list[npt.NDArray[np.generic]]:
     try:
-        outputs: list[npt.NDArray[np.generic]] = session.run(None, dict(inputs))
+        outputs: list[Any] = opened.run(names, dict(inputs))
     except REFUSALS as error:
         raise _refusal(error) from error
     return outputs
 
 
-def require_reference(model: onnx.ModelProto) -> None:
-    """Refuse a model that the reference cannot run.
+def session(model: onnx.ModelProto | Path) -> ort.InferenceSession:
+    """Open a session of ONNX Runtime, without its optimiser, for a model or a file.
 
     Raises
     ------
     ModelError
         If ONNX Runtime refuses the model.
     """
-    _session(model, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
-
-
-def _session(model: onnx.ModelProto, level: ort.GraphOptimizationLevel) -> ort.InferenceSession:
     options = ort.SessionOptions()
-    options.graph_optimization_level = level
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4  # what it logs as an error it raises too
-    # One run: threads that spin afterwards, waiting for another, would only disturb what follows.
+    # Few runs: threads that spin afterwards, waiting for another, would only disturb what follows.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
+        if isinstance(model, Path):
+            return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
         return open_session(model, options)
     except REFUSALS as error:
         raise _refusal(error) from error
@@ -201,6 +168,8 @@ def compare(
     names: Sequence[str],
     outputs: Sequence[npt.NDArray[np.generic]],
     reference: Sequence[npt.NDArray[np.generic]],
+    *,
+    by_element: bool = False,
 ) -> Parity:
     """Compare outputs with the reference's.
 
@@ -210,6 +179,8 @@ def compare(
         The outputs' names; at least one.
     outputs, reference
         Arrays in the order of `names`.
+    by_element
+        Whether the error of an element is relative to the element, not to the output's largest number.
 
     Raises
     ------
@@ -219,11 +190,17 @@ def compare(
     for name, ours, theirs in zip(names, outputs, reference, strict=True):
         if ours.dtype != theirs.dtype:
             raise mismatch(name, ours, theirs)
-    worst, worst_name = _worst(names, outputs, reference)
-    return Parity(worst, worst_name, REFERENCE)
+        if ours.shape != theirs.shape:
+            raise mismatch(name, ours, theirs)
+    errors = [
+        _relative_error(ours, theirs, by_element=by_element)
+        for ours, theirs in zip(outputs, reference, strict=True)
+    ]
+    worst = max(errors)
+    return Parity(worst, names[errors.index(worst)], REFERENCE)
 
 
-def check(parity: Parity, tolerance: float, measured: Distances | None = None) -> None:
+def check(parity: Parity, tolerance: float, noise: Noise | None = None) -> None:
     """Refuse a model whose error is beyond the tolerance, unless it is rounding.
 
     Parameters
@@ -232,42 +209,24 @@ def check(parity: Parity, tolerance: float, measured: Distances | None = None) -
         The comparison with the reference.
     tolerance
         The largest relative error.
-    measured
-        The distances from the exact result, if they are known.
+    noise
+        The comparison with the noise of rounding, if it was measured.
 
     Raises
     ------
     ParityError
         If the error is larger than `tolerance`, or not a number, and is not explained by rounding.
     """
-    if not parity.error <= tolerance and (measured is None or not measured.is_rounding):
-        far = ""
-        if measured is not None:
-            far = (
-                f"; compared in double precision, its error is {measured.ours:.3g}, "
-                f"the reference's {measured.reference:.3g}"
-            )
-        raise ParityError(
-            f"output {parity.worst_output}: expected a relative error of at most {tolerance:g} "
-            f"against {parity.reference}, got {parity.error:.3g}{far}",
-            hint="raise --tolerance if the model is known to be that sensitive; no bundle was written",
-        )
-
-
-def _worst(
-    names: Sequence[str],
-    outputs: Sequence[npt.NDArray[np.generic]],
-    reference: Sequence[npt.NDArray[np.generic]],
-) -> tuple[float, str]:
-    """Return the largest error, and the name of the output that has it."""
-    worst, worst_name = 0.0, names[0]
-    for name, ours, theirs in zip(names, outputs, reference, strict=True):
-        if ours.shape != theirs.shape:
-            raise mismatch(name, ours, theirs)
-        error = _relative_error(ours, theirs)
-        if error > worst:
-            worst, worst_name = error, name
-    return worst, worst_name
+    if parity.error <= tolerance or (noise is not None and noise.is_rounding):
+        return
+    far = ""
+    if noise is not None:
+        far = f", and {noise.ratio:.3g} times what rounding explains"
+    raise ParityError(
+        f"output {parity.worst_output}: expected a relative error of at most {tolerance:g} "
+        f"against {parity.reference}, got {parity.error:.3g}{far}",
+        hint="raise --tolerance if the model is known to be that sensitive; no bundle was written",
+    )
 
 
 def mismatch(name: str, ours: npt.NDArray[np.generic], theirs: npt.NDArray[np.generic]) -> ParityError:
@@ -277,24 +236,34 @@ def mismatch(name: str, ours: npt.NDArray[np.generic], theirs: npt.NDArray[np.ge
     )
 
 
-def _relative_error(ours: npt.NDArray[np.generic], theirs: npt.NDArray[np.generic]) -> float:
+def _relative_error(
+    ours: npt.NDArray[np.generic], theirs: npt.NDArray[np.generic], *, by_element: bool
+) -> float:
     if ours.size == 0:
         return 0.0
+    return float((differences(ours, theirs) / scale_of(theirs, by_element=by_element)).max())
+
+
+def scale_of(theirs: npt.NDArray[np.generic], *, by_element: bool = False) -> npt.NDArray[np.float64]:
+    """Return what errors are relative to: an output's largest number but for infinities, or each number."""
     if theirs.dtype.kind != "f":
-        return 0.0 if np.array_equal(ours, theirs) else float("inf")
+        return np.ones(())
+    sizes = np.abs(theirs.astype(np.float64))
+    sizes = np.where(sizes < _LARGEST_SCALE, sizes, 0.0)
+    return np.maximum(sizes if by_element else sizes.max(initial=0), SCALE_FLOOR)
+
+
+def differences(ours: npt.NDArray[np.generic], theirs: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+    """Return how far each element is from the reference's; infinite where there is no distance."""
+    if theirs.dtype.kind != "f":
+        return np.where(ours == theirs, 0.0, math.inf)
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
-    if (np.isnan(a) != np.isnan(b)).any():
-        return math.inf
-    same = (a == b) | np.isnan(a)  # infinities and the reference's own NaNs
-    if same.all():
-        return 0.0
-    finite = np.abs(b[np.isfinite(b)])
-    scale = max(float(finite.max()) if finite.size else 0.0, SCALE_FLOOR)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))  # infinities and the reference's own NaNs
     rounding = _half_steps(ours) + _half_steps(theirs)
-    a, b = _next_after_largest(ours, a), _next_after_largest(theirs, b)
+    a, b = _without_infinities(ours, a), _without_infinities(theirs, b)
     with np.errstate(invalid="ignore"):
-        difference = float(np.maximum(np.abs(a - b) - rounding, 0)[~same].max())
-    return difference / scale
+        found = np.where(same, 0.0, np.maximum(np.abs(a - b) - rounding, 0.0))
+    return np.where(np.isnan(found), math.inf, found)
 
 
 def _half_steps(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
@@ -306,10 +275,9 @@ def _half_steps(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
     return np.asarray(np.ldexp(0.5, np.maximum(exponents, -14) - 10))
 
 
-def _next_after_largest(
+def _without_infinities(
     values: npt.NDArray[np.generic], wide: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """Replace float16's infinities by the number after its largest: what is closer to that one rounds up."""
-    if values.dtype != np.float16:
-        return wide
-    return np.where(np.isinf(wide), np.copysign(2.0**16, wide), wide)
+    """Replace infinities; what is closer to float16's number after the largest rounds up to one."""
+    stands = _INFINITIES.get(values.dtype.name)
+    return wide if stands is None else np.where(np.isinf(wide), np.copysign(stands, wide), wide)

@@ -66,7 +66,7 @@ def widen_halves(model: onnx.ModelProto, progress: Callable[[str], None]) -> Non
     ModelError
         If the weights do not fit into one file as float32.
     """
-    found = _types(model)
+    found = half_types(model)
     if not found:
         return
     _check_size(model)
@@ -94,7 +94,7 @@ def _interface(model: onnx.ModelProto) -> Iterator[tuple[onnx.ValueInfoProto, st
     yield from ((value, "output") for value in model.graph.output)
 
 
-def _types(model: onnx.ModelProto) -> set[int]:
+def half_types(model: onnx.ModelProto) -> set[int]:
     """The half-precision types of a model's interface, weights, attributes and values."""
     kinds = {value.type.tensor_type.elem_type for value, _ in _interface(model)}
     kinds |= {value.type.tensor_type.elem_type for value in model.graph.value_info}

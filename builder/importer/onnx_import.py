@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -22,9 +22,11 @@ from builder.importer.classic.strings import replace_strings
 from builder.importer.edge_scales import NO_SCALES, EdgeScales, fitting, onnx_scales
 from builder.importer.frameworks.sample import FrameworkSample
 from builder.importer.function_bodies import Operator, expand, has_body
+from builder.importer.half_precision import half_types
 from builder.importer.large_models import sha256
 from builder.importer.model_file import ModelFile, check_message, read_model
 from builder.importer.normalise import normalise, simplify
+from builder.importer.original import FILE, IN_MEMORY, Original, keys_of
 from builder.importer.relax_module import RelaxModel, to_relax
 from builder.importer.source_nodes import SourceNodes
 from builder.importer.structure import prepare
@@ -44,7 +46,7 @@ class ImportedModel:
     inputs, outputs
         Names, datatypes and shapes; names as in the model file.
     onnx
-        The normalised model. It computes the same as the original; ONNX Runtime runs it as the reference.
+        The normalised model, which must compute the same as the original.
     source_sha256
         SHA-256 of what was imported, in hexadecimal.
     notes
@@ -72,6 +74,9 @@ class ImportedModel:
         Inputs in which NaN is a missing value, as the file's format says; others may be found in `onnx`.
     scales
         The scales of quantised inputs and outputs.
+    original
+        The model before it was normalised, which `builder.compiling.judge` compares it with; None if its
+        inputs or outputs are others.
     """
 
     mod: IRModule
@@ -91,6 +96,7 @@ class ImportedModel:
     states: tuple[State, ...] = ()
     texts: Mapping[str, tuple[Texts, ...]] = field(default_factory=dict)
     scales: EdgeScales = NO_SCALES
+    original: Original | None = None
 
 
 def import_onnx(
@@ -141,8 +147,18 @@ def import_onnx(
     try:
         model = prepare(file.model)
         source_nodes = SourceNodes.of(model)
+        original = Original(
+            source if isinstance(source, onnx.ModelProto) else Path(source).resolve(),
+            IN_MEMORY if isinstance(source, onnx.ModelProto) else FILE,
+            file.sha256,
+            input_shapes or {},
+            input_values or {},
+            keys_of(model),
+            rounds_to_half=bool(half_types(model)),
+            is_bounded=max_iterations is not None,
+        )
         texts = replace_string_inputs(model)
-        labels = _one_table(replace_strings(model))
+        tables = replace_strings(model)
         model = normalise(model, input_shapes or {}, input_values or {}, note, max_iterations)
         refuse_unsupported(model)
         model, relax = _convert(model, note, max_iterations)
@@ -158,10 +174,11 @@ def import_onnx(
         tuple(collected),
         name,
         source_nodes.normalised_as(model),
-        labels=labels,
+        labels=_one_table(tables),
         texts=texts,
         lengths=bounded_outputs(model),
         scales=fitting(onnx_scales(model), relax.inputs, relax.outputs),
+        original=replace(original, tables=tables),
     )
 
 

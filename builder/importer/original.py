@@ -1,0 +1,98 @@
+"""The model as it was given: what ONNX Runtime runs to judge the one that we normalised.
+
+Nothing of the model is copied. A file stays a path, and ONNX Runtime reads it again; a model in memory is the
+caller's own. What is kept is what the outputs' strings and dictionaries became, so that the answers of both
+can be compared. Leaves running it to `builder.compiling.judge`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import ArrayLike, NDArray
+
+from builder.importer.classic.ensemble import attribute
+from builder.importer.large_models import sha256
+from builder.importer.model_file import read_model
+
+FILE: Final = "the file itself"
+# A model in memory; most are written by a converter of ours, or by a framework's exporter.
+IN_MEMORY: Final = "the ONNX model as it was converted"
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A model before it was normalised.
+
+    Attributes
+    ----------
+    source
+        The file, or the model in memory.
+    name
+        How reports call it.
+    sha256
+        Its digest, to notice that somebody changes it meanwhile.
+    shapes, values
+        What the user fixed, as in `import_onnx`.
+    keys
+        Output that is a list of dictionaries -> their keys, in the order of the scores.
+    tables
+        Output that is a tensor of strings -> the strings, at the places that stand for them.
+    rounds_to_half
+        Whether it computes or keeps numbers in float16 or bfloat16, which become float32.
+    is_bounded
+        Whether its loops may take more steps than ours.
+    """
+
+    source: Path | onnx.ModelProto
+    name: str
+    sha256: str
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    values: Mapping[str, ArrayLike] = field(default_factory=dict)
+    keys: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rounds_to_half: bool = False
+    is_bounded: bool = False
+
+    def model(self) -> onnx.ModelProto | None:
+        """Return the model, read again; None if it is not what was imported any more."""
+        if isinstance(self.source, onnx.ModelProto):
+            return self.source if sha256(self.source) == self.sha256 else None
+        file = read_model(self.source)
+        return file.model if file.sha256 == self.sha256 else None
+
+    def value(self, name: str, dtype: np.dtype[Any], declared: Sequence[object]) -> NDArray[Any]:
+        """Return what the user fixed an input to.
+
+        Parameters
+        ----------
+        name
+            The input's name.
+        dtype
+            Its dtype.
+        declared
+            Its dimensions in the file. A number fills them, or those that were given; unknown ones are 1.
+        """
+        array = np.asarray(self.values[name]).astype(dtype)
+        if array.ndim:
+            return array
+        shape = self.shapes.get(name) or [dim if isinstance(dim, int) else 1 for dim in declared]
+        return np.full(tuple(shape), array)
+
+
+def keys_of(model: onnx.ModelProto) -> dict[str, tuple[Any, ...]]:
+    """Return the keys of each value that a ZipMap makes, in the order of its scores."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for node in model.graph.node:
+        if node.op_type == "ZipMap":
+            numbers, texts = attribute(node, "classlabels_int64s"), attribute(node, "classlabels_strings")
+            if numbers is not None and numbers.ints:
+                found[node.output[0]] = tuple(numbers.ints)
+            elif texts is not None:
+                found[node.output[0]] = tuple(text.decode("utf-8", "replace") for text in texts.strings)
+    return found

@@ -1,0 +1,186 @@
+"""The model as it was given, against the model that we have made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from builder.compiling.compilation import check_rounding
+from builder.compiling.judge import Judge
+from builder.compiling.parity import compare, run_as_defined
+from builder.errors import ParityError
+from builder.importer import ImportedModel, import_onnx
+
+F, I64 = TensorProto.FLOAT, TensorProto.INT64
+
+
+def value(name: str, kind: int, shape: Sequence[int | str] | None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def made(
+    nodes: list[onnx.NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    outputs: list[onnx.ValueInfoProto],
+    weights: Sequence[onnx.TensorProto] = (),
+) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "g", inputs, outputs, list(weights))
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def saved(model: onnx.ModelProto, folder: Path) -> Path:
+    onnx.save(model, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def assert_same(model: ImportedModel, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Assert that original and normalised model give the same, in the same form; return it."""
+    judge = Judge(model)
+    wanted = judge.outputs(inputs)
+    found = run_as_defined(model.onnx, inputs)
+    names = [spec.name for spec in model.outputs]
+    assert "normalised" not in judge.reference
+    assert compare(names, found, wanted).error <= 1e-6
+    judge.check_normalised(inputs, wanted)
+    return wanted
+
+
+def clipped() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Mul", ["x", "x"], ["square"], name="squares"),
+        helper.make_node("Clip", ["square", "", "high"], ["clipped"], name="limits"),
+        helper.make_node("Neg", ["clipped"], ["y"], name="turns"),
+    ]
+    high = [numpy_helper.from_array(np.float32(0.5), "high")]
+    return made(nodes, [value("x", F, [4])], [value("y", F, [4])], high)
+
+
+X = {"x": np.array([0.1, 0.2, 2, -3], "f4")}
+
+
+def test_a_file_is_judged_by_itself(tmp_path: Path) -> None:
+    model = import_onnx(saved(clipped(), tmp_path))
+    assert_same(model, X)
+    assert Judge(model).reference.endswith("running the file itself")
+
+
+def broken(model: ImportedModel) -> ImportedModel:
+    """Return a model whose Clip the importer has lost."""
+    wrong = onnx.ModelProto()
+    wrong.CopyFrom(model.onnx)
+    clip = next(node for node in wrong.graph.node if node.op_type == "Clip")
+    clip.CopyFrom(helper.make_node("Identity", [clip.input[0]], [clip.output[0]], name=clip.name))
+    return replace(model, onnx=wrong)
+
+
+def test_what_normalising_breaks_is_refused_and_the_node_is_named(tmp_path: Path) -> None:
+    model = broken(import_onnx(saved(clipped(), tmp_path)))
+    judge = Judge(model)
+    wanted = judge.outputs(X)
+    with pytest.raises(
+        ParityError, match=r"after normalising, output y.*first node that differs is Clip 'limits'"
+    ) as caught:
+        judge.check_normalised(X, wanted)
+    assert "importer" in str(caught.value.hint)
+
+
+def test_a_difference_of_the_kernels_is_not_blamed_on_the_importer(tmp_path: Path) -> None:
+    judge = Judge(import_onnx(saved(clipped(), tmp_path)))
+    wanted = judge.outputs(X)
+    judge.check_normalised(X, wanted)
+    ours = [wanted[0] + np.float32(0.01)]
+    with pytest.raises(ParityError, match=r"output y: expected a relative error .* the file itself"):
+        check_rounding(judge, X, ours, wanted, compare(["y"], ours, wanted), lambda _: None)
+
+
+def test_a_file_that_is_changed_meanwhile_is_not_a_fault_of_the_importer(tmp_path: Path) -> None:
+    path = saved(clipped(), tmp_path)
+    model = import_onnx(path)
+    other = clipped()
+    other.graph.node[2].op_type = "Abs"
+    saved(other, tmp_path)
+    judge = Judge(model)
+    with pytest.raises(ParityError, match="changed while it was compiled"):
+        judge.check_normalised(X, judge.outputs(X))
+
+
+def test_a_file_that_onnx_runtime_refuses_is_judged_as_normalised(tmp_path: Path) -> None:
+    """Sqrt of bfloat16 has no kernel."""
+    half = TensorProto.BFLOAT16
+    nodes = [helper.make_node("Cast", ["x"], ["h"], to=half), helper.make_node("Sqrt", ["h"], ["r"])]
+    nodes.append(helper.make_node("Cast", ["r"], ["y"], to=F))
+    model = import_onnx(saved(made(nodes, [value("x", F, [2])], [value("y", F, [2])]), tmp_path))
+    judge = Judge(model)
+    (found,) = judge.outputs({"x": np.array([4, 9], "f4")})
+    np.testing.assert_allclose(found, [2, 3])
+    assert "the normalised model, because it cannot run the file: " in judge.reference
+    assert judge.reference.isascii() and len(judge.reference) <= 256
+
+
+def test_a_model_that_computes_in_float16_agrees_but_for_rounding(tmp_path: Path) -> None:
+    half = TensorProto.FLOAT16
+    nodes = [helper.make_node("Mul", ["x", "x"], ["s"]), helper.make_node("Exp", ["s"], ["y"])]
+    model = import_onnx(saved(made(nodes, [value("x", half, [8])], [value("y", half, [8])]), tmp_path))
+    inputs = {"x": np.linspace(-2, 2, 8).astype("f2")}
+    judge = Judge(model)
+    np.testing.assert_array_equal(judge.outputs(inputs)[0], run_as_defined(model.onnx, inputs)[0])
+    assert "agrees with the file itself to" in judge.reference
+    wrong = onnx.ModelProto()
+    wrong.CopyFrom(model.onnx)
+    next(node for node in wrong.graph.node if node.op_type == "Exp").op_type = "Neg"
+    with pytest.raises(ParityError, match="expected a signal-to-noise ratio of at least 20 dB"):
+        Judge(replace(model, onnx=wrong)).outputs(inputs)
+
+
+def test_inputs_that_became_constants_are_given_to_the_file(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Mul", ["x", "factor"], ["m"]), helper.make_node("Add", ["m", "list"], ["y"])]
+    inputs = [value("x", F, ["n"]), value("factor", F, ["n"]), value("list", I64, [3])]
+    nodes.insert(1, helper.make_node("Cast", ["list"], ["floats"], to=F))
+    nodes[2].input[1] = "floats"
+    model = import_onnx(
+        saved(made(nodes, inputs, [value("y", F, ["n"])]), tmp_path),
+        input_shapes={"x": [3]},
+        input_values={"factor": 2, "list": [1, 2, 3]},
+    )
+    (found,) = assert_same(model, {"x": np.ones(3, "f4")})
+    np.testing.assert_array_equal(found, [3, 4, 5])
+
+
+def test_a_classifier_with_texts_on_both_sides(tmp_path: Path) -> None:
+    """Its input has texts, its label is a text, and its scores are dictionaries, not in the order of keys."""
+    classes = {"domain": "ai.onnx.ml", "classlabels_strings": ["zebra", "ape", "cat"]}
+    codes = {"domain": "ai.onnx.ml", "keys_strings": ["a", "b"], "values_floats": [1.0, 2.0]}
+    planes = {"coefficients": [1.0, -1.0, 0.5], "intercepts": [0.0, 1.0, 0.2]}
+    nodes = [
+        helper.make_node("LabelEncoder", ["t"], ["e"], **codes),
+        helper.make_node("LinearClassifier", ["e"], ["label", "scores"], **planes, **classes),
+        helper.make_node("ZipMap", ["scores"], ["map"], **classes),
+    ]
+    scores = helper.make_value_info(
+        "map",
+        helper.make_sequence_type_proto(
+            helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(F, []))
+        ),
+    )
+    proto = made(
+        nodes, [value("t", TensorProto.STRING, [1, 1])], [value("label", TensorProto.STRING, [1]), scores]
+    )
+    model = import_onnx(saved(proto, tmp_path))
+    label, found = assert_same(model, {"t": np.array([[1]])})
+    assert label.tolist() == [0]
+    np.testing.assert_allclose(found, [[2, -1, 1.2]], rtol=1e-6)
+
+
+def test_a_length_that_is_only_known_at_run_time_is_padded_and_counted(tmp_path: Path) -> None:
+    nodes = [helper.make_node("NonZero", ["x"], ["y"])]
+    model = import_onnx(saved(made(nodes, [value("x", F, [4])], [value("y", I64, None)]), tmp_path))
+    places, count = assert_same(model, {"x": np.array([0, 1, 0, 2], "f4")})
+    assert places.tolist() == [[1, 3, 0, 0]]
+    assert count.tolist() == [2]
