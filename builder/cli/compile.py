@@ -421,7 +421,7 @@ def _report(
         f"  {size / 1e6:.1f} MB, including {len(package.members['mod.params']) / 1e6:.1f} MB of weights; "
         f"needs {manifest.resources.needed_bytes(1) / 1e6:.1f} MB of memory to run"
     )
-    print(f"  agrees with {manifest.provenance.reference} to {manifest.provenance.parity_error:.1e}")
+    print(f"  agrees to {manifest.provenance.parity_error:.1e} with {manifest.provenance.reference}")
     for line in bucket_lines(manifest.buckets):
         print(f"  {line}")
     if quantisation is not None:

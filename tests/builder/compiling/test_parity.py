@@ -174,6 +174,28 @@ def test_rounding_that_a_model_amplifies_is_no_error() -> None:
             check(found, 1e-4)
 
 
+@pytest.mark.parametrize(("shift", "is_rounding"), [(0, True), (1e-5, False)])
+def test_steps_that_depend_on_the_ones_before_amplify_rounding(shift: float, is_rounding: bool) -> None:
+    """Thirty steps of tanh(2 W h): another order of sums is off by 3e-4, a bias of 1e-5 by ten times that."""
+    weights = (np.random.RandomState(0).randn(128, 128) / np.sqrt(128) * 2).astype("f4")
+    nodes, source = [], "x"
+    for step in range(30):
+        target = "y" if step == 29 else f"h{step}"
+        nodes += [helper.make_node("MatMul", [source, "w"], [f"m{step}"])]
+        nodes += [helper.make_node("Tanh", [f"m{step}"], [target])]
+        source = target
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4, 128]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(weights, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    x = np.random.RandomState(1).randn(4, 128).astype("f4")
+    order, ours = np.random.RandomState(3).permutation(128), x
+    for _ in range(30):
+        ours = np.tanh(ours[:, order] @ weights[order] + np.float32(shift))
+    found, noise = explained(shape_inference.infer_shapes(model), x, [ours])
+    assert found.error > 1e-4
+    assert noise.is_rounding == is_rounding
+
+
 @pytest.mark.parametrize("c", [1.5 * 2**23, 1e6])
 @pytest.mark.parametrize("before", [[], ["Exp"], ["Tanh"]])
 def test_a_sum_that_rounds_may_not_be_left_out(c: float, before: list[str]) -> None:
