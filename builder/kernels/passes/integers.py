@@ -169,7 +169,7 @@ class _Integers:
         if function is not None and function.is_long and dtype == "uint8" and scale > 0:
             bytes_ = function.quantised(scale, float(goal.zero))
             if bytes_ is not None:
-                return bb.emit(relax.op.take(relax.const(bytes_), function.real.integers))
+                return bb.emit(relax.op.take(relax.const(bytes_), function.real.integers, mode="clip"))
         zero = relax.const(goal.zero.astype(dtype))
         # ONNX wants positive scales, but does not check it: bounds divided by others are no bounds.
         if isinstance(x, relax.Var) and x in table.sums and self._users[x] == 1 and scale > 0:

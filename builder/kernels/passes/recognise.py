@@ -111,7 +111,7 @@ def _shuffle(table: Values, expr: relax.Expr, shape: tuple[int, ...]) -> relax.E
     if axes[:1] != [0] or axes[-2:] != [parts + 1, parts + 2]:
         return None
     order = np.arange(shape[1]).reshape(inner[1:-2]).transpose([axis - 1 for axis in axes[1:-2]]).ravel()
-    return table.bb.emit(relax.op.take(view.args[0], relax.const(order.astype("int64")), axis=1))
+    return table.bb.emit(relax.op.take(view.args[0], relax.const(order.astype("int64")), axis=1, mode="clip"))
 
 
 def _product(table: Values, call: Call) -> relax.Expr | None:
