@@ -28,7 +28,8 @@ OPSET: Final = 21
 IR_VERSION: Final = 10
 # Shapes, axes, indices and masks are smaller. Larger constants are folded later, by ONNX Runtime.
 MAX_FOLDED: Final = 4096
-# ONNX's inference reads shapes, axes and pads from inputs; larger ones are data.
+# ONNX's inference reads shapes, axes and pads from inputs, and a list of as many sizes as a Split has parts,
+# up to MAX_FOLDED; larger ones are data.
 _READ_BY_INFERENCE: Final = 256
 # What computes shapes and counts. The evaluator's cost for these is that of their inputs and outputs; a
 # pooling of one number over a window of a billion would cost more. Quantised weights stay whole numbers.
@@ -261,7 +262,7 @@ class GraphBuilder:
             found = self._types[name]
             types[name] = helper.make_tensor_type_proto(found.elem_type, found.static_shape)
             known = self._constants.get(name)
-            if known is not None and known.size <= _READ_BY_INFERENCE:
+            if known is not None and known.size <= (MAX_FOLDED if known.ndim == 1 else _READ_BY_INFERENCE):
                 data[name] = numpy_helper.from_array(np.ascontiguousarray(known).reshape(known.shape), name)
         try:
             inferred = shape_inference.infer_node_outputs(

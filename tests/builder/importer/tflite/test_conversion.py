@@ -162,3 +162,15 @@ def test_options_of_another_operator_are_refused() -> None:
     graph.op("SOFTMAX", [0], graph.outputs, "Conv2DOptions", StrideH=1)
     with pytest.raises(UnsupportedOperatorError, match="expected SoftmaxOptions, got Conv2DOptions"):
         converted(graph)
+
+
+def test_more_parts_than_shapes_have_dimensions() -> None:
+    graph = FileSubgraph()
+    x = graph.tensor((300, 2))
+    parts, last = [graph.tensor((1, 2)) for _ in range(300)], graph.tensor((1, 2))
+    graph.op("SPLIT", [graph.constant(np.int32(0)), x], parts, "SplitOptions", NumSplits=300)
+    graph.op("SUB", [parts[0], parts[-1]], [last], "SubOptions")
+    graph.inputs, graph.outputs = [x], [last]
+    feed = [np.arange(600, dtype=np.float32).reshape(300, 2)]
+    [result] = run_converted(write(graph), feed)
+    assert result.tolist() == [[-598.0, -598.0]]
