@@ -19,6 +19,7 @@ from builder.codegen.named_values import expand_functions
 from builder.codegen.register_tiles import keep_on_stack
 from builder.codegen.row_bases import separate_rows
 from builder.codegen.tile_products import write_tile_products
+from builder.codegen.wrapped_indices import hide_remainders, split_wrapping_loops
 from builder.target.device_target import arch_of, bfloat_of, dot_of, features_of
 
 # TVM's `tvm.s_tir.pipeline` without the passes for GPUs, in three parts.
@@ -80,12 +81,13 @@ def lower_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
     dot, bfloat = dot_of(target), bfloat_of(target)
     loops = write_dot_products(write_tile_products(to_loops(bound), dot, bfloat), dot, bfloat)
     vectors = tvm.transform.Sequential([make() for make in _TO_VECTORS])(loops)
-    apart = separate_rows(vectors, arch_of(target))
+    apart = separate_rows(split_wrapping_loops(vectors), arch_of(target))
     features = features_of(target)
     tables = write_byte_tables(join_byte_stores(apart, features), features)
     rounded = write_byte_rounding(tables, arch_of(target))
     functions = keep_on_stack(tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(rounded))
-    return t.LowerIntrin()(carry_nan(link_bfloats(expand_functions(functions)), arch_of(target)))
+    final = carry_nan(link_bfloats(expand_functions(functions)), arch_of(target))
+    return t.LowerIntrin()(hide_remainders(final))
 
 
 def build_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
