@@ -2,7 +2,8 @@
 
 Within a kernel, a value is computed where it is read. A chain of element-wise calls that each read their
 value twice, as a loop that is written out has, would compute its beginning 2^n times, so it is divided. So is
-a chain of quantisations: each reads its number three times.
+a chain of quantisations: each reads its number three times. Calls whose index or sum is long, as those of
+pads that reflect and of cubic resizes, are not written into each other either (`written_out`).
 
 TVM makes one function of all groups that are equal, and drops the spans of their calls. So the groups are
 compared with the calls before: what a group computes is looked up by the kernel and its arguments.
@@ -20,6 +21,7 @@ from tvm.ir import Call, GenericConst, TensorLoad
 from tvm.relax.expr import _update_type
 
 from builder.importer.spans import Names, bindings_of, names_of, span_of, with_spans
+from builder.kernels.passes.written_out import Body, WrittenOut
 from builder.kernels.spaces.quantisation import ELEMENTWISE
 
 # How TVM numbers kinds of functions (`relax.OpPatternKind`): up to the first, they are computed where their
@@ -65,11 +67,13 @@ def _with_kinds(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _divided(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return `mod` with calls that end a kernel where it would compute more than `MOST_COMPUTED` calls.
+    """Return `mod` with calls that end a kernel where it would compute too many calls, or become too large.
 
     They call copies of their functions that TVM does not fuse.
     """
     computed: dict[relax.Expr, int] = {}
+    sizes: dict[relax.Expr, WrittenOut] = {}
+    bodies: dict[tvm.ir.GlobalVar, Body] = {}
     ends: set[relax.Var] = set()
     for binding in bindings_of(mod):
         func = mod.functions.get(_callee(binding.value))
@@ -82,10 +86,18 @@ def _divided(mod: tvm.IRModule) -> tvm.IRModule:
         count = 1 + sum(computed.get(each, 0) * times for each, times in zip(operands, reads, strict=False))
         if kind is None:  # a reshape, or an item of a tuple: another name
             computed[binding.var] = count
-        elif int(kind) <= _INJECTIVE and count > MOST_COMPUTED:
-            ends.add(binding.var)
         elif int(kind) <= _INJECTIVE:
+            callee = _callee(binding.value)
+            assert callee is not None
+            if callee not in bodies:
+                bodies[callee] = Body(func)
+            size = bodies[callee].written_out([sizes.get(each) for each in operands])
+            if count > MOST_COMPUTED or (size is not None and not size.fits):
+                ends.add(binding.var)
+                continue
             computed[binding.var] = count
+            if size is not None:
+                sizes[binding.var] = size
     return _with_ends(mod, ends) if ends else mod
 
 
