@@ -122,6 +122,11 @@ _LLVM_LIMITS: Final = {
     "licm-mssa-optimization-cap": 5000,
 }
 
+# Kernels choose tile registers themselves, and configure them: those of sums have other rows than those of
+# factors. On some processors (such as znver1), LLVM orders instructions once more after it has chosen
+# registers, and then replaces a register by a free one, whatever its configuration is.
+_KEEP_TILES: Final = "-disable-post-ra:bool=true"
+
 
 def resolve(spec: str | Mapping[str, Any]) -> DeviceTarget:
     """Resolve a preset, a TVM target as JSON, or a target in the old syntax of TVM's command line.
@@ -195,12 +200,15 @@ def _build(name: str, config: dict[str, Any]) -> DeviceTarget:
         message = f"target: LLVM does not know the CPU {cpu[:60]!r} for {triple}"
         raise TargetError(message, hint=_cpu_hint(cpu, arch))
     try:
-        Target(config)  # first without cl-opt, so that an error message does not show it
+        # First without cl-opt, so that an error message does not show it.
+        known = {str(f) for f in llvm.llvm_get_cpu_features(Target(config))}
         # A register tile is one long block. With its default limits, LLVM gives up looking for values that
         # are already in registers and for accumulators that need no memory (docs/decisions/0005).
-        config.setdefault("cl-opt", [f"-{limit}:uint={value}" for limit, value in _LLVM_LIMITS.items()])
+        options = [f"-{limit}:uint={value}" for limit, value in _LLVM_LIMITS.items()]
+        if "amx-tile" in known:
+            options.append(_KEEP_TILES)
+        config.setdefault("cl-opt", options)
         tvm_target = Target(config)
-        known = {str(f) for f in llvm.llvm_get_cpu_features(tvm_target)}
     except (ValueError, RuntimeError, TypeError) as error:
         raise TargetError(f"target: {str(error).strip().splitlines()[-1][-200:]}") from error
     names = _CPUINFO_NAMES[arch]

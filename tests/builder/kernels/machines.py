@@ -14,11 +14,13 @@ from tvm import relax
 from benchmarks.interpreter import Interpreter
 from builder.compiling.lower import LoweredModule, lower
 from builder.kernels.decisions import Schedules
+from builder.target.core import Core
 from builder.target.device_target import DeviceTarget, resolve
 from builder.target.simd import Simd
 
 Case = TypeVar("Case")
 
+CORE = "sapphirerapids"
 REGISTERS = {4: 32, 8: 16, 16: 32}
 
 
@@ -28,8 +30,12 @@ def in_turn(cases: Iterable[Case]) -> list[tuple[Case, int]]:
 
 
 def machine(lanes: int) -> DeviceTarget:
-    """Return this machine with another vector width: LLVM splits or widens the vectors."""
-    return replace(resolve("host"), simd=Simd(lanes, REGISTERS[lanes], fma=True))
+    """Return a machine that runs here, with another vector width: LLVM splits or widens the vectors.
+
+    Its caches and cores are always the same, so that what is decided does not depend on who runs the tests.
+    """
+    simd = Simd(lanes, REGISTERS[lanes], fma=True)
+    return replace(resolve("host"), simd=simd, core=Core.of("x86_64", CORE, simd), cores=2)
 
 
 def element_machine() -> DeviceTarget:

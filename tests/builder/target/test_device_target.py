@@ -151,3 +151,18 @@ def test_this_machine_without_tiles_is_compiled_for_without_them(
 
 def test_a_machine_with_no_known_feature_gets_the_oldest_cpu() -> None:
     assert best_cpu(Machine("x86_64", "", frozenset(), None, None, frozenset()), "znver4") == "x86-64"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "attributes", "kept"),
+    [
+        ("sapphirerapids", [], True),
+        ("sapphirerapids", ["-amx-tile"], False),
+        ("znver1", ["+amx-tile", "+amx-int8"], True),
+        ("znver1", [], False),
+    ],
+)
+def test_tile_registers_stay_as_kernels_chose_them(cpu: str, attributes: list[str], kept: bool) -> None:
+    spec = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": cpu, "mattr": attributes}
+    options = [str(option) for option in resolve(spec).tvm_target.attrs["cl-opt"]]
+    assert ("-disable-post-ra:bool=true" in options) == kept
