@@ -1,7 +1,8 @@
 """The agent, the client and their tests under the Python of each Debian release that has a package.
 
-Devices run Debian's own Python, and versions that differ only in their last number differ in behaviour: what Python
-3.11.7 matches, 3.11.2 did not. On x86-64 all tests of both programs run; under an emulator those of messages and files.
+Devices run Debian's own Python, and versions that differ only in their last number differ in behaviour: what
+3.11.7 matches, 3.11.2 did not. On x86-64 all tests of both programs run; under an emulator those of messages
+and files.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LIMIT_S: Final = 1800
 
 
 def environment(release: Release) -> Path:
-    """Return a folder with the packages that tests import, for a release's Python; it is made once and kept."""
+    """Return a folder with what tests import, for a release's Python; it is made once and kept."""
     with (PROJECT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
     optional = project["optional-dependencies"]
