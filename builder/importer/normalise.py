@@ -20,6 +20,7 @@ from builder.importer.bounded_loops import bound_loops
 from builder.importer.classic.kept import PLACEHOLDER_DOMAIN, is_kept, restore, with_placeholders
 from builder.importer.constant_folding import fold_constants
 from builder.importer.control_flow import has_control_flow, inline_constant_ifs
+from builder.importer.duplicates import merge_duplicates
 from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.half_precision import widen_halves
 from builder.importer.large_models import inputs_for, is_too_large, with_inputs_for_weights
@@ -41,6 +42,11 @@ from builder.importer.weights import is_large
 
 # A rewrite or an unrolled loop may produce nodes that another rewrite replaces; known chains end after 3.
 MAX_PASSES: Final = 12
+# What onnxslim leaves to us.
+_OURS: Final = ["constant_folding", "subexpression_elimination", "weight_tying"]
+# They take any factor that is as long as the channels for one of the channels, and multiply the weights of a
+# Gemm by it though others read its result. `canonical` folds the factors of convolutions.
+_WRONG: Final = ["FusionConvMul", "FusionConvTransposeMul", "FusionGemmMul"]
 
 
 def normalise(
@@ -117,6 +123,7 @@ def simplify(
             model = convert_opset(expanded)
     refuse_huge_values(model)
     model = _slim(convert_opset(model))
+    merge_duplicates(model)
     fold_constants(model)
     name_nodes(model.graph)
     define(model)
@@ -153,6 +160,7 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
     """Run onnxslim; keep the model as it is if onnxslim fails or changes the inputs or outputs.
 
     Constants are already folded and shapes known, so onnxslim, which is slower at both, does neither again.
+    It merges no duplicates either: see `duplicates`.
     It would make Python lists of the trees in a model, so it gets placeholders for them.
     """
     large = [t for t in model.graph.initializer if is_large(t)] if is_too_large(model) else []
@@ -169,7 +177,12 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
         original.opset_import.append(helper.make_opsetid(PLACEHOLDER_DOMAIN, 1))
     try:
         with quiet():
-            slimmed = onnxslim.slim(original, no_shape_infer=True, skip_optimizations=["constant_folding"])
+            slimmed = onnxslim.slim(
+                original,
+                no_shape_infer=True,
+                skip_optimizations=_OURS,
+                skip_fusion_patterns=_WRONG,
+            )
         native.check(with_inputs_for_weights(slimmed))
     except FOREIGN_FAILURES:
         return model

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import helper
 
 from builder.importer.normalise import normalise
@@ -60,3 +61,35 @@ def test_every_node_has_a_unique_name(make_model: ModelMaker) -> None:
     names = [node.name for node in normal(make_model(nodes, {"x": [2]}, {"y": [2]})).graph.node]
     assert all(names)
     assert len(set(names)) == len(names)
+
+
+def same_as_before(model: onnx.ModelProto, run_onnx: Any, shape: tuple[int, ...]) -> None:
+    x = np.random.RandomState(1).randn(*shape).astype("f4")
+    want = run_onnx(model, {"x": x})[0]
+    np.testing.assert_allclose(run_onnx(normal(model), {"x": x})[0], want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(8,), (8, 1), (8, 1, 1), (8, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+def test_a_factor_as_long_as_the_channels_on_any_axis(
+    make_model: ModelMaker, run_onnx: Any, op: str, shape: tuple[int, ...]
+) -> None:
+    random = np.random.RandomState(0)
+    weights = {"w": random.randn(8, 8, 1, 1).astype("f4"), "s": random.randn(*shape).astype("f4")}
+    nodes = [helper.make_node(op, ["x", "w"], ["a"]), helper.make_node("Mul", ["a", "s"], ["y"])]
+    same_as_before(make_model(nodes, {"x": [1, 8, 8, 8]}, {"y": [None] * 4}, weights), run_onnx, (1, 8, 8, 8))
+
+
+def test_a_factor_behind_a_product_that_others_read(make_model: ModelMaker, run_onnx: Any) -> None:
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["a"], transB=1),
+        helper.make_node("Reshape", ["a", "shape"], ["r"]),
+        helper.make_node("Mul", ["r", "s"], ["p"]),
+        helper.make_node("Relu", ["a"], ["q"]),
+        helper.make_node("Reshape", ["q", "shape"], ["t"]),
+        helper.make_node("Add", ["p", "t"], ["y"]),
+    ]
+    random = np.random.RandomState(0)
+    weights = {"w": random.randn(8, 4).astype("f4"), "b": random.randn(8).astype("f4")}
+    weights |= {"s": np.array(3, np.float32), "shape": np.array([2, 3, 8])}
+    same_as_before(make_model(nodes, {"x": [6, 4]}, {"y": [2, 3, 8]}, weights), run_onnx, (6, 4))
