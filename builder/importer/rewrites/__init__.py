@@ -52,6 +52,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "DeformConv": scatter.deformable_convolution,
     "DequantizeLinear": quantised.dequantise_blocks,
     "Det": scatter.determinant,
+    "Celu": elementwise.celu,
     "Dropout": elementwise.dropout,
     "Einsum": einsum.einsum,
     "DynamicQuantizeLinear": quantised.dynamic_quantize_linear,

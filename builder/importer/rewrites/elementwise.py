@@ -95,6 +95,19 @@ def prelu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | 
     return new.nodes
 
 
+def celu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Celu: ONNX's definition, whose constants of shape [1] would give a scalar a dimension."""
+    found = graph.type_of(node.input[0])
+    if found is None:
+        return None
+    new = Replacement(node, graph)
+    zero, one = (new.constant(number, found.dtype) for number in (0, 1))
+    alpha = new.constant(float(attributes(node).get("alpha", 1.0)), found.dtype)
+    below = new.op("Mul", alpha, new.op("Sub", new.op("Exp", new.op("Div", node.input[0], alpha)), one))
+    new.op("Add", new.op("Max", node.input[0], zero), new.op("Min", below, zero), to=node.output[0])
+    return new.nodes
+
+
 def thresholded_relu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """ThresholdedRelu: x or 0. TVM multiplies instead, and 0 times infinity is NaN."""
     found = graph.type_of(node.input[0])

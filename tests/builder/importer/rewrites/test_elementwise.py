@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from builder.importer.rewrites import apply_rewrites
 from tests.builder.importer.rewrites.cases import BOOL, INT64, Case, ModelMaker, check_case, one, operators
 
 CASES: dict[str, Case] = {
+    "celu": (one("Celu", ["x"], alpha=2.0), {}, [2, 3, 4]),
     "dropout": (one("Dropout", ["x"]), {}, [2, 3, 4]),
     "dropout of nothing in training": (
         one("Dropout", ["x", "p", "t"]), {"p": np.float32(0), "t": np.array(True)}, [2, 3, 4]
@@ -102,3 +104,12 @@ def test_the_logarithm_of_a_sum_where_all_is_masked(
 def test_a_threshold_below_infinity(make_model: ModelMaker, agrees: Any, alpha: float) -> None:
     x = np.array([np.nan, -np.inf, np.inf, -2, 0, 0.5, 2], np.float32)
     agrees(make_model([one("ThresholdedRelu", ["x"], alpha=alpha)], {"x": [7]}, {"y": [7]}), x)
+
+
+def test_celu_of_a_scalar_is_a_scalar(make_model: ModelMaker, run_onnx: Any) -> None:
+    model = make_model([one("Celu", ["x"])], {"x": []}, {"y": []})
+    apply_rewrites(model)
+    assert "Celu" not in operators(model)
+    result = run_onnx(model, {"x": np.array(-0.7, np.float32)})[0]
+    np.testing.assert_allclose(result, np.float32(-0.5034147), rtol=1e-6)
+    assert np.shape(result) == ()
