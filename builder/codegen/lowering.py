@@ -8,6 +8,7 @@ import tvm
 from tvm.s_tir import transform as s
 from tvm.tirx import transform as t
 
+from builder.codegen.bodies import with_bodies
 from builder.codegen.byte_rounding import write_byte_rounding
 from builder.codegen.byte_tables import write_byte_tables
 from builder.codegen.carried_nan import carry_nan
@@ -20,6 +21,7 @@ from builder.codegen.register_tiles import keep_on_stack
 from builder.codegen.row_bases import separate_rows
 from builder.codegen.tile_products import write_tile_products
 from builder.codegen.wrapped_indices import hide_remainders, split_wrapping_loops
+from builder.kernels.real_numbers import keep_floats
 from builder.target.device_target import arch_of, bfloat_of, dot_of, features_of
 
 # TVM's `tvm.s_tir.pipeline` without the passes for GPUs, in three parts.
@@ -63,7 +65,7 @@ def to_loops(kernels: tvm.IRModule) -> tvm.IRModule:
     This comes before loops are vectorised, because a vector loop with a condition, or over an index with
     quotients, becomes a loop over single elements.
     """
-    loops = tvm.transform.Sequential([make() for make in _TO_LOOPS])(kernels)
+    loops = tvm.transform.Sequential([make() for make in _TO_LOOPS])(with_bodies(kernels, keep_floats))
     return simplify_indices(split_loop_tails(loops))
 
 

@@ -11,11 +11,13 @@ import tvm
 from tvm import relax, te, tirx, topi
 from tvm.ir import Call
 
+from builder.kernels.real_numbers import hidden
 from builder.kernels.rewriter import (
     RESHAPES,
     constant_of,
     is_halves,
     legalise_as_tvm,
+    op_name,
     shape_of,
     widened,
 )
@@ -51,7 +53,10 @@ def legalise_map(target: DeviceTarget) -> dict[str, Legalisation]:
     own |= dict.fromkeys(division.OPERATORS, division.legalise)
     own["relax.power"] = _power
     own["relax.nn.pad"] = padding.legalise
+    own |= {name: partial(_arithmetic, node) for name, node in _FOLDED.items()}
     own["relax.multiply"] = _multiply
+    own["relax.negative"] = _negative
+    own["relax.nn.leakyrelu"] = _leaky_relu
     own["relax.take"] = _take
     own["relax.concat"] = concatenation.legalise
     own["relax.cumsum"] = _cumsum
@@ -112,7 +117,8 @@ def _power(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 def _square_root(x: tirx.Expr) -> tirx.Expr:
     """Return x to the power of 0.5: positive also for -0 and for the negative infinity (C's pow)."""
     infinity = tirx.const(math.inf, str(x.ty.dtype))
-    return tirx.Select(x == -infinity, infinity, tirx.sqrt(x) + tirx.const(0.0, str(x.ty.dtype)))
+    zero = hidden(tirx.const(0.0, str(x.ty.dtype)))
+    return tirx.Select(x == -infinity, infinity, tirx.Add(tirx.sqrt(x), zero))
 
 
 def _inverse(x: tirx.Expr) -> tirx.Expr:
@@ -139,8 +145,76 @@ def _multiply(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     """
     constants = [arg for arg in call.args if constant_of(arg) is not None]
     if len(constants) != 1 or shape_of(call) or str(call.ty.dtype) != "float32":
-        return legalise_as_tvm(bb, call)
+        return _arithmetic(tirx.Mul, bb, call)
     return bb.call_te(topi.multiply, *call.args, primfunc_name_hint="multiply")
+
+
+# Operators of two numbers that TVM folds as those of real numbers: `x - x`, `0 * x`.
+_FOLDED: Final[Mapping[str, type[tirx.Expr]]] = {
+    "relax.add": tirx.Add,
+    "relax.subtract": tirx.Sub,
+    "relax.multiply": tirx.Mul,
+    "relax.divide": tirx.Div,
+    "relax.equal": tirx.EQ,
+    "relax.not_equal": tirx.NE,
+}
+
+
+def _arithmetic(node: type[tirx.Expr], bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise an operator of `_FOLDED`: of a number and itself, or 0, so that TVM does not fold it."""
+    dtype = str(call.args[0].ty.dtype)
+    numbers = [constant_of(arg) for arg in call.args]
+    zero = any(number is not None and number.ndim == 0 and number == 0 for number in numbers)
+    if not dtype.startswith("float"):
+        return (
+            division.legalise(bb, call) if op_name(call) in division.OPERATORS else legalise_as_tvm(bb, call)
+        )
+    if not dtype.startswith("float") or not (zero or call.args[0].same_as(call.args[1])):
+        return legalise_as_tvm(bb, call)
+    scalars = [None if number is None or number.ndim else float(number) for number in numbers]
+
+    def compute(*tensors: te.Tensor) -> te.Tensor:
+        def element(*place: tirx.Var) -> tirx.Expr:
+            read = iter(tensors)
+            a, b = (
+                limits.element_of(next(read), place) if scalar is None else hidden(tirx.const(scalar, dtype))
+                for scalar in scalars
+            )
+            return node(a, hidden(b))
+
+        return te.compute(shape_of(call), element, name=op_name(call).rpartition(".")[2])
+
+    read = [arg for arg, scalar in zip(call.args, scalars, strict=True) if scalar is None]
+    return bb.call_te(compute, *read, primfunc_name_hint=op_name(call).rpartition(".")[2])
+
+
+def _negative(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise `negative`: TVM's `0 - x` makes 0 of 0, which becomes -0."""
+    dtype = str(call.ty.dtype)
+    if not dtype.startswith("float"):
+        return legalise_as_tvm(bb, call)
+    minus = tirx.const(-1.0, dtype)
+    return bb.call_te(
+        lambda x: te.compute(x.shape, lambda *i: x(*i) * minus, name="negative"),
+        call.args[0],
+        primfunc_name_hint="negative",
+    )
+
+
+def _leaky_relu(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise `leakyrelu`; with a slope of 0, TVM makes 0 of NaN."""
+    if float(call.attrs.alpha):
+        return legalise_as_tvm(bb, call)
+    zero = tirx.const(0.0, str(call.ty.dtype))
+
+    def element(x: tirx.Expr) -> tirx.Expr:
+        return tirx.Select(x > zero, x, tirx.Mul(x, hidden(zero)))
+
+    return bb.call_te(
+        lambda x: te.compute(x.shape, lambda *i: element(x(*i)), name="leaky_relu"),
+        call.args[0],
+        primfunc_name_hint="leaky_relu",
+    )
 
 
 def _take(bb: relax.BlockBuilder, call: Call) -> relax.Expr:

@@ -15,6 +15,7 @@ import numpy as np
 from tvm import relax, te, tirx, topi
 from tvm.ir import Call
 
+from builder.kernels.real_numbers import hidden
 from builder.kernels.rewriter import constant_of, legalise_as_tvm, shape_of
 from builder.target.device_target import DeviceTarget
 
@@ -65,13 +66,13 @@ def _clip(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 
 
 def _sign(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Legalise `sign`: what is neither positive nor negative stays as it is, 0 or NaN."""
+    """Legalise `sign`: what is neither positive nor negative stays NaN, or becomes 0 without a sign."""
     if not _is_real(call):
         return legalise_as_tvm(bb, call)
     zero, one = (tirx.const(number, str(call.ty.dtype)) for number in (0, 1))
 
     def sign(x: tirx.Expr) -> tirx.Expr:
-        return tirx.Select(x > zero, one, tirx.Select(x < zero, -one, x))
+        return tirx.Select(x > zero, one, tirx.Select(x < zero, -one, tirx.Add(x, hidden(zero))))
 
     return bb.call_te(
         lambda x: te.compute(x.shape, lambda *i: sign(x(*i)), name="sign"),
