@@ -127,8 +127,9 @@ class Body:
 
 
 def _store(block: st.SBlock) -> _Store:
-    axes = [axis.var for axis in block.iter_vars]
     store = block.body
+    # The block of a scalar has an axis of length 1, which no index names.
+    axes = [axis.var for axis in block.iter_vars] if store.indices else []
     own, places = _count(store.value, axes)
     found: list[TensorLoad] = []
     tvm_ffi.structural_walk(store.value, (TensorLoad, found.append))
