@@ -13,7 +13,7 @@ from builder.errors import ModelError
 from builder.spelling import closest
 
 EXPORT_HINT: Final = "download or export the model again"
-_SUFFIXES: Final = frozenset({".onnx", ".pt2", ".tflite", ".keras", ".h5"})
+_SUFFIXES: Final = frozenset({".onnx", ".pt2", ".tflite", ".keras", ".h5", ".hdf5"})
 _LISTED: Final = 6  # how many models a hint names
 _SAVED_MODEL: Final = "saved_model.pb"
 # Suffix -> how to convert a file of that format.

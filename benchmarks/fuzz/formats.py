@@ -189,6 +189,17 @@ def _change_onnx(case: Case, choice: random.Random) -> Case:
     return case.with_content(onnx_models.changed_numbers(model, choice))
 
 
+def _untyped() -> list[Case]:
+    return [
+        one_file("model.onnx", model.SerializeToString())
+        for model in (*onnx_models.operators_behind_nothing(), *onnx_models.sound_models())
+    ]
+
+
+def _change_types(case: Case, choice: random.Random) -> Case:
+    return case.with_content(onnx_models.changed_types(onnx.ModelProto.FromString(case.content), choice))
+
+
 def _change_json(case: Case, choice: random.Random) -> Case:
     if choice.random() < 0.3:
         return case.with_content(mutations.damaged(case.content, choice))
@@ -296,6 +307,7 @@ def _tflite() -> list[Case]:
 FORMATS: Final[Mapping[str, Format]] = MappingProxyType(
     {
         "onnx": Format(_onnx, _change_onnx, tuple(map(_hostile_onnx, onnx_models.HOSTILE))),
+        "types": Format(_untyped, _change_types),
         "classic": Format(_classic, _change_onnx),
         "tflite": Format(_tflite, _change_tflite, read=_check_tflite),
         "xgboost-json": Format(lambda: _xgboost(".json"), _change_json),

@@ -10,7 +10,19 @@ from typing import Final
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, defs, helper, numpy_helper
+
+_CLASSIC: Final = "ai.onnx.ml"
+_KIND: Final = defs.OpSchema.AttrType
+# One value for each type of attribute.
+_SAMPLES: Final = {
+    _KIND.FLOAT: 0.5,
+    _KIND.INT: 1,
+    _KIND.STRING: "a",
+    _KIND.FLOATS: [0.5, 1.0],
+    _KIND.INTS: [0, 1],
+    _KIND.STRINGS: ["a", "b"],
+}
 
 
 def _info(name: str, shape: Sequence[int | str], kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
@@ -81,6 +93,54 @@ def sound_models() -> list[onnx.ModelProto]:
         _model(loop, {"n": np.array(3)}),
         _model(dense, places),
     ]
+
+
+def operators_behind_nothing() -> list[onnx.ModelProto]:
+    """A model for each operator of ai.onnx.ml, which reads an input and a value that has no type."""
+    models = []
+    for schema in defs.get_all_schemas():
+        if schema.domain != _CLASSIC:
+            continue
+        count = max(1, schema.min_input)
+        for first in ("x", "unknown"):
+            options = {
+                name: _SAMPLES[attribute.type]
+                for name, attribute in schema.attributes.items()
+                if attribute.type in _SAMPLES
+            }
+            outputs = [f"y{i}" if i else "y" for i in range(max(1, schema.min_output))]
+            nodes = [
+                helper.make_node("Unknown", ["x"], ["unknown"], domain="elsewhere"),
+                helper.make_node(schema.name, [first] * count, outputs, domain=_CLASSIC, **options),
+            ]
+            model = _model(nodes, {}, (1, 3))
+            model.opset_import.extend([helper.make_opsetid(_CLASSIC, 3), helper.make_opsetid("elsewhere", 1)])
+            models.append(model)
+    return models
+
+
+def changed_types(model: onnx.ModelProto, choice: random.Random) -> bytes:
+    """A model with other types and shapes, or none, and with other edges."""
+    graph = model.graph
+    for _ in range(choice.choice([1, 2, 4])):
+        node = choice.choice(graph.node)
+        names = ["", "x", *(name for one in graph.node for name in one.output)]
+        info = choice.choice([*graph.input, *graph.output, *graph.value_info])
+        match choice.randrange(6):
+            case 0:
+                info.type.tensor_type.elem_type = choice.randrange(30)
+            case 1:
+                info.type.tensor_type.ClearField("shape")
+            case 2:
+                info.ClearField("type")
+            case 3:
+                shape = [choice.choice([-1, 0, 1, 3, 1 << 20]) for _ in range(choice.randrange(6))]
+                graph.value_info.append(_info(choice.choice(names) or "x", shape, choice.randrange(1, 17)))
+            case 4 if node.input:
+                node.input[choice.randrange(len(node.input))] = choice.choice(names)
+            case _ if node.attribute:
+                del node.attribute[choice.randrange(len(node.attribute))]
+    return bytes(model.SerializeToString())
 
 
 def changed_numbers(model: onnx.ModelProto, choice: random.Random) -> bytes:

@@ -48,8 +48,8 @@ def load(
     Parameters
     ----------
     model
-        The path of a program saved by `torch.export.save` (`.pt2`), of a model of Keras (`.keras`, `.h5`),
-        of a SavedModel's folder, of a TensorFlow Lite file (`.tflite`), of a model saved by XGBoost
+        The path of a program saved by `torch.export.save` (`.pt2`), of a model of Keras (`.keras`, `.h5`,
+        `.hdf5`), of a SavedModel's folder, of a TensorFlow Lite file (`.tflite`), of a model saved by XGBoost
         (`.json`, `.ubj`) or by LightGBM (`.txt`), or of an ONNX model (any other suffix). Or a
         `torch.nn.Module` or a `torch.export.ExportedProgram`.
     example_inputs

@@ -25,18 +25,12 @@ from onnx.external_data_helper import load_external_data_for_tensor, uses_extern
 from agent.reading import open_at_once
 from builder.errors import ModelError
 from builder.importer.large_models import MAX_WEIGHT_BYTES
+from builder.importer.other_files import recognise
 from builder.model_path import EXPORT_HINT, models_in
 
 # A protobuf message is limited to 2 GiB. External weights may have more in total.
 MAX_MODEL_BYTES: Final = (1 << 31) - (1 << 20)
 
-_BEGINNINGS: Final = {
-    b"version https://git-lfs": "it is a Git LFS pointer: fetch the file with git lfs pull",
-    b"PK\x03\x04": "it is a zip archive, probably saved by PyTorch or Keras: export the model to ONNX",
-    b"\x89HDF": "it is an HDF5 file: export the model to ONNX with tf2onnx",
-    b"<!DOCTYPE": "it is a web page: download the file itself",
-    b"<html": "it is a web page: download the file itself",
-}
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 # Fields that are never used as names: exporters put stack traces and whole configuration files there.
 _FREE_TEXT: Final = frozenset({"doc_string", "value", "producer_name", "producer_version"})
@@ -113,19 +107,15 @@ def decode(raw: bytes, source: str) -> onnx.ModelProto:
     ModelError
         If the content is not an ONNX model.
     """
-    hint = next((text for start, text in _BEGINNINGS.items() if raw.startswith(start)), EXPORT_HINT)
-    if raw[4:8] == b"TFL3":
-        hint = "it is a TensorFlow Lite file: give it the suffix .tflite"
     if not raw:
         raise ModelError(f"expected an ONNX model, got an empty file: {source}", hint=EXPORT_HINT)
     model = onnx.ModelProto()
     try:
         model.ParseFromString(raw)
     except DecodeError as error:
-        raise ModelError(
-            f"expected an ONNX model, got a truncated file or another format: {source}", hint=hint
-        ) from error
-    check_message(model, source, hint)
+        other = recognise(raw, source)
+        raise ModelError(f"expected an ONNX model, got {other.what}: {source}", hint=other.hint) from error
+    check_message(model, source, recognise(raw, source).hint)
     return model
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,12 @@ from builder.importer.relax_cleanup import clean_up
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet_native
 from builder.importer.spans import carry, tracing_front_end
 
+# Errors of Python that the front end does not mean for users, and names inside TVM, which tell them nothing.
+_MISHAPS: Final = (ArithmeticError, AttributeError, LookupError, NameError, TypeError)
+_INTERNAL: Final = re.compile(
+    r"<class|\b(tvm|relax|tirx?|topi|ffi|te)\.\w|Check failed|\b\w*[a-z](Expr|Type|Imm|Var|Node)\b"
+)
+_UNEXPLAINED: Final = "TVM's front end does not take it with these inputs and attributes"
 # The front end turns these into tuples or crashes; a graph executor has only tensors.
 _NOT_TENSORS: Final = frozenset(
     {
@@ -108,11 +115,12 @@ def convert(model: onnx.ModelProto) -> IRModule:
             return carry(mod, clean_up(mod))
         except FOREIGN_FAILURES as error:
             reason = first_line(error)
+            is_mishap = isinstance(error, _MISHAPS) or not str(error) or _INTERNAL.search(reason)
         # A half-built function complains when it is destroyed. The error's frames keep it alive: collect it
         # now, while output is suppressed.
         gc.collect()
     # Only the message says why: "Dynamic pads are not supported", "Slice with dynamic parameters".
-    raise FrontEndError(reason, depends_on_values="dynamic" in reason.lower())
+    raise FrontEndError(_UNEXPLAINED if is_mishap else reason, depends_on_values="dynamic" in reason.lower())
 
 
 def _empty_inputs(model: onnx.ModelProto) -> dict[str, list[int]] | None:

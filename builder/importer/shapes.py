@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
 from onnx import helper
@@ -12,7 +12,7 @@ from agent.bundle.tensor_spec import MAX_TENSOR_BYTES
 from builder.errors import ModelError, NativeCrashError, NativeError
 from builder.importer import native
 from builder.importer.classic.kept import is_kept, output_types
-from builder.importer.onnx_graph import value_type
+from builder.importer.onnx_graph import reads, value_type
 from builder.importer.silence import FOREIGN_FAILURES, first_line
 from builder.importer.weights import without_large_weights
 
@@ -55,11 +55,10 @@ def infer_shapes(model: onnx.ModelProto, *, strict: bool = True) -> None:
     shell = without_large_weights(model)
     kept = {node.output[0]: node for node in model.graph.node if is_kept(node)}
     try:
-        while True:
-            inferred = native.infer_shapes(shell, strict=strict)
-            # ONNX does not infer the shapes of some of these, nor of what comes after them.
-            if not _add_known(shell, inferred, kept):
-                break
+        # ONNX does not infer the shapes of some of these, and may crash on what reads a value without a type.
+        while kept and _add_known(shell, native.infer_shapes(_before(shell, kept), strict=False), kept):
+            pass
+        inferred = native.infer_shapes(shell, strict=strict)
     except NativeCrashError as error:
         raise _death(shell, error, strict=strict) from error
     except FOREIGN_FAILURES as error:
@@ -104,6 +103,26 @@ def _crashing(model: onnx.ModelProto, *, strict: bool) -> onnx.NodeProto | None:
             pass
         lives = middle
     return nodes[lives] if nodes else None
+
+
+def _before(shell: onnx.ModelProto, kept: Mapping[str, onnx.NodeProto]) -> onnx.ModelProto:
+    """Return a model of the nodes that read nothing that follows from kept nodes."""
+    part = onnx.ModelProto()
+    part.CopyFrom(shell)
+    obscure = {name for node in kept.values() for name in node.output}
+    nodes = []
+    for node in shell.graph.node:
+        if node.output[0] in kept or reads(node) & obscure:
+            obscure.update(node.output)
+        else:
+            nodes.append(node)
+    del part.graph.node[:]
+    part.graph.node.extend(nodes)
+    made = {name for node in nodes for name in node.output}
+    outputs = [output for output in shell.graph.output if output.name in made]
+    del part.graph.output[:]
+    part.graph.output.extend(outputs)
+    return part
 
 
 def _add_known(shell: onnx.ModelProto, inferred: onnx.ModelProto, kept: dict[str, onnx.NodeProto]) -> bool:

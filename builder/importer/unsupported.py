@@ -33,6 +33,9 @@ _VALUE_HINT: Final = "if a shape or an axis is an input, fix it with --input-val
 _MISFIT_HINT: Final = (
     "give the model a larger input (--input-shapes), or the node more padding or a smaller window"
 )
+_OTHER_HINT: Final = (
+    "export the model without them, or with other operators: docs/importing.md says what is taken"
+)
 _NARROW_HINT: Final = (
     "quantise activations to int8 or uint8: only constant weights may have 4 bits or 8-bit floats"
 )
@@ -113,6 +116,8 @@ def explain(model: onnx.ModelProto, reason: str) -> ModelError:
     graph = OnnxGraph(model)
     if hint is None and any(_is_narrow(node, graph) for o in found for node in o.nodes):
         hint = _NARROW_HINT
+    if hint is None:
+        hint = _OTHER_HINT
     noun = "operator" if len(found) == 1 else "operators"
     obstacles = [Obstacle(o.operator, names_of(o.nodes), o.reason.text) for o in found]
     message = f"{len(found)} {noun} cannot be imported: {listed}"

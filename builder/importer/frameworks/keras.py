@@ -1,4 +1,4 @@
-"""Keras (`.keras`, `.h5`) and TensorFlow (folders of a SavedModel).
+"""Keras (`.keras`, `.h5`, also named `.hdf5`) and TensorFlow (folders of a SavedModel).
 
 `keras_process.py` converts them. With TensorFlow the result is a TensorFlow Lite model, which this program
 reads as any other one; with PyTorch as Keras' backend, an ONNX model.
@@ -19,7 +19,7 @@ from builder.importer.frameworks.conversion import Framework, Settings, import_w
 from builder.importer.model_file import MAX_MODEL_BYTES, file_sha256
 from builder.importer.onnx_import import ImportedModel
 
-SUFFIXES: Final = frozenset({".keras", ".h5"})
+SUFFIXES: Final = frozenset({".keras", ".h5", ".hdf5"})
 _PROGRAM: Final = Path(__file__).with_name("keras_process.py")
 KERAS: Final = Framework(
     "Keras",
@@ -31,6 +31,8 @@ TENSORFLOW: Final = Framework("TensorFlow", _PROGRAM, (("tensorflow",),), "tenso
 # A SavedModel has a graph, two files of variables, and assets.
 _MAX_FILES: Final = 1000
 _BEGINNINGS: Final = {".keras": b"PK\x03\x04", ".h5": b"\x89HDF"}
+# Another name of a format.
+_OTHER_NAMES: Final = {".hdf5": ".h5"}
 
 
 def load_keras(path: Path, settings: Settings) -> ImportedModel:
@@ -55,7 +57,7 @@ def load_keras(path: Path, settings: Settings) -> ImportedModel:
         model = import_with(TENSORFLOW, str(path), place_folder, settings)
         return replace(model, source_sha256=digest, name=path.resolve().name)
     digest = file_sha256(path)
-    suffix = path.suffix.lower()
+    suffix = _OTHER_NAMES.get(path.suffix.lower(), path.suffix.lower())
     with path.open("rb") as stream:
         if not stream.read(8).startswith(_BEGINNINGS[suffix]):
             raise ModelError(

@@ -52,10 +52,19 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
         (b"hello, this is text", "again"),
         (b"\x00" * 100, "again"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n", "git lfs pull"),
-        (b"PK\x03\x04\x14\x00\x00\x00", "zip archive"),
+        (b"PK\x03\x04\x14\x00\x00\x00", "unpack it"),
+        (b"PK\x03\x04\x14\x00\x00\x00archive/data.pkl", "torch.onnx.export"),
+        (b"PK\x03\x04\x14\x00\x00\x00metadata.json", "suffix .keras"),
+        (b"\x80\x04\x95\x10\x00sklearn.pipeline", "to_onnx(model, X[:1])"),
+        (b"\xff\xd8\xff\xe0\x00\x10JFIF", "pictures are for --inputs"),
+        (b"\x93NUMPY\x01\x00", "arrays are for --inputs"),
+        (b"\x1f\x8b\x08\x00", "unpack it"),
+        (b"tree\nversion=v4\n", "suffix .txt"),
+        (b'{"learner": {}}', "suffix .json"),
+        (b"\n<!doctype html>", "download the file itself"),
         (b"\x1c\x00\x00\x00TFL3" + b"\x00" * 20, "suffix .tflite"),
-        (b"\x89HDF\r\n\x1a\n", "HDF5"),
-        (b"<!DOCTYPE html><html></html>", "web page"),
+        (b"\x89HDF\r\n\x1a\n", "suffix .h5"),
+        (b"<!DOCTYPE html><html></html>", "download the file itself"),
     ],
 )
 def test_a_file_that_is_not_a_model_gets_one_line_and_a_hint(
@@ -68,6 +77,14 @@ def test_a_file_that_is_not_a_model_gets_one_line_and_a_hint(
     assert "\n" not in str(caught.value)
     assert "model.onnx" in str(caught.value)
     assert hint in (caught.value.hint or "")
+
+
+def test_a_compressed_pickle_is_known_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.joblib"
+    path.write_bytes(b"\x78\x9c\x00\x00")
+    with pytest.raises(ModelError, match="got a pickle, as joblib and scikit-learn save models") as caught:
+        read_model(path)
+    assert "to_onnx" in (caught.value.hint or "")
 
 
 def test_every_truncation_of_a_model_is_refused(relu: onnx.ModelProto) -> None:

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from builder.errors import FrontEndError
-from builder.importer.relax_module import to_relax
+from builder.importer.relax_module import convert, to_relax
 
 ModelMaker = Callable[..., onnx.ModelProto]
 INT64 = TensorProto.INT64
@@ -40,3 +40,24 @@ def test_a_shape_other_than_onnx_says_is_refused(relu: onnx.ModelProto) -> None:
     relu.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 2]))
     with pytest.raises(FrontEndError, match=r"output 'y': expected \[3, 2\] float32, got \[2, 3\] float32"):
         to_relax(relu)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AttributeError("'NoneType' object has no attribute 'shape'"),
+        ValueError("expected relax.expr.Constant, got <class 'tvm.relax.expr.DataflowVar'>"),
+        RuntimeError("Check failed: (shape) is false: ShapeExpr expected"),
+        AssertionError(),
+    ],
+)
+def test_no_reason_has_names_from_inside_tvm(
+    relu: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("builder.importer.relax_module.from_onnx", fail)
+    with pytest.raises(FrontEndError) as caught:
+        convert(relu)
+    assert str(caught.value) == "TVM's front end does not take it with these inputs and attributes"
