@@ -74,9 +74,7 @@ def test_the_node_is_named_that_inference_crashes_on() -> None:
     assert caught.value.hint is not None
 
 
-def test_a_call_that_takes_too_long_is_ended(
-    make_model: ModelMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_takes_too_long_is_ended(make_model: ModelMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_BYTES_A_SECOND", 1 << 40)
     process = native.NativeProcess(seconds=0.01)
     body = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": [1]}, {"y": [1]})
