@@ -349,7 +349,10 @@ def load_growing(
 
 
 def without_lengths(model: ImportedModel, outputs: Sequence[str]) -> ImportedModel:
-    """Return a model whose caches, the named outputs, are whole: their lengths are no outputs."""
+    """Return a model whose caches, the named outputs, are whole: their lengths are no outputs.
+
+    The file's caches are as long as their contents, so the file cannot judge it.
+    """
     counts = {length.count for length in model.lengths if length.output in outputs}
     copy = onnx.ModelProto()
     copy.CopyFrom(model.onnx)
@@ -358,4 +361,4 @@ def without_lengths(model: ImportedModel, outputs: Sequence[str]) -> ImportedMod
     remove_dead_nodes(copy.graph)
     relax = to_relax(copy)
     lengths = tuple(length for length in model.lengths if length.count not in counts)
-    return replace(model, mod=relax.mod, outputs=relax.outputs, onnx=copy, lengths=lengths)
+    return replace(model, mod=relax.mod, outputs=relax.outputs, onnx=copy, lengths=lengths, original=None)

@@ -82,6 +82,7 @@ TABLE_OF_CONTENTS: Final = {
         "docs/README",
         "docs/design-spaces",
         "docs/shipped-records",
+        "docs/llvm-wrapped-indices",
         "docs/benchmarks",
         "examples/digits/README",
         "examples/sensors/README",

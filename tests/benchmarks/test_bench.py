@@ -120,7 +120,7 @@ def test_the_demo_model_is_measured_and_reported(
     assert 0 < result["median_ms"]["onnxruntime"] < 100
     assert result["best_other"] == "onnxruntime"
     assert result["parity"][OURS] <= 1e-4
-    assert result["parity"]["onnxruntime"] == 0.0
+    assert result["parity"]["onnxruntime"] < 1e-5
     assert "zoo" not in document
     assert "| digits | 1" in (tmp_path / "bench.md").read_text()
     assert "Milliseconds per inference" in capsys.readouterr().out

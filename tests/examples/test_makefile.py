@@ -114,9 +114,9 @@ def test_counting_instructions_says_first_what_to_install(tmp_path: Path, tools:
     assert done.returncode == 2
     first, *others = done.stdout.splitlines()
     assert first == "make: not installed, and what is left out without it:"
-    assert "  debootstrap debian-archive-keyring: roots of other Debian releases" in others
+    assert "  qemu-user: counted instructions" in others
     assert others[-1].startswith("to install it: sudo apt-get install --no-install-recommends ")
-    assert {"debootstrap", "qemu-user", "qemu-user-static"} <= set(others[-1].split())
+    assert {"qemu-user", "qemu-user-static"} <= set(others[-1].split())
     assert not (tmp_path / ".venv-bench").exists()
 
 
