@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.bundle.detection import ABSOLUTE, Objects
+from agent.bundle.output_length import answered
 from agent.bundle.params import index_params
 from agent.bundle.processing import Detect, Postprocess, Softmax, TopK, real_outputs
 from agent.bundle.quantisation import NO_QUANTISATION, Quantised, by_name
@@ -89,7 +90,7 @@ def confirmed(proposal: Proposal, package: Package) -> Proposal:
     """Return a proposal in the units that the boxes of a package's recorded sample have."""
     manifest = package.manifest
     raw = package.members.get("samples/outputs.params", b"")
-    signature = Signature.of(manifest.inputs, manifest.outputs)
+    signature = Signature.of(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()))
     if signature.size is None or not raw or proposal.postprocess not in OUTPUT_PRESETS:
         return proposal
     values = {

@@ -12,13 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-import onnx
-from onnx import numpy_helper
-
 from agent.bundle.quantisation import NO_QUANTISATION, Quantisation, Quantised
 from agent.bundle.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
+    import onnx
+
     from builder.importer.tflite.tensor import Tensor
 
 # Operators whose first input and outputs have the same numbers, in other places or not all of them.
@@ -146,6 +145,8 @@ def fitting(scales: EdgeScales, inputs: Sequence[TensorSpec], outputs: Sequence[
 
 
 def _is_integer(value: onnx.ValueInfoProto) -> bool:
+    import onnx
+
     kind = value.type.tensor_type.elem_type
     names = ("INT8", "UINT8", "INT16", "UINT16", "INT32")
     return kind in [onnx.TensorProto.DataType.Value(name) for name in names]
@@ -182,6 +183,8 @@ def _parameters(
     name: str, node: onnx.NodeProto, places: tuple[int, int], constants: Mapping[str, onnx.TensorProto]
 ) -> Quantised | str:
     """Return how a node quantises a tensor, or what stands in the way."""
+    from onnx import numpy_helper
+
     names = [node.input[place] if place < len(node.input) else "" for place in places]
     values = [numpy_helper.to_array(constants[each]) if each in constants else None for each in names]
     scale, zero = values

@@ -21,7 +21,11 @@ CASES: dict[str, Case] = {
         one("Dropout", ["x", "p", "t"]), {"p": np.float32(0.5), "t": np.array(False)}, [2, 3, 4]
     ),
     "infinity of one sign": (one("IsInf", ["x"], detect_negative=0), {}, ([2, 3, 4], BOOL)),
-    "eye": (one("EyeLike", ["w"], k=1, dtype=1), {"w": np.zeros((3, 4), np.int32)}, [3, 4]),
+    "eye": (
+        [helper.make_node("EyeLike", ["w"], ["e"], k=1, dtype=1), helper.make_node("Add", ["x", "e"], ["y"])],
+        {"w": np.zeros((3, 4), np.int32)},
+        [3, 4],
+    ),
     "one slope": (one("PRelu", ["x", "s"]), {"s": np.array([[0.3]], np.float32)}, [2, 3, 4]),
     "a slope for each row": (one("PRelu", ["x", "s"]), {"s": np.ones((3, 1), np.float32) / 3}, [2, 3, 4]),
     "power of another type": (one("Pow", ["x", "e"]), {"e": np.array(2, np.int64)}, [2, 3, 4]),
