@@ -21,11 +21,6 @@ CASES: dict[str, Case] = {
         one("Dropout", ["x", "p", "t"]), {"p": np.float32(0.5), "t": np.array(False)}, [2, 3, 4]
     ),
     "infinity of one sign": (one("IsInf", ["x"], detect_negative=0), {}, ([2, 3, 4], BOOL)),
-    "eye": (
-        [helper.make_node("EyeLike", ["w"], ["e"], k=1, dtype=1), helper.make_node("Add", ["x", "e"], ["y"])],
-        {"w": np.zeros((3, 4), np.int32)},
-        [3, 4],
-    ),
     "one slope": (one("PRelu", ["x", "s"]), {"s": np.array([[0.3]], np.float32)}, [2, 3, 4]),
     "a slope for each row": (one("PRelu", ["x", "s"]), {"s": np.ones((3, 1), np.float32) / 3}, [2, 3, 4]),
     "power of another type": (one("Pow", ["x", "e"]), {"e": np.array(2, np.int64)}, [2, 3, 4]),
@@ -117,3 +112,12 @@ def test_celu_of_a_scalar_is_a_scalar(make_model: ModelMaker, run_onnx: Any) -> 
     result = run_onnx(model, {"x": np.array(-0.7, np.float32)})[0]
     np.testing.assert_allclose(result, np.float32(-0.5034147), rtol=1e-6)
     assert np.shape(result) == ()
+
+
+def test_an_eye_of_a_constants_shape(make_model: ModelMaker, noise: Any, agrees: Any) -> None:
+    nodes = [
+        helper.make_node("EyeLike", ["w"], ["e"], k=1, dtype=1),
+        helper.make_node("Add", ["x", "e"], ["y"]),
+    ]
+    weights = {"w": np.zeros((3, 4), np.int32)}
+    agrees(make_model(nodes, {"x": [3, 4]}, {"y": [3, 4]}, weights), noise(3, 4))
