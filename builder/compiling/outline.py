@@ -150,8 +150,7 @@ def _read_onnx(path: Path) -> onnx.ModelProto | None:
 
 def _read_tflite(path: Path) -> Outline | None:
     try:
-        from builder.importer.tflite.loading import scales_of
-        from builder.importer.tflite.metadata import read_metadata
+        from builder.importer.tflite.metadata import read_metadata, scales_of
         from builder.importer.tflite.schema import read
         from builder.importer.tflite.tensor import value_name
 

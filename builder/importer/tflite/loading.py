@@ -10,13 +10,11 @@ from pathlib import Path
 import onnx
 
 from agent.bundle.state import State
-from builder.importer.edge_scales import EdgeScales, tflite_scales
 from builder.importer.model_file import read_bytes
 from builder.importer.tflite.comparison import compare, is_installed
 from builder.importer.tflite.conversion import convert
-from builder.importer.tflite.metadata import Declared, describe, read_metadata
-from builder.importer.tflite.schema import TfliteModel, read
-from builder.importer.tflite.tensor import value_name
+from builder.importer.tflite.metadata import Declared, describe, read_metadata, scales_of
+from builder.importer.tflite.schema import read
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +93,3 @@ def load_tflite(
         scales_of(model),
         tuple(notes),
     )
-
-
-def scales_of(model: TfliteModel) -> EdgeScales:
-    """Return the scales of a file's quantised inputs and outputs."""
-    main = model.subgraphs[0]
-    named = [
-        [(value_name(main.tensors[index]), main.tensors[index]) for index in each]
-        for each in (main.inputs, main.outputs)
-    ]
-    return tflite_scales(*named)

@@ -21,6 +21,7 @@ from flatbuffers import number_types
 
 from agent.bundle.archive import MAX_MEMBER_BYTES
 from agent.bundle.processing import Preprocess
+from builder.importer.edge_scales import EdgeScales, tflite_scales
 from builder.importer.tflite.schema import MALFORMED, TfliteModel
 from builder.importer.tflite.tensor import Tensor, value_name
 
@@ -201,3 +202,13 @@ def describe(declared: Declared) -> str | None:
     if declared.labels:
         parts.append(f"{len(declared.labels)} labels")
     return f"from the file's metadata: {' and '.join(parts)}" if parts else None
+
+
+def scales_of(model: TfliteModel) -> EdgeScales:
+    """Return the scales of a file's quantised inputs and outputs."""
+    main = model.subgraphs[0]
+    named = [
+        [(value_name(main.tensors[index]), main.tensors[index]) for index in each]
+        for each in (main.inputs, main.outputs)
+    ]
+    return tflite_scales(*named)
