@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 
 from agent.bundle.state import State
+from builder.importer.edge_scales import EdgeScales
 from builder.importer.model_file import read_bytes
 from builder.importer.tflite.comparison import compare, is_installed
 from builder.importer.tflite.conversion import convert
