@@ -150,7 +150,7 @@ def compile_buckets(
     if postprocess:
         after = declarations.postprocess(postprocess, answers, smallest.inputs, smallest.scales)
     check_declared(buckets, before, after)
-    names_of_classes = label_lines(labels, smallest.labels, smallest.outputs, after)
+    names_of_classes = label_lines(labels, smallest.labels, smallest.outputs, after, smallest.class_counts)
     table = columns_of_model(smallest, smallest.inputs, columns, has_media=before is not None)
 
     largest = models.at(tuple(dimension.high for dimension in buckets.dimensions))

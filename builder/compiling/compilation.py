@@ -155,7 +155,7 @@ def compile(
         if note := cut_off_note(before, spec, by_name(model.scales.quantisation.inputs).get(spec.name)):
             progress(note)
     labels = labels or over_time.labels
-    names_of_classes = label_lines(labels, model.labels, model.outputs, after)
+    names_of_classes = label_lines(labels, model.labels, model.outputs, after, model.class_counts)
 
     progress(f"lowering for {device.name} ({device.cpu})")
     tuned, shipped = choose_records(tuning_records, device, model, progress)

@@ -6,7 +6,7 @@ Promises exactly one label for each class that the postprocess can name, and ref
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -38,6 +38,11 @@ COCO_LABELS: Final = (
     "remote", "keyboard", "cell phone", "microwave", "oven", "toaster", "sink", "refrigerator", "book",
     "clock", "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
 )  # fmt: skip
+# COCO's numbers from 1 to 90 that no class has (cocodataset.org).
+_UNUSED: Final = frozenset({12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
+_NUMBERS: Final = 90
+# What label files call the line of a class that detectors have beside the others, and do not answer.
+_PLACEHOLDERS: Final = frozenset({"???", "unlabeled", BACKGROUND, "__background__"})
 
 
 def read_labels(source: Labels) -> list[str]:
@@ -76,7 +81,10 @@ def read_labels(source: Labels) -> list[str]:
 
 
 def read_named_labels(
-    source: Labels | None, outputs: Sequence[TensorSpec], declared: Postprocess | None
+    source: Labels | None,
+    outputs: Sequence[TensorSpec],
+    declared: Postprocess | None,
+    counts: Mapping[str, int] | None = None,
 ) -> bytes | None:
     """Read labels and check that the postprocess uses each of them.
 
@@ -88,6 +96,8 @@ def read_named_labels(
         The model's outputs.
     declared
         The postprocess, or None. If its first class is the background, the file may leave that one out.
+    counts
+        Outputs that are numbers of classes -> how many classes there are, where the model's file says so.
 
     Returns
     -------
@@ -101,21 +111,25 @@ def read_named_labels(
         none, and the postprocess makes texts of them.
     """
     if source is None:
-        check_labels([], outputs, declared, "labels")
+        check_labels([], outputs, declared, "labels", counts)
         return None
     what = str(source) if isinstance(source, str | os.PathLike) else "labels"
-    lines = check_labels(read_labels(source), outputs, declared, what)
+    lines = check_labels(read_labels(source), outputs, declared, what, counts)
     return ("\n".join(lines) + "\n").encode()
 
 
 def label_lines(
-    source: Labels | None, own: Sequence[str], outputs: Sequence[TensorSpec], declared: Postprocess | None
+    source: Labels | None,
+    own: Sequence[str],
+    outputs: Sequence[TensorSpec],
+    declared: Postprocess | None,
+    counts: Mapping[str, int] | None = None,
 ) -> bytes | None:
     """Return the labels of a bundle: those that the user gives, or the model's own.
 
     Parameters
     ----------
-    source, outputs, declared
+    source, outputs, declared, counts
         As in `read_named_labels`.
     own
         The class names in the model's file. They are kept for a postprocess to come, but left out if there
@@ -129,7 +143,7 @@ def label_lines(
     if source is None and own and declared is None:
         return "".join(f"{label}\n" for label in own).encode()
     usable = usable_labels(own, outputs, declared) if source is None and own else None
-    return read_named_labels(source or usable, outputs, declared)
+    return read_named_labels(source or usable, outputs, declared, counts)
 
 
 def usable_labels(
@@ -144,9 +158,16 @@ def usable_labels(
 
 
 def check_labels(
-    lines: Sequence[str], outputs: Sequence[TensorSpec], declared: Postprocess | None, what: str
+    lines: Sequence[str],
+    outputs: Sequence[TensorSpec],
+    declared: Postprocess | None,
+    what: str,
+    counts: Mapping[str, int] | None = None,
 ) -> list[str]:
-    """Return the labels of a postprocess, with one for the background if it was left out.
+    """Return the labels of a postprocess, one for each class.
+
+    One for the background is added if it was left out, and left out if the model does not answer it. COCO's
+    80 names are put at their 90 numbers if the model has those.
 
     Parameters
     ----------
@@ -156,6 +177,8 @@ def check_labels(
         As in `read_named_labels`.
     what
         Where the labels are from, for messages.
+    counts
+        As in `read_named_labels`.
 
     Raises
     ------
@@ -172,9 +195,13 @@ def check_labels(
             hint="add --postprocess, such as softmax,top5 or the preset of your detector",
         )
     for step in named:
-        count = class_count(step, specs)
+        count = class_count(step, specs) or _counted(step, counts or {})
         is_text = isinstance(step, Ctc)
-        if len(found) == count - 1 and _first_is_background(step):
+        if found == list(COCO_LABELS) and count in (_NUMBERS, _NUMBERS + 1):
+            found = _at_numbers(found)
+        if len(found) == count + 1 and not is_text and found[0].casefold() in _PLACEHOLDERS:
+            del found[0]
+        if len(found) == count - 1 and (_first_is_background(step) or count == _NUMBERS + 1):
             found.insert(0, BACKGROUND)
         allowed = (count - 1, count) if is_text else (count,)
         if count and len(found) not in allowed and (found or is_text):
@@ -191,8 +218,20 @@ def check_labels(
 def _classes_of(step: Step) -> str:
     """Return the name of the output from which the number of classes is known."""
     if isinstance(step, Objects):
-        return (step.scores or step.class_ids or step.boxes)[0].output
+        return (step.class_ids or step.scores or step.boxes)[0].output
     return outputs_of(step)[-1]
+
+
+def _counted(step: Step, counts: Mapping[str, int]) -> int:
+    """Return how many classes a model's file gives to an output of class numbers, 0 if it does not say."""
+    parts = step.class_ids if isinstance(step, Objects) else ()
+    return counts.get(parts[0].output, 0) if parts else 0
+
+
+def _at_numbers(names: Sequence[str]) -> list[str]:
+    """Return COCO's names at their numbers, from 1 to 90; the others have a space."""
+    rest = iter(names)
+    return [" " if number in _UNUSED else next(rest) for number in range(1, _NUMBERS + 1)]
 
 
 def _first_is_background(step: Step) -> bool:

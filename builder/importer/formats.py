@@ -137,6 +137,7 @@ def _load_tflite(
         preprocess=file.declared.preprocess,
         scales=fitting(file.scales, model.inputs, model.outputs),
         labels=file.declared.labels,
+        class_counts=file.class_counts,
     )
 
 

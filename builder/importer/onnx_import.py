@@ -74,6 +74,8 @@ class ImportedModel:
         Inputs in which NaN is a missing value, as the file's format says; others may be found in `onnx`.
     scales
         The scales of quantised inputs and outputs.
+    class_counts
+        Outputs that are numbers of classes -> how many classes there are, where the file says so.
     original
         The model before it was normalised, which `builder.compiling.judge` compares it with; None if its
         inputs or outputs are others.
@@ -96,6 +98,7 @@ class ImportedModel:
     states: tuple[State, ...] = ()
     texts: Mapping[str, tuple[Texts, ...]] = field(default_factory=dict)
     scales: EdgeScales = NO_SCALES
+    class_counts: Mapping[str, int] = field(default_factory=dict)
     original: Original | None = None
 
 

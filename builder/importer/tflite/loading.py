@@ -15,7 +15,9 @@ from builder.importer.model_file import read_bytes
 from builder.importer.tflite.comparison import compare, is_installed
 from builder.importer.tflite.conversion import convert
 from builder.importer.tflite.metadata import Declared, describe, read_metadata, scales_of
-from builder.importer.tflite.schema import read
+from builder.importer.tflite.operators.detection import POST_PROCESS, class_count
+from builder.importer.tflite.schema import TfliteModel, read
+from builder.importer.tflite.tensor import value_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class TfliteFile:
         What the file says about its pictures and labels.
     scales
         The scales of its quantised inputs and outputs.
+    class_counts
+        Outputs that are numbers of classes -> how many classes there are.
     notes
         Choices made without asking the user; one line each.
     """
@@ -43,6 +47,7 @@ class TfliteFile:
     sha256: str
     declared: Declared
     scales: EdgeScales
+    class_counts: Mapping[str, int]
     notes: tuple[str, ...]
 
 
@@ -92,5 +97,16 @@ def load_tflite(
         hashlib.sha256(raw).hexdigest(),
         declared,
         scales_of(model),
+        _class_counts(model),
         tuple(notes),
     )
+
+
+def _class_counts(model: TfliteModel) -> dict[str, int]:
+    """Return how many classes there are, for each output that is numbers of classes."""
+    main = model.subgraphs[0]
+    return {
+        value_name(main.tensors[each.outputs[1]]): class_count(each.custom)
+        for each in main.operators
+        if each.name == POST_PROCESS and len(each.outputs) == 4
+    }

@@ -95,3 +95,42 @@ def test_a_text_needs_its_characters_and_a_space_is_one_of_them(tmp_path: Path) 
     file = tmp_path / "characters.txt"
     file.write_text("a\nb\n \n")
     assert read_named_labels(file, [steps], declared) == b"a\nb\n \n"
+
+
+def _numbers() -> tuple[list[TensorSpec], Postprocess]:
+    """A detector that answers numbers of classes, and its postprocess."""
+    outputs = [
+        TensorSpec("TFLite_Detection_PostProcess", "FP32", (1, 10, 4)),
+        TensorSpec("TFLite_Detection_PostProcess:1", "FP32", (1, 10)),
+        TensorSpec("TFLite_Detection_PostProcess:2", "FP32", (1, 10)),
+        TensorSpec("TFLite_Detection_PostProcess:3", "FP32", (1,)),
+    ]
+    picture = [TensorSpec("picture", "UINT8", (1, 300, 300, 3))]
+    return outputs, postprocess("tf-detections", outputs, picture)
+
+
+def test_names_of_coco_are_put_at_their_ninety_numbers() -> None:
+    outputs, declared = _numbers()
+    found = read_named_labels("coco", outputs, declared, {outputs[1].name: 90})
+    assert found is not None
+    lines = found.decode().splitlines()
+    assert len(lines) == 90
+    # COCO's own numbers, counted from 1; 12 is no class.
+    names = {1: "person", 12: " ", 23: "bear", 24: "zebra", 90: "toothbrush"}
+    assert {number: lines[number - 1] for number in names} == names
+
+
+@pytest.mark.parametrize("first", ["???", "Unlabeled", "background", "__background__"])
+def test_the_line_of_a_background_that_is_not_answered_is_left_out(first: str) -> None:
+    outputs, declared = _numbers()
+    found = read_named_labels([first, "cat", "dog"], outputs, declared, {outputs[1].name: 2})
+    assert found == b"cat\ndog\n"
+
+
+@pytest.mark.parametrize("labels", [["cat", "dog"], ["x", *["name"] * 90], ["name"] * 91, ["name"] * 80])
+def test_labels_that_do_not_fit_numbers_of_classes_are_refused(labels: list[str]) -> None:
+    outputs, declared = _numbers()
+    with pytest.raises(ModelError, match=rf"expected 90 labels for \S+, got {len(labels)}"):
+        read_named_labels(labels, outputs, declared, {outputs[1].name: 90})
+    # Of a model that does not say how many there are, nothing is known.
+    assert read_named_labels(labels, outputs, declared) is not None

@@ -83,6 +83,17 @@ def detection_post_process(op: Operation) -> None:
         _put_fast(op, boxes, scores, steps, each, limits)
 
 
+def class_count(custom: bytes) -> int:
+    """How many classes TFLite_Detection_PostProcess chooses from, without the background.
+
+    Raises
+    ------
+    RefusalError
+        If the options cannot be read.
+    """
+    return int(_options(custom)["num_classes"])
+
+
 def places_filled(custom: bytes, number: float) -> int:
     """How many places TFLite_Detection_PostProcess fills with `number` detections.
 
