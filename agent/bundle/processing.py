@@ -180,6 +180,9 @@ class Detect:
 class ClassMap:
     """Replace a segmenter's scores by the best class of each pixel.
 
+    With a threshold, the output has one channel, the score of class 1: a pixel whose score is not larger is
+    background, class 0.
+
     Attributes
     ----------
     output
@@ -187,11 +190,19 @@ class ClassMap:
         (1, height, width, classes).
     channels_last
         Whether classes are the last axis.
+    threshold
+        The score above which a pixel is of class 1, such as 0.5, or 0 for a model without a sigmoid at its
+        end; None if there are several channels.
     """
 
     kind: ClassVar[str] = "class_map"
     output: str
     channels_last: bool = False
+    threshold: float | None = field(default=None, metadata=LATER)
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not math.isfinite(self.threshold):
+            raise ValueError(f"threshold: expected a finite number, got {self.threshold}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,5 +277,9 @@ class Postprocess:
 def real_outputs(declared: Postprocess | None, quantised: Mapping[str, Quantised]) -> dict[str, Quantised]:
     """Return the quantised outputs whose real numbers the steps of a postprocess read, by name."""
     # The best class of a pixel is the same in integers, and a map of them is large.
-    steps = (step for step in (declared.steps if declared else ()) if not isinstance(step, ClassMap))
+    steps = (
+        step
+        for step in (declared.steps if declared else ())
+        if not isinstance(step, ClassMap) or step.threshold is not None
+    )
     return {name: quantised[name] for step in steps for name in outputs_of(step) if name in quantised}

@@ -187,10 +187,13 @@ class Postprocessor:
     ) -> dict[str, Value]:
         scores = values[0]
         axis = 2 if step.channels_last else 0
-        classes = scores.shape[axis]
-        best = scores.argmax(axis=axis)
-        # Of a pixel with NaN, argmax returns the index of the NaN.
-        _refuse_nan(np.take_along_axis(scores, np.expand_dims(best, axis), axis), step.output)
+        if step.threshold is not None:
+            classes, best = 2, scores.squeeze(axis) > step.threshold
+            _refuse_nan(scores, step.output)
+        else:
+            classes, best = scores.shape[axis], scores.argmax(axis=axis)
+            # Of a pixel with NaN, argmax returns the index of the NaN.
+            _refuse_nan(np.take_along_axis(scores, np.expand_dims(best, axis), axis), step.output)
         class_map = best.astype(np.uint8 if classes <= 1 << 8 else np.uint16)
         area: dict[str, Value] = {}
         if placement is not None:
@@ -281,10 +284,12 @@ def class_count(step: Step, specs: Mapping[str, TensorSpec]) -> int:
             return (step.classes or 0) - (step.background == "last")
         case ClassMap():
             classes = shape[3 if step.channels_last else 1] if len(shape) == 4 and shape[0] == 1 else 0
-            if not 2 <= classes <= 1 << 16 or 0 in shape:
+            least, most = (1, 1) if step.threshold is not None else (2, 1 << 16)
+            if not least <= classes <= most or 0 in shape:
                 order = "[1,height,width,classes]" if step.channels_last else "[1,classes,height,width]"
-                raise FormatError(f"class_map: expected {order} with 2 to 65536 classes, got {spec}")
-            return classes
+                wanted = f"{least} to {most} classes" if most > 1 else "one class, which a threshold needs"
+                raise FormatError(f"class_map: expected {order} with {wanted}, got {spec}")
+            return 2 if step.threshold is not None else classes
         case Ctc():
             if len(shape) != 3 or 1 not in shape[:2] or shape[2] < 2 or 0 in shape:
                 raise FormatError(f"ctc: expected [1,steps,classes] or [steps,1,classes], got {spec}")

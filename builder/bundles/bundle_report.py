@@ -260,6 +260,8 @@ def _step(step: Step) -> str:
             parts = {"key points": step.keypoints, "masks": step.mask_weights}
             what = " with ".join(["objects", *(name for name, part in parts.items() if part)])
             return f"{what} from {', '.join(step.outputs)}, score over {step.score_threshold:g}"
+        case ClassMap() if step.threshold is not None:
+            return f"the pixels of {step.output} with a score over {step.threshold:g}"
         case ClassMap():
             return f"the best class of each pixel of {step.output}"
         case Normalise():

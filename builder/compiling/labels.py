@@ -237,4 +237,6 @@ def _at_numbers(names: Sequence[str]) -> list[str]:
 def _first_is_background(step: Step) -> bool:
     if isinstance(step, Detect):
         return step.background
+    if isinstance(step, ClassMap):
+        return step.threshold is not None
     return isinstance(step, Objects) and step.background == "first"

@@ -361,7 +361,10 @@ def _segmentation(signature: Signature) -> ClassMap:
     if spec is None:
         raise _MisfitError(expected)
     _, first, second, last = spec.shape
-    return ClassMap(spec.name, channels_last=last < min(first, second))
+    channels_last = last < min(first, second)
+    # One channel is the probability of one class.
+    threshold = 0.5 if (last if channels_last else first) == 1 else None
+    return ClassMap(spec.name, channels_last, threshold)
 
 
 def _embedding(signature: Signature) -> Normalise:

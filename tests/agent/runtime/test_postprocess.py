@@ -257,3 +257,35 @@ def test_quantised_outputs_give_what_their_real_numbers_give(
         else:
             np.testing.assert_array_equal(found[name], value)
             assert np.asarray(found[name]).dtype == value.dtype
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(("threshold", "wanted"), [(0.5, [[0, 1], [1, 0]]), (0.9, [[0, 0], [1, 0]])])
+def test_one_channel_is_the_score_of_one_class(
+    channels_last: bool, threshold: float, wanted: list[list[int]]
+) -> None:
+    scores = np.array([[0.1, 0.75], [1.0, 0.5]], np.float32)
+    values = scores[None, ..., None] if channels_last else scores[None, None]
+    spec = TensorSpec("mask", "FP32", values.shape)
+    step = ClassMap("mask", channels_last, threshold)
+    found = Postprocessor(Postprocess((step,)), [spec], [b"background", b"person"])({"mask": values})
+    assert np.array_equal(np.asarray(found["class_map"]), wanted)
+    assert np.asarray(found["shares"]).sum() == pytest.approx(1)
+    assert set(found["labels"]) == {b"background", b"person"}
+
+
+def test_a_threshold_is_compared_with_real_numbers() -> None:
+    values = np.array([[[[-128, 0], [1, 127]]]], np.int8)
+    spec, scale = TensorSpec("mask", "INT8", values.shape), Quantised("mask", 1 / 256, -128)
+    declared = Postprocess((ClassMap("mask", threshold=0.5),))
+    real = real_outputs(declared, {"mask": scale})
+    found = Postprocessor(declared, [spec], (), real)({"mask": values})
+    assert np.array_equal(np.asarray(found["class_map"]), [[0, 0], [1, 1]])
+
+
+def test_several_channels_with_a_threshold_are_refused() -> None:
+    spec = TensorSpec("mask", "FP32", (1, 3, 4, 4))
+    with pytest.raises(FormatError, match="with one class, which a threshold needs"):
+        Postprocessor(Postprocess((ClassMap("mask", threshold=0.5),)), [spec])
+    with pytest.raises(FormatError, match="with 2 to 65536 classes"):
+        Postprocessor(Postprocess((ClassMap("mask"),)), [TensorSpec("mask", "FP32", (1, 1, 4, 4))])

@@ -134,3 +134,11 @@ def test_labels_that_do_not_fit_numbers_of_classes_are_refused(labels: list[str]
         read_named_labels(labels, outputs, declared, {outputs[1].name: 90})
     # Of a model that does not say how many there are, nothing is known.
     assert read_named_labels(labels, outputs, declared) is not None
+
+
+def test_the_background_of_a_mask_of_one_channel_may_be_left_out() -> None:
+    outputs = [TensorSpec("mask", "FP32", (1, 1, 64, 64))]
+    declared = postprocess("segmentation", outputs, [TensorSpec("x", "FP32", (1, 3, 64, 64))])
+    assert read_named_labels(["person"], outputs, declared) == b"background\nperson\n"
+    with pytest.raises(ModelError, match="expected 2 labels for mask, got 3"):
+        read_named_labels(["a", "b", "c"], outputs, declared)
