@@ -28,6 +28,7 @@ from agent.deploy.fetch.allow_list import AllowList, Location
 from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.part import Part, UrlVersion
 from agent.errors import ConfigError, EndlessDataError, SourceError, StoreError
+from agent.mqtt.tls import verifying_context
 
 # A read of this size takes a Raspberry Pi about a millisecond, and keeps the number of system calls low.
 _CHUNK_BYTES: Final = 256 * 1024
@@ -126,14 +127,11 @@ class HttpsSource:
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
             try:
-                self._tls = ssl.create_default_context(
-                    cafile=str(self._settings.ca_file) if self._settings.ca_file else None
-                )
+                self._tls = verifying_context(self._settings.ca_file)
             except (OSError, ssl.SSLError) as error:
                 raise ConfigError(
                     f"{self._settings.ca_file}: expected CA certificates in PEM: {error}"
                 ) from error
-            self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
         return self._tls
 
     async def _watch(self, transfer: _Transfer, progress: Callable[[int], None]) -> None:
