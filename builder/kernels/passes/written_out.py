@@ -1,8 +1,10 @@
 """How large the expression of an element becomes when the calls of a kernel are written into each other.
 
 TVM's passes walk over that expression many times, and over an index in it once for each of its parts. A pad
-that reflects writes the place of an element nine times, so two of them 81 times; a cubic resize reads sixteen
-elements, so two of them 256.
+that reflects writes the place of an element nine times, so two of them 81 times; a cubic resize reads 16
+elements, so two of them 256. TVM proves things about each choice (`Where`) under the conditions of those
+around it: three chained ones, each of a value and of what follows from it, are 13 choices; four are 40, and
+take seconds.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ from typing import Final
 import tvm_ffi
 from tvm import s_tir as st
 from tvm import tirx
-from tvm.ir import Expr, TensorLoad
+from tvm.ir import Call, Expr, TensorLoad
 
 # Kernels of networks have up to a thousand, a cubic resize 2800, two 110 000.
 MOST_NODES: Final = 20_000
 # Of one index. A pad that reflects has 40.
 MOST_INDEX_NODES: Final = 300
+# Kernels of networks have up to 10.
+MOST_CHOICES: Final = 32
+_IF_THEN_ELSE: Final = "prim.if_then_else"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +41,25 @@ class WrittenOut:
         The nodes of its largest index.
     index_places
         How often that index has the place along each axis.
+    choices
+        Its choices.
     """
 
     nodes: int
     places: tuple[int, ...]
     index: int = 0
     index_places: tuple[int, ...] = ()
+    choices: int = 0
 
     @property
     def fits(self) -> bool:
         """Whether a kernel may have such an expression."""
-        return self.nodes <= MOST_NODES and self.index <= MOST_INDEX_NODES
+        limits = (
+            (self.nodes, MOST_NODES),
+            (self.index, MOST_INDEX_NODES),
+            (self.choices, MOST_CHOICES),
+        )
+        return all(number <= most for number, most in limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +83,21 @@ class _Load:
 
 @dataclass(frozen=True, slots=True)
 class _Store:
-    """A block that computes elements one by one: where to, its nodes, its places, and what it reads."""
+    """A block that computes elements one by one: where to, its nodes, places and choices, what it reads."""
 
     to: tirx.Buffer
     nodes: int
     places: tuple[int, ...]
+    choices: int
     loads: tuple[_Load, ...]
 
     def written_out(self, known: Mapping[tirx.Buffer, WrittenOut]) -> WrittenOut:
         """Return the expression of an element if those of the buffers `known` are written into it."""
         nodes, places = self.nodes, list(self.places)
-        index, index_places = 0, self.places
+        index, index_places, choices = 0, self.places, self.choices
         for load in self.loads:
             size = known.get(load.source, _element(len(load.nodes)))
+            choices += size.choices
             nodes += size.nodes + sum(p * n for p, n in zip(size.places, load.nodes, strict=True))
             for axis, inner in enumerate(zip(*load.places, strict=True)):
                 places[axis] += sum(p * n for p, n in zip(size.places, inner, strict=True))
@@ -93,7 +108,7 @@ class _Store:
                 index_places = tuple(
                     sum(p * n for p, n in zip(size.index_places, inner, strict=True)) for inner in found
                 )
-        return WrittenOut(nodes, tuple(places), index, index_places)
+        return WrittenOut(nodes, tuple(places), index, index_places, choices)
 
 
 def _element(rank: int) -> WrittenOut:
@@ -140,7 +155,9 @@ def _store(block: st.SBlock) -> _Store:
         own -= 1 + sum(nodes for nodes, _ in counts)
         places = tuple(n - sum(p[axis] for _, p in counts) for axis, n in enumerate(places))
         loads.append(_Load(load.source, tuple(n for n, _ in counts), tuple(p for _, p in counts)))
-    return _Store(store.buffer, max(0, own), tuple(max(0, n) for n in places), tuple(loads))
+    return _Store(
+        store.buffer, max(0, own), tuple(max(0, n) for n in places), _choices(store.value), tuple(loads)
+    )
 
 
 def _count(expr: tirx.Expr, axes: Sequence[tirx.Var]) -> tuple[int, tuple[int, ...]]:
@@ -148,3 +165,14 @@ def _count(expr: tirx.Expr, axes: Sequence[tirx.Var]) -> tuple[int, tuple[int, .
     nodes: list[Expr] = []
     tvm_ffi.structural_walk(expr, (Expr, nodes.append))
     return len(nodes), tuple(sum(node.same_as(axis) for node in nodes) for axis in axes)
+
+
+def _choices(expr: tirx.Expr) -> int:
+    """Return how many values of an expression depend on a condition."""
+    nodes: list[Expr] = []
+    tvm_ffi.structural_walk(expr, (Expr, nodes.append))
+    return sum(
+        isinstance(node, tirx.Select)
+        or (isinstance(node, Call) and getattr(node.op, "name", "") == _IF_THEN_ELSE)
+        for node in nodes
+    )

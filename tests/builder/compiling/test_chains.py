@@ -27,7 +27,24 @@ def sizes(kind: str, count: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", ["reflecting pads", "cubic resizes", "linear resizes", "nearest resizes", "tiles"]
+    "kind",
+    [
+        "reflecting pads",
+        "edge pads",
+        "wrapping pads",
+        "cubic resizes",
+        "linear resizes",
+        "nearest resizes",
+        "gathers",
+        "rolls",
+        "tiles",
+        "choices",
+        "transpositions",
+        "sorted rows",
+        "softmaxes",
+        "running sums",
+        "convolutions",
+    ],
 )
 def test_twice_the_chain_is_at_most_twice_the_work(kind: str) -> None:
     assert kind in LINKS
