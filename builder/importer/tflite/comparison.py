@@ -6,7 +6,7 @@ Every operator is given the interpreter's own inputs, so that a difference is th
 - 8-bit and 16-bit numbers: `QUANTA` steps, because the interpreter multiplies by rounded integers; for
   16-bit functions that it interpolates in tables, `INTERPOLATED` steps of 65536;
 - integer weights with real data: the interpreter rounds the data to 8 bits at run time, we do not, so the
-  mean square error may be `ROUNDED_DATA` of the mean square;
+  mean square error may be `ROUNDED_DATA` of the mean square, or what rounding this data costs;
 - all else, such as indices and booleans: equal.
 
 Reference: the kernels of `OpResolverType.BUILTIN_REF`, and the optimised ones for `NOT_REFERENCE`.
@@ -46,6 +46,9 @@ INTERPOLATED: Final = 128
 # 20 dB: rounding the data to 8 bits costs 35 to 45 dB, and more where a few numbers are far larger than the
 # others. A swapped axis or a wrong scale costs all.
 ROUNDED_DATA: Final = 1e-2
+# How much more noise the result may have than the data, in which it may cancel, and the most in all.
+_MORE_ROUNDING: Final = 4.0
+_MOST_ROUNDING: Final = 0.2
 # Below this magnitude, differences of real numbers mean nothing.
 SCALE_FLOOR: Final = 1e-2
 TIMEOUT_S: Final = 300
@@ -291,9 +294,9 @@ def differences(
     for one in made:
         last = tensors.get(one.operator.outputs[-1], np.zeros(0))
         number = float(last.reshape(-1)[0]) if last.size == 1 else 0.0
-        found = _difference(
-            main.tensors, one, results[one.output], feeds[f"given_{one.tensor.index}"], number
-        )
+        data = tensors.get(one.operator.inputs[0]) if one.operator.inputs else None
+        wanted = feeds[f"given_{one.tensor.index}"]
+        found = _difference(main.tensors, one, results[one.output], wanted, number, data)
         if found is not None:
             return f"{describe(main, one.operator)}: {found}"
     return None
@@ -313,12 +316,31 @@ def _run(graph: onnx.ModelProto, feeds: Arrays) -> dict[str, NDArray[Any]]:
     return dict(zip(names, values, strict=True))
 
 
+def _rounding_of(data: NDArray[Any] | None) -> float:
+    """Return the noise that an operator may have whose data LiteRT rounds to 8 bits.
+
+    It rounds in steps of 1/127 of the largest number, so few large numbers among many small ones cost more.
+    """
+    if data is None or data.dtype.kind != "f" or not data.size or not np.isfinite(data).all():
+        return ROUNDED_DATA
+    numbers = data.astype(np.float64)
+    power = float(np.mean(numbers * numbers))
+    step = float(np.abs(numbers).max()) / 127
+    share = step * step / 12 / power if power else 0.0
+    return min(max(ROUNDED_DATA, _MORE_ROUNDING * share), _MOST_ROUNDING)
+
+
 def _difference(
-    tensors: Sequence[Tensor], one: _Made, ours: NDArray[Any], theirs: NDArray[Any], number: float
+    tensors: Sequence[Tensor],
+    one: _Made,
+    ours: NDArray[Any],
+    theirs: NDArray[Any],
+    number: float,
+    data: NDArray[Any] | None,
 ) -> str | None:
     """How far a result is off, in words, or None if it is within the limits.
 
-    `number` is the operator's last output, if it is one number.
+    `number` is the operator's last output, if it is one number; `data` its first input.
     """
     if one.operator.name == POST_PROCESS and theirs.ndim > 1:
         filled = places_filled(one.operator.custom, number)
@@ -341,10 +363,9 @@ def _difference(
     if one.operator.name in _WEIGHTED and _has_integer_weights(tensors, one.operator):
         power = float(np.mean(b * b))
         noise = float(np.mean((a - b) ** 2)) / max(power, SCALE_FLOOR**2)
+        most_noise = _rounding_of(data)
         return (
-            None
-            if noise <= ROUNDED_DATA
-            else f"expected a noise of at most {ROUNDED_DATA:g}, got {noise:.3g}"
+            None if noise <= most_noise else f"expected a noise of at most {most_noise:.3g}, got {noise:.3g}"
         )
     error = float(np.abs(a - b).max()) / max(float(np.abs(b).max()), SCALE_FLOOR)
     return None if error <= REAL else f"expected a relative error of at most {REAL:g}, got {error:.3g}"

@@ -63,6 +63,24 @@ def test_booleans_must_be_equal(monkeypatch: pytest.MonkeyPatch) -> None:
         compared(raw)
 
 
+def test_few_large_numbers_among_many_small_ones_are_rounded_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = FileSubgraph()
+    graph.inputs = [graph.tensor((1, 12, 12, 256))]
+    scaled, grown = graph.tensor((1, 12, 12, 256)), graph.tensor((1, 12, 12, 256))
+    graph.op("MUL", [graph.inputs[0], graph.constant(np.float32(2))], [scaled], "MulOptions")
+    graph.op("EXP", [scaled], [grown])
+    values = np.clip(np.random.default_rng(0).normal(0, 40, (8, 1, 1, 256)), -127, 127).astype(np.int8)
+    weights = graph.constant(values, scales=[0.01])
+    graph.outputs = [graph.tensor((1, 12, 12, 8))]
+    options = {"StrideH": 1, "StrideW": 1, "DilationHFactor": 1, "DilationWFactor": 1}
+    bias = graph.constant(np.zeros(8, np.float32))
+    graph.op("CONV_2D", [grown, weights, bias], graph.outputs, "Conv2DOptions", **options)
+    assert compared(write(graph)) == []
+    monkeypatch.setattr(comparison, "_MORE_ROUNDING", 0.0)
+    with pytest.raises(ParityError, match=r"at most 0\.01, got 0\.01"):
+        compared(write(graph))
+
+
 def test_a_transposed_integer_weight_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter rounds the data of such an operator, so the limit is wide, but not that wide."""
     graph = FileSubgraph()
