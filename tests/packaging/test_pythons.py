@@ -28,8 +28,10 @@ pytestmark = pytest.mark.arm
 EXTRAS: Final = {"amd64": ("agent", "builder", "demo", "dev"), "arm64": ("agent", "cbor")}
 TESTS: Final = {
     "amd64": ("tests/agent/wire", "tests/agent/bundle", "tests/agent/mqtt", "tests/edgebundle"),
-    "arm64": ("tests/agent/wire",),
+    "arm64": ("tests/agent/wire/test_envelope.py", "tests/agent/wire/test_messages.py"),
 }
+# With Debian 13's broker it takes minutes; `make test` runs it with this machine's.
+SLOW: Final = "tests/agent/mqtt/test_connection.py::test_two_clients_of_one_name_evict_each_other"
 RUNNERS: Final = ("pytest", "pytest-xdist", "hypothesis")
 LIMIT_S: Final = 1800
 
@@ -75,7 +77,7 @@ def test_agent_and_client_under_debians_own_python(
     root = make_root(release.arch, release.suite)
     bind(PROJECT, root, "project")
     bind(environment(release), root, "packages")
-    options = ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-n", "4", "--dist", "worksteal"]
+    options = ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
     if release.arch == "amd64":
         loader = debian_mosquitto(release.suite)
         kept = next(parent for parent in Path(loader[-1]).parents if parent.name.startswith("mosquitto-"))
@@ -83,11 +85,12 @@ def test_agent_and_client_under_debians_own_python(
         program = root.path / "usr/local/sbin/mosquitto"
         program.write_text(f'#!/bin/sh\nexec {" ".join(loader)} "$@"\n')
         program.chmod(0o755)
+        options += ["-n", "4", "--dist", "worksteal"]
     command = [
         *("env", "--chdir=/project", "PYTHONPATH=/project:/packages", "PYTHONDONTWRITEBYTECODE=1"),
         *("HOME=/root", "OMP_NUM_THREADS=1", "OMP_WAIT_POLICY=PASSIVE", "CI=true"),
         *("PATH=/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=/tmp"),
-        *("python3", "-m", "pytest", *options, *TESTS[release.arch]),
+        *("python3", "-m", "pytest", *options, f"--deselect={SLOW}", *TESTS[release.arch]),
     ]
     done = subprocess.run(
         root.command(*command),
