@@ -424,7 +424,7 @@ class Deployment:
             running=self._installer.running,
             conditions={name: self._models.condition(name) for name in active},
             wishes=self._plan.wishes(),
-            problems=self._attempts.problems,
+            problems=self._plan.problems(),
             loading=self._restoration.loading,
         )
         return reported(self._desired.document, self._desired.rejection, self._store, serving)

@@ -39,7 +39,7 @@ class DesiredState:
     journal
         The known jobs.
     attempts
-        The failed attempts, of which a new document forgets those for its models.
+        The failed attempts, of which a new document forgets those for the models that it changes.
     unopened
         Returns why the state directory could not be opened, or None once it was.
     on_accepted
@@ -143,8 +143,10 @@ class DesiredState:
             self._not_stored = None
             self._attempts.forget(_DOCUMENT)
             if self._is_newer(desired):
+                known = self.document
                 for model in desired.models:
-                    self._attempts.forget(model.model)
+                    if known is None or known.get(model.model) != model:
+                        self._attempts.forget(model.model)
             self._attempts.hurry(asyncio.get_running_loop().time())
             self.document, self.rejection = desired, None
             self._on_accepted(desired)

@@ -180,12 +180,16 @@ class Journal:
     def put(self, job: Job) -> tuple[str, ...]:
         """Keep the state of a job; return the identifiers of the jobs that are forgotten to make room.
 
-        `save` makes it durable.
+        The last job of each model is forgotten last: it says why the model does not run. `save` makes it
+        durable.
         """
         self._jobs.pop(job.request.job, None)
         self._jobs[job.request.job] = job
         over = len(self._jobs) - KEEP_JOBS
-        forgotten = [key for key, old in self._jobs.items() if old.status.final][: max(over, 0)]
+        last = {old.request.model: key for key, old in self._jobs.items()}
+        ended = [key for key, old in self._jobs.items() if old.status.final]
+        ended.sort(key=lambda key: last[self._jobs[key].request.model] == key)
+        forgotten = ended[: max(over, 0)]
         for key in forgotten:
             del self._jobs[key]
         self._unsaved = True

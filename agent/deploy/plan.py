@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import re
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Final
 
 import agent
@@ -34,6 +35,11 @@ from agent.wire.reported import Origin
 
 # How often a refused bundle is compared with the trusted keys, which a person may have changed.
 KEYS_INTERVAL_S: Final = 60.0
+# What a job's message says after its reason.
+_REFUSED_NOTE: Final = "not tried again before the document, the trusted keys or the agent change"
+_NOTE: Final = re.compile(rf"; (?:{_REFUSED_NOTE}|next attempt in \d+ s)$")
+# The amount of memory that a kernel reports differs a little from start to start.
+_MEMORY_STEP_BYTES: Final = 64 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +105,16 @@ class Plan:
     def wishes(self) -> dict[str, Request]:
         """Return what should run, by model."""
         return wishes(self._desired.document, self._store.active(), self._recovered)
+
+    def problems(self) -> dict[str, Problem]:
+        """Return why each model that should run does not, as far as an attempt has failed.
+
+        An attempt of an earlier run of the agent counts, too: the journal has its reason.
+        """
+        told = {name: self._told_by_journal(wish) for name, wish in self.wishes().items()}
+        return {name: problem for name, problem in told.items() if problem is not None} | {
+            **self._attempts.problems
+        }
 
     def in_use(self, request: Request) -> set[str]:
         """Return the digests of what should run, and those that unfinished jobs other than this one need."""
@@ -193,7 +209,7 @@ class Plan:
         message, next_try_s, refused_under = job.message or str(job.status), None, None
         if job.status is Status.REJECTED or job.attempts > MAX_ATTEMPTS:
             refused_under = self._circumstances()
-            note = "not tried again before the document, the trusted keys or the agent change"
+            note = _REFUSED_NOTE
         else:
             pause_s = self._attempts.failed(request.model, asyncio.get_running_loop().time())
             next_try_s = time.time() + pause_s
@@ -201,6 +217,14 @@ class Plan:
         room = MAX_MESSAGE_CHARACTERS - len(note) - len("; ")
         self._attempts.explain(request.model, Problem(message[:room], next_try_s))
         return job.now(message=f"{message[:room]}; {note}", refused_under=refused_under)
+
+    def _told_by_journal(self, wish: Request) -> Problem | None:
+        job = self._journal.get(wish.job)
+        if job is None or job.request.digest != wish.digest or job.message is None:
+            return None
+        if job.status in (Status.SUCCEEDED, Status.CANCELED, Status.SUPERSEDED):
+            return None
+        return Problem(_NOTE.sub("", job.message), None)
 
     def _drop(self, job: Job, status: Status, installer: Installer) -> None:
         if job.request == installer.current:
@@ -234,14 +258,27 @@ class Plan:
         return Job(replace(request, job=name), status=Status.FAILED)
 
     def _circumstances(self) -> str:
-        """Return a digest of what decides, beside the document, whether a bundle is refused."""
-        try:
-            keyring = self._keyring()
-            keys = sorted(keyring.keys), sorted(keyring.revoked)
-        except EdgeError as error:
-            keys = [str(error)], []
-        told = repr((agent.__version__, keys, self._machine, self._https_allow))
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        return circumstances(self._keyring, self._machine, self._https_allow)
+
+
+def circumstances(keyring: Callable[[], Keyring], machine: Machine, https_allow: Collection[str]) -> str:
+    """Return a digest of what decides, beside the document, whether a bundle is refused.
+
+    It is the same in each run of the agent. Takes the same arguments as `Plan`.
+    """
+    try:
+        trusted = keyring()
+        keys = sorted(trusted.keys), sorted(trusted.revoked)
+    except EdgeError as error:
+        keys = [str(error)], []
+    told = {each.name: getattr(machine, each.name) for each in fields(machine)} | {
+        # Sets have another order in each process.
+        "features": sorted(machine.features),
+        "compatible": sorted(machine.compatible),
+        "memory_bytes": (machine.memory_bytes or 0) // _MEMORY_STEP_BYTES,
+    }
+    everything = repr((agent.__version__, keys, told, sorted(https_allow)))
+    return hashlib.sha256(everything.encode()).hexdigest()[:16]
 
 
 def _is_rolled_back(active: ActiveModel, request: Request) -> bool:

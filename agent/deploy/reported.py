@@ -118,6 +118,6 @@ def _missing(request: Request, store: Store, problem: Problem) -> ReportedModel:
         job=request.job,
         previous=None,
         security_counter=store.committed_counter(request.model),
-        message=problem.message,
+        message=problem.message[:MAX_MESSAGE_CHARACTERS],
         next_try_s=problem.next_try_s,
     )

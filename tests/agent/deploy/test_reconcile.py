@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.bundle.keyring import Keyring
-from agent.deploy import deployment, plan, reconcile, trial_watch
+from agent.bundle.machine import Machine
+from agent.deploy import deployment, jobs, plan, reconcile, trial_watch
 from agent.deploy.fetch import block_source
+from agent.deploy.plan import circumstances
 from agent.deploy.reconcile import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempts, Problem, wishes
 from agent.deploy.store.active import ActiveModel
 from agent.deploy.store.disk_thread import in_disk_thread
@@ -22,12 +27,15 @@ from agent.deploy.trial import MAX_STARTS, Score
 from agent.errors import StoreError
 from agent.wire.desired import FREE_VERSIONS, MAX_VERSION, Desired
 from agent.wire.reported import Origin
-from tests.agent.deploy.rig import Agent, Bundle, make_bundle
+from tests.agent.deploy.rig import MACHINE, Agent, Bundle, make_bundle
 from tests.bundles import KEYRING
 from tests.patience import until
 
 OLD = make_bundle(version="1.0.0", counter=1, params=b"old")
 NEW = make_bundle(version="2.0.0", counter=2, params=b"new")
+STRANGERS_KEY = ec.generate_private_key(ec.SECP256R1())
+FORGED = make_bundle(version="2.0.0", counter=2, key=STRANGERS_KEY)
+STRANGER = make_bundle("faces", key=STRANGERS_KEY)
 
 
 @pytest.fixture
@@ -246,6 +254,150 @@ async def test_refused_bundle_is_tried_again_by_another_version_of_the_agent(
     await agent.start()
     await until(lambda: agent.control.sent_bytes > sent)
     await agent.stop()
+
+
+async def refused_twice(agent: Agent) -> None:
+    """Refuse a version of digits, whose predecessor serves, and faces, which never served."""
+    await agent.start()
+    await agent.deploy(OLD, "job-1")
+    agent.offer(FORGED, STRANGER)
+    agent.desire({"digits": FORGED.entry("job-2"), "faces": STRANGER.entry("job-3")})
+    for job in ("job-2", "job-3"):
+        assert (await agent.finished(job))["code"] == "ERR_ARBITRARY_SOFTWARE"
+    await agent.settle()
+
+
+def refusals(agent: Agent) -> dict[str, tuple[str, bool]]:
+    """Return the state of each refused model, and whether its reason is told."""
+    models = {name: reported(agent, name) for name in ("digits", "faces")}
+    assert models["faces"]["digest"] == STRANGER.digest
+    assert agent.deployment.states().items() >= {"digits": "degraded", "faces": "failed"}.items()
+    return {name: (model["state"], "not trusted" in model["message"]) for name, model in models.items()}
+
+
+REFUSED = {"digits": ("degraded", True), "faces": ("failed", True)}
+
+
+async def test_refused_models_are_reported_whatever_else_is_deployed(agent: Agent) -> None:
+    await refused_twice(agent)
+    assert refusals(agent) == REFUSED
+    others: dict[str, Any] = {"digits": FORGED.entry("job-2"), "faces": STRANGER.entry("job-3")}
+    sent = agent.control.sent_bytes
+    for job, bundle in (("job-4", make_bundle("pets")), ("job-5", make_bundle("cars", key=STRANGERS_KEY))):
+        agent.offer(bundle)
+        sent += len(bundle.raw)
+        others |= {bundle.name: bundle.entry(job)}
+        agent.desire(others)
+        await agent.finished(job)
+        await agent.settle()
+        assert refusals(agent) == REFUSED
+    assert agent.control.sent_bytes == sent, "what was refused is not fetched again"
+    assert (reported(agent, "pets")["state"], reported(agent, "cars")["state"]) == ("active", "failed")
+    await agent.stop()
+
+
+async def test_refused_models_are_reported_after_a_restart_and_not_fetched_again(agent: Agent) -> None:
+    await refused_twice(agent)
+    sent, before = agent.control.sent_bytes, agent.control.reported()
+    for _ in range(2):
+        await agent.stop()
+        await agent.start()
+        await until(lambda: agent.models.serving == {"digits": "1.0.0"})
+        await agent.settle()
+        assert agent.control.reported() == before
+        agent.desire(
+            {"digits": FORGED.entry("job-2"), "faces": STRANGER.entry("job-3")}, version=agent.version
+        )
+        await agent.settle()
+        assert refusals(agent) == REFUSED
+    assert agent.control.sent_bytes == sent
+    await agent.stop()
+
+
+async def test_refusal_is_told_after_more_jobs_than_are_remembered(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "KEEP_JOBS", 4)
+    await refused_twice(agent)
+    sent = agent.control.sent_bytes
+    wanted = {"digits": FORGED.entry("job-2"), "faces": STRANGER.entry("job-3")}
+    pets = [make_bundle("pets", version=f"{each}.0.0") for each in range(1, 8)]
+    for each, bundle in enumerate(pets):
+        agent.offer(bundle)
+        agent.desire(wanted | {"pets": bundle.entry(f"job-pets-{each}")})
+        await agent.finished(f"job-pets-{each}")
+        await agent.settle()
+    await agent.stop()
+    await agent.start()
+    await agent.settle()
+    assert refusals(agent) == REFUSED
+    assert agent.control.sent_bytes == sent + sum(len(bundle.raw) for bundle in pets)
+    await agent.stop()
+
+
+async def test_failure_is_told_while_another_model_is_deployed(agent: Agent) -> None:
+    agent.silence_limit_s = 0.05
+    await agent.start()
+    await agent.deploy(OLD, "job-1")
+    agent.desire({"digits": NEW.entry("job-2")})
+    await agent.finished("job-2")
+    pets = make_bundle("pets")
+    agent.offer(pets)
+    agent.desire({"digits": NEW.entry("job-2"), "pets": pets.entry("job-3")})
+    await agent.finished("job-3")
+    assert reported(agent)["state"] == "degraded"
+    assert reported(agent)["message"].startswith("no block arrived")
+    await agent.stop()
+
+
+async def test_refused_model_that_is_no_longer_wished_is_not_reported(agent: Agent) -> None:
+    await refused_twice(agent)
+    agent.desire({"digits": OLD.entry("job-4")})
+    await agent.finished("job-4")
+    await agent.settle()
+    assert (reported(agent)["state"], reported(agent)["message"]) == ("active", None)
+    assert reported(agent, "faces") == {}
+    await agent.stop()
+
+
+def test_same_circumstances_have_the_same_name_in_each_process() -> None:
+    code = (
+        "from dataclasses import replace\n"
+        "from agent.deploy.plan import circumstances\n"
+        "from tests.agent.deploy.rig import MACHINE\n"
+        "from tests.bundles import KEYRING\n"
+        "features = frozenset('abcdefghijkl')\n"
+        "machine = replace(MACHINE, features=features, compatible=features)\n"
+        "print(circumstances(lambda: KEYRING, machine, features))"
+    )
+    names = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(names) == 1
+
+
+def test_what_decides_about_a_refusal_changes_its_circumstances() -> None:
+    def name(machine: Machine = MACHINE, keyring: Keyring = KEYRING, allow: tuple[str, ...] = ()) -> str:
+        return circumstances(lambda: keyring, machine, allow)
+
+    names = {
+        name(),
+        name(replace(MACHINE, features=frozenset())),
+        name(replace(MACHINE, memory_limit_bytes=1 << 30)),
+        name(replace(MACHINE, memory_bytes=1 << 30)),
+        name(keyring=Keyring.of([])),
+        name(allow=("https://files.example/",)),
+    }
+    assert len(names) == 6
+    first, second = (replace(MACHINE, memory_bytes=size) for size in (4_047_000_000, 4_046_960_000))
+    assert name(first) == name(second), "a kernel reports a few pages less now and then"
 
 
 # -- starts ------------------------------------------------------------------------------------------------
