@@ -8,9 +8,10 @@ the decoding to `agent.runtime.objects`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from agent.bundle.canonical_json import LATER
 from agent.bundle.values import one_of, within
 
 # Entries of a top-k or of a list of detections; an answer is made in memory.
@@ -32,6 +33,7 @@ ABSOLUTE: Final = ("corners", "corners_yx", "centre")
 ACTIVATIONS: Final = ("none", "sigmoid", "softmax")
 JOINT_SCORES: Final = ("product", "geometric_mean")
 BACKGROUNDS: Final = ("none", "first", "last")
+POINT_ORDERS: Final = ("xy", "yx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,8 @@ class Objects:
         levels x, y in pixels, or fractions, of the model's input.
     keypoint_values
         2 (x, y), or 3 (x, y, confidence).
+    keypoint_order
+        `yx` if y is before x. None, as in early bundles, means `xy`.
     mask_weights
         Empty, or the factors of `prototypes` whose sum is positive inside the object.
     prototypes
@@ -187,6 +191,7 @@ class Objects:
     score_threshold: float = 0.25
     iou_threshold: float = 0.45
     max_detections: int = 300
+    keypoint_order: str | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         one_of("coding", self.coding, CODINGS)
@@ -251,6 +256,7 @@ class Objects:
 
     def _check_keypoints_and_masks(self) -> None:
         within("keypoint_values", self.keypoint_values, 2, 3)
+        one_of("keypoint_order", self.keypoint_order or "xy", POINT_ORDERS)
         if self.keypoints and self._values("keypoints") % self.keypoint_values:
             raise ValueError(
                 f"keypoints: expected a multiple of {self.keypoint_values} values, "

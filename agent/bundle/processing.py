@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 from agent.bundle.audio import Keywords, Speech
 from agent.bundle.canonical_json import LATER
-from agent.bundle.detection import MAX_LIST, Objects, check_thresholds
+from agent.bundle.detection import MAX_LIST, POINT_ORDERS, Objects, check_thresholds
 from agent.bundle.quantisation import Quantised
 from agent.bundle.values import one_of, within
 
@@ -244,7 +244,40 @@ class Ctc:
         one_of("activation", self.activation, ("none", "softmax"))
 
 
-Step = Softmax | TopK | Detect | Objects | ClassMap | Normalise | Ctc | Speech | Keywords
+@dataclass(frozen=True, slots=True)
+class Pose:
+    """Replace the key points of persons, which a model finds without boxes, by objects with key points.
+
+    A person's score is the mean confidence of its points above `point_threshold`; its box is the smallest one
+    that holds them.
+
+    Attributes
+    ----------
+    output
+        Name of the output, of shape (1, persons, points, 3): two coordinates of each point, and a confidence.
+    order
+        Which coordinate is the first: `xy` or `yx`.
+    normalised
+        Whether coordinates are fractions of the model's input instead of its pixels.
+    point_threshold, score_threshold
+        Points with a confidence, and persons with a score, up to these are dropped; 0 to 1.
+    """
+
+    kind: ClassVar[str] = "pose"
+    output: str
+    order: str = "xy"
+    normalised: bool = False
+    point_threshold: float = 0.1
+    score_threshold: float = 0.25
+
+    def __post_init__(self) -> None:
+        one_of("order", self.order, POINT_ORDERS)
+        for name in ("point_threshold", "score_threshold"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: expected 0 to 1, got {getattr(self, name)}")
+
+
+Step = Softmax | TopK | Detect | Objects | Pose | ClassMap | Normalise | Ctc | Speech | Keywords
 
 
 def outputs_of(step: Step) -> tuple[str, ...]:

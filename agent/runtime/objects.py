@@ -21,7 +21,7 @@ from agent.runtime.storage import Array
 from agent.runtime.suppression import MAX_CANDIDATES, non_maximum_suppression
 
 # Coordinates are kept below this, so that areas are finite in float32, also if a size is infinite.
-_FAR: Final = 1e6
+FAR: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class ObjectDecoder:
             raise ExecutionError(f"output {step.boxes[0].output!r} has boxes that are NaN")
         if step.bins:
             values = self._mean_of_bins(values)
-        values = values.clip(-_FAR, _FAR)
+        values = values.clip(-FAR, FAR)
         match step.coding:
             case "corners":
                 return values
@@ -180,13 +180,13 @@ class ObjectDecoder:
             case "distances":
                 centre, stride = self._centres[rows], self._sizes[rows]
                 corners = (centre - values[:, :2] * stride, centre + values[:, 2:] * stride)
-                return np.concatenate(corners, axis=1).clip(-_FAR, _FAR)
+                return np.concatenate(corners, axis=1).clip(-FAR, FAR)
             case _:  # grid, anchors
                 centre = self._shifted(values[:, :2], rows)
                 exponents = values[:, 2:] * np.float32(step.variances[1])
                 size = self._sizes[rows] * np.exp(exponents)
         half = size / 2
-        return np.concatenate((centre - half, centre + half), axis=1).clip(-_FAR, _FAR)
+        return np.concatenate((centre - half, centre + half), axis=1).clip(-FAR, FAR)
 
     def _keypoints(self, outputs: Mapping[str, Array], rows: Array) -> Array:
         step = self._step
@@ -195,11 +195,13 @@ class ObjectDecoder:
             raise ExecutionError(f"output {step.keypoints[0].output!r} has key points that are not finite")
         size = step.keypoint_values
         points = values.reshape(len(rows), values.shape[1] // size, size).copy()
+        if step.keypoint_order == "yx":
+            points[:, :, :2] = points[:, :, 1::-1]
         if step.levels:
             count = points.shape[1]
             repeated = np.repeat(rows, count)
             points[:, :, :2] = self._shifted(points[:, :, :2].reshape(-1, 2), repeated).reshape(-1, count, 2)
-        points[:, :, :2] = points[:, :, :2].clip(-_FAR, _FAR)
+        points[:, :, :2] = points[:, :, :2].clip(-FAR, FAR)
         return points
 
     def _shifted(self, values: Array, rows: Array) -> Array:

@@ -12,12 +12,13 @@ from types import MappingProxyType
 import numpy as np
 
 from agent.bundle.audio import Keywords, Speech
-from agent.bundle.detection import Objects
+from agent.bundle.detection import MAX_ROWS, Objects
 from agent.bundle.processing import (
     ClassMap,
     Ctc,
     Detect,
     Normalise,
+    Pose,
     Postprocess,
     Softmax,
     Step,
@@ -28,7 +29,7 @@ from agent.bundle.quantisation import Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import ExecutionError, FormatError
 from agent.runtime.masks import area_of_cells, cells_of_image, encode_masks
-from agent.runtime.objects import ObjectDecoder
+from agent.runtime.objects import FAR, ObjectDecoder
 from agent.runtime.placement import Placement
 from agent.runtime.quantisation import to_real
 from agent.runtime.storage import Array
@@ -126,6 +127,8 @@ class Postprocessor:
                     results |= self._detect(step, values[step.boxes], values[step.scores], prefix, placement)
                 case Objects():
                     results |= self._objects(step, values, prefix, placement)
+                case Pose():
+                    results |= self._pose(step, values[step.output], prefix, placement)
                 case ClassMap():
                     results |= self._class_map(step, values[step.output], prefix, placement)
                 case Ctc():
@@ -181,6 +184,19 @@ class Postprocessor:
                 f"{prefix}mask_area": area_of_cells(placement, *size, cells),
             }
         return results
+
+    def _pose(self, step: Pose, values: Array, prefix: str, placement: Placement | None) -> dict[str, Value]:
+        if not np.isfinite(values).all():
+            raise ExecutionError(f"output {step.output!r} has key points that are not finite")
+        boxes, scores, points = poses(values[0], step)
+        classes = np.zeros(len(scores), np.int64)
+        return {
+            f"{prefix}boxes": _to_sent(boxes, step.normalised, placement),
+            f"{prefix}scores": scores,
+            f"{prefix}classes": classes,
+            **self._named(classes, prefix),
+            f"{prefix}keypoints": _points_to_sent(points, step.normalised, placement),
+        }
 
     def _class_map(
         self, step: ClassMap, values: Array, prefix: str, placement: Placement | None
@@ -282,6 +298,10 @@ def class_count(step: Step, specs: Mapping[str, TensorSpec]) -> int:
             return 0 if isinstance(step, Speech) else count
         case Objects():
             return (step.classes or 0) - (step.background == "last")
+        case Pose():
+            if len(shape) != 4 or shape[0] != 1 or shape[3] != 3 or 0 in shape or shape[1] > MAX_ROWS:
+                raise FormatError(f"pose: expected [1,persons,points,3], got {spec}")
+            return 1
         case ClassMap():
             classes = shape[3 if step.channels_last else 1] if len(shape) == 4 and shape[0] == 1 else 0
             least, most = (1, 1) if step.threshold is not None else (2, 1 << 16)
@@ -367,6 +387,34 @@ def detect(boxes: Array, scores: Array, step: Detect) -> tuple[Array, Array, Arr
         corners = np.concatenate((corners[:, :2] - half, corners[:, :2] + half), axis=1)
     kept = non_maximum_suppression(corners, classes, step.iou_threshold, step.max_detections)
     return corners[kept], best[kept], classes[kept].astype(np.int64)
+
+
+def poses(rows: Array, step: Pose) -> tuple[Array, Array, Array]:
+    """Return the persons whose score is over the threshold, best first.
+
+    Parameters
+    ----------
+    rows
+        Shape (persons, points, 3), finite.
+    step
+        Order and thresholds.
+
+    Returns
+    -------
+    boxes, scores, points
+        In the model's own units: float32 of shape (m, 4) as corners, (m,), and (m, points, 3) with x first.
+    """
+    points = rows.astype(np.float32)
+    points[..., :2] = points[..., 1::-1] if step.order == "yx" else points[..., :2]
+    points[..., :2] = points[..., :2].clip(-FAR, FAR)
+    seen = points[..., 2] > step.point_threshold
+    sums = np.where(seen, points[..., 2], 0).sum(axis=1, dtype=np.float64)
+    scores = (sums / np.maximum(seen.sum(axis=1), 1)).astype(np.float32)
+    low = np.where(seen[..., None], points[..., :2], np.inf).min(axis=1)
+    high = np.where(seen[..., None], points[..., :2], -np.inf).max(axis=1)
+    kept = np.flatnonzero(seen.any(axis=1) & (scores > step.score_threshold))
+    kept = kept[np.argsort(-scores[kept], kind="stable")]
+    return np.concatenate((low, high), axis=1)[kept], scores[kept], points[kept]
 
 
 def _to_sent(boxes: Array, normalised: bool, placement: Placement | None) -> Array:

@@ -25,6 +25,7 @@ from agent.bundle.processing import (
     Ctc,
     Detect,
     Normalise,
+    Pose,
     Postprocess,
     Preprocess,
     Softmax,
@@ -260,6 +261,8 @@ def _step(step: Step) -> str:
             parts = {"key points": step.keypoints, "masks": step.mask_weights}
             what = " with ".join(["objects", *(name for name, part in parts.items() if part)])
             return f"{what} from {', '.join(step.outputs)}, score over {step.score_threshold:g}"
+        case Pose():
+            return f"persons with key points from {step.output}, score over {step.score_threshold:g}"
         case ClassMap() if step.threshold is not None:
             return f"the pixels of {step.output} with a score over {step.threshold:g}"
         case ClassMap():

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from agent.bundle.buckets import MAX_BUCKETS, Buckets, Dimension
 from agent.bundle.detection import Objects
-from agent.bundle.processing import ClassMap, Detect, Postprocess, Preprocess
+from agent.bundle.processing import ClassMap, Detect, Pose, Postprocess, Preprocess
 from builder.compiling.ladder import MAX_EXACT, chosen_sizes
 from builder.compiling.padding import batch_of, find_differences
 from builder.compiling.sized_models import SizedModels, Sizes, input_axes, output_axes
@@ -157,7 +157,7 @@ def check_declared(buckets: Buckets, before: Preprocess | None, after: Postproce
         raise ModelError("--preprocess: expected a batch from 1, because a picture is a batch of 1")
     changing = {rule.tensor for rule in buckets.outputs if rule.axis}
     for step in () if after is None else after.steps:
-        if isinstance(step, Detect | Objects | ClassMap) and changing:
+        if isinstance(step, Detect | Objects | Pose | ClassMap) and changing:
             raise ModelError(
                 f"--postprocess: expected outputs of which at most the batch changes, got {min(changing)!r}"
             )

@@ -28,6 +28,7 @@ from agent.bundle.processing import (
     Ctc,
     Detect,
     Normalise,
+    Pose,
     Postprocess,
     Preprocess,
     Softmax,
@@ -69,6 +70,7 @@ _PREPROCESS: Mapping[str, Mapping[str, Any]] = {
     "retinaface": {"colour": "BGR", **_LETTERBOX, "mean": [104.0, 117.0, 123.0]},
     "ssd": {"colour": "RGB", "mean": [127.0], "std": [128.0]},
     "detr": {"colour": "RGB", **_IMAGENET},
+    "movenet": {"colour": "RGB", "resize_mode": "letterbox"},
     "clip": {
         "colour": "RGB", "resize_mode": "shortest", "interpolation": "bicubic", "crop": "model",
         "scale": 1 / 255, "mean": [0.48145466, 0.4578275, 0.40821073],
@@ -90,7 +92,8 @@ _NO_PRESET: Final = (
     "or declare them in a TOML file (docs/your-detector.md)"
 )
 _STEPS: Final[Mapping[str, type[Step]]] = {
-    step.kind: step for step in (Softmax, TopK, Detect, Objects, ClassMap, Normalise, Ctc, Speech, Keywords)
+    step.kind: step
+    for step in (Softmax, TopK, Detect, Objects, Pose, ClassMap, Normalise, Ctc, Speech, Keywords)
 }
 _TOP: Final = re.compile(r"top(\d{1,6})")
 

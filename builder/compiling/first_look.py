@@ -18,7 +18,7 @@ import numpy.typing as npt
 from agent.bundle.detection import ABSOLUTE, Objects
 from agent.bundle.output_length import answered
 from agent.bundle.params import index_params
-from agent.bundle.processing import Detect, Postprocess, Softmax, TopK, real_outputs
+from agent.bundle.processing import Detect, Pose, Postprocess, Softmax, TopK, outputs_of, real_outputs
 from agent.bundle.quantisation import NO_QUANTISATION, Quantised, by_name
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
@@ -78,7 +78,7 @@ def look(
     for step in steps:
         if isinstance(step, TopK) and step.output not in softened:
             lines += _scores(step.output, to_real(values[step.output], quantised.get(step.output)))
-        elif isinstance(step, Detect | Objects):
+        elif isinstance(step, Detect | Objects | Pose):
             found = _best(step, outputs, values, quantised)
             if found is not None:
                 _check_units(step, found[0], size, text)
@@ -102,7 +102,8 @@ def confirmed(proposal: Proposal, package: Package) -> Proposal:
     }
     step = step_of(proposal.postprocess, signature)
     quantised = by_name((manifest.quantisation or NO_QUANTISATION).outputs)
-    if not isinstance(step, Objects) or step.coding not in ABSOLUTE or {*step.outputs} - values.keys():
+    is_absolute = isinstance(step, Pose) or (isinstance(step, Objects) and step.coding in ABSOLUTE)
+    if not (isinstance(step, Objects | Pose) and is_absolute) or {*outputs_of(step)} - values.keys():
         return proposal
     found = _best(step, manifest.outputs, values, quantised)
     if found is None or _units(found[0], signature.size) is not (not step.normalised):
@@ -116,10 +117,16 @@ def confirmed(proposal: Proposal, package: Package) -> Proposal:
 
 
 def _best(
-    step: Detect | Objects, outputs: Sequence[TensorSpec], values: Arrays, quantised: Mapping[str, Quantised]
+    step: Detect | Objects | Pose,
+    outputs: Sequence[TensorSpec],
+    values: Arrays,
+    quantised: Mapping[str, Quantised],
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
     """Return the boxes and scores of the best candidates, without the suppression; None if they are none."""
-    bare = replace(step, score_threshold=0.0, iou_threshold=1.0, max_detections=_MOST_BOXES)
+    if isinstance(step, Pose):
+        bare: Detect | Objects | Pose = replace(step, score_threshold=0.0, point_threshold=0.0)
+    else:
+        bare = replace(step, score_threshold=0.0, iou_threshold=1.0, max_detections=_MOST_BOXES)
     if isinstance(bare, Objects):
         bare = replace(bare, keypoints=(), mask_weights=(), prototypes=None)
     declared = Postprocess((bare,))
@@ -140,9 +147,9 @@ def _units(boxes: npt.NDArray[Any], size: tuple[int, int]) -> bool | None:
 
 
 def _check_units(
-    step: Detect | Objects, boxes: npt.NDArray[Any], size: tuple[int, int] | None, text: str
+    step: Detect | Objects | Pose, boxes: npt.NDArray[Any], size: tuple[int, int] | None, text: str
 ) -> None:
-    is_absolute = isinstance(step, Detect) or step.coding in ABSOLUTE
+    is_absolute = not isinstance(step, Objects) or step.coding in ABSOLUTE
     if size is None or not is_absolute or _units(boxes, size) is not (not step.normalised):
         return
     if text.endswith(".toml"):
@@ -161,7 +168,10 @@ def _check_units(
 
 
 def _boxes(
-    step: Detect | Objects, boxes: npt.NDArray[Any], scores: npt.NDArray[Any], size: tuple[int, int] | None
+    step: Detect | Objects | Pose,
+    boxes: npt.NDArray[Any],
+    scores: npt.NDArray[Any],
+    size: tuple[int, int] | None,
 ) -> Iterator[str]:
     if len(scores) > 1 and float(np.ptp(scores)) <= _ROUNDING * abs(float(scores[0])):
         yield f"all scores of the sample are {scores[0]:.4g}: the postprocess may be another model's"

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from agent.bundle.archive import MAX_MEMBER_BYTES
 from agent.bundle.audio import Keywords
 from agent.bundle.detection import Objects
-from agent.bundle.processing import ClassMap, Ctc, Detect, Postprocess, Step, TopK, outputs_of
+from agent.bundle.processing import ClassMap, Ctc, Detect, Pose, Postprocess, Step, TopK, outputs_of
 from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime.postprocess import class_count
 from builder.errors import ModelError
@@ -23,7 +23,7 @@ MAX_LABELS_BYTES: Final = MAX_MEMBER_BYTES["labels.txt"]
 Labels: TypeAlias = str | os.PathLike[str] | Sequence[str]
 BACKGROUND: Final = "background"
 # Steps whose answers have labels.
-NAMED: Final = frozenset(step.kind for step in (TopK, Detect, Objects, ClassMap, Ctc, Keywords))
+NAMED: Final = frozenset(step.kind for step in (TopK, Detect, Objects, Pose, ClassMap, Ctc, Keywords))
 COCO: Final = "coco"
 _LABELS_HINT: Final = f"give a file with one label per line, or {COCO}"
 # The 80 classes of COCO's detection task, in the order of its annotations (cocodataset.org).

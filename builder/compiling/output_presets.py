@@ -7,7 +7,8 @@ error that says what the preset expects. Which preset fits a model is told by `b
 Sources of the encodings: YOLOX (arXiv 2107.08430) and its `yolo_head.py`; Ultralytics' `Detect`, `Pose` and
 `Segment` heads; NanoDet's `gfl_head.py` and `nanodet_plus_head.py`; SSD (arXiv 1512.02325); RetinaFace
 (arXiv 1905.00641) with the priors of its PyTorch implementation; YuNet's `yunet_head.py`; DETR (arXiv
-2005.12872). Thresholds are those of the authors' own demonstrations, if they publish one.
+2005.12872); MoveNet's model cards. Thresholds are those of the authors' own demonstrations, if they publish
+one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Final
 
 from agent.bundle.audio import Keywords, Speech
 from agent.bundle.detection import Level, Objects, Part
-from agent.bundle.processing import ClassMap, Ctc, Detect, Normalise, Step
+from agent.bundle.processing import ClassMap, Ctc, Detect, Normalise, Pose, Step
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError
 
@@ -30,6 +31,7 @@ PYRAMIDS: Final = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32))
 NANODET_BINS: Final = 8
 YOLO_MASK_FACTORS: Final = 32  # prototypes of Ultralytics' segmenters
 YUNET_POINTS: Final = 5
+COCO_POINTS: Final = 17  # key points of a person
 _BOX: Final = 4
 # Width and height of RetinaFace's square priors at each stride, in pixels.
 _RETINAFACE_PRIORS: Final = MappingProxyType({8: (16, 32), 16: (64, 128), 32: (256, 512)})
@@ -354,6 +356,23 @@ def _rtdetr(signature: Signature) -> Objects:
     )  # fmt: skip
 
 
+def _movenet(signature: Signature) -> Objects | Pose:
+    expected = f"[1, 1, points, 3], or [1, n, 5 + 3 * points] such as [1, 6, {5 + 3 * COCO_POINTS}]"
+    if len(signature.outputs) != 1:
+        raise _MisfitError(expected)
+    spec, shape = signature.outputs[0], signature.outputs[0].shape
+    if len(shape) == 4 and shape[0] == 1 and shape[3] == 3:
+        return Pose(spec.name, order="yx", normalised=True)
+    values = shape[2] - 5 if len(shape) == 3 and shape[0] == 1 else 0
+    if values < 3 or values % 3:
+        raise _MisfitError(expected)
+    return Objects(
+        boxes=(Part(spec.name, values, _BOX),), coding="corners_yx", normalised=True,
+        scores=(Part(spec.name, values + _BOX, 1),), iou_threshold=1.0,
+        keypoints=(Part(spec.name, 0, values),), keypoint_values=3, keypoint_order="yx",
+    )  # fmt: skip
+
+
 def _segmentation(signature: Signature) -> ClassMap:
     expected = "[1, classes, height, width] or [1, height, width, classes]"
     # Some exports have a second, auxiliary output of the same shape; the first one is the result.
@@ -423,6 +442,7 @@ _PRESETS: Final[Mapping[str, Callable[[Signature], Step]]] = MappingProxyType(
         "yunet": _yunet,
         "detr": _detr,
         "rtdetr": _rtdetr,
+        "movenet": _movenet,
         "segmentation": _segmentation,
         "embedding": _embedding,
         "ctc": _ctc,

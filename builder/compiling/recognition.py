@@ -15,6 +15,7 @@ from agent.bundle.detection import Objects
 from agent.bundle.processing import Postprocess, Softmax
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.output_presets import (
+    COCO_POINTS,
     NANODET_BINS,
     PYRAMIDS,
     YOLO_MASK_FACTORS,
@@ -32,7 +33,8 @@ _FEWEST_CHARACTERS: Final = 37  # ten digits, 26 letters and the blank
 _COCO_CLASSES: Final = (80, 91)
 # Class maps have the size of the input, or a half, a quarter or an eighth of it.
 _MAP_STRIDES: Final = (1, 2, 4, 8)
-_POSE_VALUES: Final = 5 + 3 * 17  # a person's box and score, and the 17 key points of COCO
+_POSE_VALUES: Final = 5 + 3 * COCO_POINTS  # a person's box, score and key points
+_MOVENET_PERSONS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,8 @@ def _proposals(signature: Signature, hints: Hints, inputs: Sequence[TensorSpec])
         yield from _with_prototypes(signature, rows[0])
     elif len(rows) == len(shapes) > 1:
         yield from _several_outputs(signature, rows, hints)
+    elif maps == shapes == [(1, 1, COCO_POINTS, 3)]:
+        yield Proposal("MoveNet", f"{COCO_POINTS} key points of one person", True, "movenet", "movenet")
     elif maps and len(maps) == len(shapes) and len(set(maps)) == 1:
         yield from _class_map(signature, maps[0])
     elif len(shapes) == 1 and len(shapes[0]) == 3 and shapes[0][1] == 1 and shapes[0][0] > 1:
@@ -235,6 +239,9 @@ def _one_output(signature: Signature, shape: tuple[int, ...], hints: Hints) -> I
     evidence = f"{count} rows of {values} at {_size(signature)}"
     three, four, fine = (_cells(signature, strides) for strides in PYRAMIDS)
     distances = 4 * NANODET_BINS
+    if (second, third) == (_MOVENET_PERSONS, _POSE_VALUES):
+        points = f"{COCO_POINTS} key points of {_MOVENET_PERSONS} persons"
+        yield Proposal("MoveNet", points, True, "movenet", "movenet")
     if not transposed and values == 6:
         yield Proposal("an end-to-end YOLO", evidence, count == 300, "yolov10", "yolov8")
     if not transposed and count == 300 and (hints.task == "pose" or values == _POSE_VALUES + 1):

@@ -1,7 +1,8 @@
 """Sample inputs: parity is measured on them, and a device tests itself with them.
 
 The generator is seeded, so two builds make the same inputs. Floating-point inputs are normally distributed;
-the input that takes a picture gets random pixels, prepared as declared. An integer input that selects rows of
+the input that takes a picture gets random pixels, prepared as declared. An input of integers that has a
+picture's shape gets all bytes of its datatype. An integer input that selects rows of
 a table (token ids) stays below the table's size, which is read from the ONNX graph; one that is compared with
 several constants (the steps of a loop) is drawn from among them; one that divides another is not 0. Other
 integer inputs are mostly 1 and sometimes 0, like a mask. A feature that trees compare is drawn from around
@@ -34,6 +35,7 @@ _TRANSPARENT: Final = frozenset(
 _INTEGERS: Final = frozenset(
     getattr(onnx.TensorProto, f"{sign}INT{bits}") for bits in (8, 16, 32, 64) for sign in ("", "U")
 )
+_BYTES: Final = ("UINT8", "INT8")
 _COMPARISONS: Final = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
@@ -82,6 +84,8 @@ def make_inputs(
         elif spec.name in quantised:
             info = np.iinfo(spec.dtype)
             arrays[spec.name] = rng.integers(int(info.min), int(info.max) + 1, spec.shape).astype(dtype)
+        elif (levels := _levels(spec)) is not None:
+            arrays[spec.name] = rng.integers(*levels, spec.shape, endpoint=True).astype(dtype)
         elif (capacity := capacity_of(spec.name)) is not None:
             # Caches that are neither empty nor full.
             arrays[spec.name] = np.full(spec.shape, 2 * capacity // 3, dtype)
@@ -128,8 +132,20 @@ def samples(
 def masks(inputs: Sequence[TensorSpec], model: onnx.ModelProto) -> list[str]:
     """Return the integer and boolean inputs that `make_inputs` fills like a mask: mostly 1, sometimes 0."""
     others = _table_sizes(model).keys() | _quantised(model) | _counts(model).keys()
-    others |= _parts_of_quotients(model).keys()
+    others |= _parts_of_quotients(model).keys() | {spec.name for spec in inputs if _levels(spec) is not None}
     return [spec.name for spec in inputs if np.dtype(spec.dtype).kind != "f" and spec.name not in others]
+
+
+def _levels(spec: TensorSpec) -> tuple[int, int] | None:
+    """Return the smallest and largest value of an input of integers that takes a picture; None for others."""
+    if len(spec.shape) != 4 or spec.datatype not in (*_BYTES, "INT16", "UINT16", "INT32"):
+        return None
+    # Masks have one channel too, and wider integers.
+    channels = (1, 3) if spec.datatype in _BYTES else (3,)
+    sides = [spec.shape[2:]] * (spec.shape[1] in channels) + [spec.shape[1:3]] * (spec.shape[3] in channels)
+    if not any(min(each) > 1 for each in sides):
+        return None
+    return (-128, 127) if spec.datatype == "INT8" else (0, 255)
 
 
 def _pixels(spec: TensorSpec, preprocess: Preprocess, rng: np.random.Generator) -> npt.NDArray[np.float64]:

@@ -26,7 +26,13 @@ COLOURS: Final = (
 )  # fmt: skip
 _MASK_OPACITY: Final = 0.45
 # A key point with a lower confidence is not drawn.
-_VISIBLE: Final = 0.5
+_VISIBLE: Final = 0.25
+# The limbs of a person with the 17 key points of COCO (cocodataset.org), by the numbers of their ends.
+COCO_POINTS: Final = 17
+LIMBS: Final = (
+    (0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 6), (5, 7), (7, 9), (6, 8), (8, 10), (5, 11), (6, 12),
+    (11, 12), (11, 13), (13, 15), (12, 14), (14, 16),
+)  # fmt: skip
 _MAX_CAPTION: Final = 80
 # An answer that can be drawn has one of these.
 _DRAWN: Final = frozenset({"boxes", "class_map", "scores", "text"})
@@ -168,12 +174,20 @@ def _drawn(image: Image.Image, results: Results) -> Image.Image:
         colour = COLOURS[classes[i] % len(COLOURS)]
         x1, y1, x2, y2 = (float(v) for v in arrays["boxes"][i])
         pen.rectangle((min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)), outline=colour, width=line)
-        for point in arrays["keypoints"][i] if "keypoints" in arrays else ():
-            if len(point) < 3 or point[2] >= _VISIBLE:
-                x, y = float(point[0]), float(point[1])
-                pen.ellipse((x - line, y - line, x + line, y + line), fill=colour, outline="white")
+        if "keypoints" in arrays:
+            _draw_points(pen, arrays["keypoints"][i], line, colour)
         _tag(pen, (x1, y1), f"{names[i]} {float(arrays['scores'][i]):.2f}", colour, font, image.size)
     return image
+
+
+def _draw_points(pen: ImageDraw.ImageDraw, points: Array, line: int, colour: tuple[int, int, int]) -> None:
+    seen = [len(point) < 3 or point[2] >= _VISIBLE for point in points]
+    places = [(float(point[0]), float(point[1])) for point in points]
+    for first, last in LIMBS if len(points) == COCO_POINTS else ():
+        if seen[first] and seen[last]:
+            pen.line((*places[first], *places[last]), fill=colour, width=line)
+    for x, y in (place for place, is_seen in zip(places, seen, strict=True) if is_seen):
+        pen.ellipse((x - line, y - line, x + line, y + line), fill=colour, outline="white")
 
 
 def _with_masks(image: Image.Image, masks: Sequence[Any], arrays: Results, classes: Array) -> Image.Image:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from agent.bundle.detection import Objects
 from agent.bundle.manifest import Manifest
-from agent.bundle.processing import Detect, Postprocess
+from agent.bundle.processing import Detect, Pose, Postprocess
 from agent.errors import EdgeError
 from agent.runtime.postprocess import Postprocessor
 
@@ -62,10 +62,13 @@ def nearest_of(
         Its outputs by name.
     """
     steps = () if manifest.postprocess is None else manifest.postprocess.steps
-    detectors = [step for step in steps if isinstance(step, Detect | Objects)]
+    detectors = [step for step in steps if isinstance(step, Detect | Objects | Pose)]
     if len(detectors) != 1:
         return None
-    changed = replace(detectors[0], score_threshold=0.0, max_detections=1)
+    if isinstance(detectors[0], Pose):
+        changed: Detect | Objects | Pose = replace(detectors[0], score_threshold=0.0)
+    else:
+        changed = replace(detectors[0], score_threshold=0.0, max_detections=1)
     declared = Postprocess(tuple(changed if step is detectors[0] else step for step in steps))
     try:
         found = Postprocessor(declared, manifest.smallest_outputs, labels, manifest.real_outputs)(outputs)

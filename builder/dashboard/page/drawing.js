@@ -5,7 +5,11 @@
 const COLOURS = ["#e63c3c", "#3ca0ff", "#46c85a", "#ffaa1e", "#be5af0", "#00c8c8",
   "#ff64b4", "#aad228", "#7878ff", "#ffdc46", "#00966e", "#c88250"];
 const OPACITY = 0.45;
-const VISIBLE = 0.5; // confidence from which a key point is drawn
+const VISIBLE = 0.25; // confidence from which a key point is drawn
+// The limbs of a person with the 17 key points of COCO.
+const COCO_POINTS = 17;
+const LIMBS = [[0, 1], [0, 2], [1, 3], [2, 4], [3, 5], [4, 6], [5, 6], [5, 7], [7, 9], [6, 8], [8, 10], [5, 11],
+  [6, 12], [11, 12], [11, 13], [13, 15], [12, 14], [14, 16]];
 const MAX_PIXELS = 1 << 24;
 
 export function colour(index) {
@@ -37,8 +41,16 @@ function drawBox(pen, { box: [x0, y0, x1, y1], label, score, index, points }, li
   pen.strokeStyle = ink;
   pen.lineWidth = line;
   pen.strokeRect(Math.min(x0, x1), Math.min(y0, y1), Math.abs(x1 - x0), Math.abs(y1 - y0));
-  for (const [x, y, confidence = 1] of points ?? []) {
-    if (x === null || y === null || confidence < VISIBLE) continue;
+  const seen = (points ?? []).map(([x, y, confidence = 1]) =>
+    x !== null && y !== null && confidence >= VISIBLE);
+  for (const [first, last] of seen.length === COCO_POINTS ? LIMBS : []) {
+    if (!seen[first] || !seen[last]) continue;
+    pen.beginPath();
+    pen.moveTo(points[first][0], points[first][1]);
+    pen.lineTo(points[last][0], points[last][1]);
+    pen.stroke();
+  }
+  for (const [x, y] of (points ?? []).filter((_, place) => seen[place])) {
     pen.fillStyle = ink;
     pen.beginPath();
     pen.arc(x, y, line * 1.8, 0, 7);

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from agent.bundle.detection import Objects, Part
-from agent.bundle.processing import ClassMap, Ctc, Detect, Normalise, Postprocess, Softmax, TopK, real_outputs
+from agent.bundle.processing import (
+    ClassMap,
+    Ctc,
+    Detect,
+    Normalise,
+    Pose,
+    Postprocess,
+    Softmax,
+    TopK,
+    real_outputs,
+)
 from agent.bundle.quantisation import Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import ExecutionError, FormatError
@@ -289,3 +299,37 @@ def test_several_channels_with_a_threshold_are_refused() -> None:
         Postprocessor(Postprocess((ClassMap("mask", threshold=0.5),)), [spec])
     with pytest.raises(FormatError, match="with 2 to 65536 classes"):
         Postprocessor(Postprocess((ClassMap("mask"),)), [TensorSpec("mask", "FP32", (1, 1, 4, 4))])
+
+
+def test_persons_are_ranked_by_the_confidence_of_the_points_that_are_seen() -> None:
+    points = np.zeros((1, 4, 3, 3), np.float32)
+    points[0, 0] = [[10, 20, 0.5], [30, 5, 0.3], [900, 900, 0.05]]
+    points[0, 1] = [[1, 2, 0.9], [3, 4, 0.9], [5, 6, 0.9]]
+    points[0, 2] = 0.05  # no person
+    points[0, 3, :, 2] = 0.2  # too weak
+    result = process(Pose("y", point_threshold=0.1, score_threshold=0.25), y=points, labels=(b"person",))
+    np.testing.assert_allclose(result["scores"], [0.9, 0.4])
+    np.testing.assert_array_equal(result["boxes"], [[1, 2, 5, 6], [10, 5, 30, 20]])
+    np.testing.assert_array_equal(result["keypoints"], points[0, [1, 0]])
+    assert result["labels"] == (b"person", b"person")
+    swapped = process(Pose("y", order="yx"), y=points)
+    np.testing.assert_array_equal(swapped["boxes"], [[2, 1, 6, 5], [5, 10, 20, 30]])
+
+
+def test_key_points_that_are_not_numbers_are_an_error() -> None:
+    points = np.full((1, 1, 2, 3), 0.5, np.float32)
+    points[0, 0, 1, 0] = np.nan
+    with pytest.raises(ExecutionError, match="key points that are not finite"):
+        process(Pose("y"), y=points)
+    with pytest.raises(FormatError, match=r"expected .1,persons,points,3., got"):
+        process(Pose("y"), y=np.zeros((1, 2, 3), np.float32))
+    with pytest.raises(ValueError, match="order: expected"):
+        Pose("y", order="zx")
+    with pytest.raises(ValueError, match="score_threshold: expected 0 to 1"):
+        Pose("y", score_threshold=2)
+
+
+def test_key_points_far_away_stay_finite() -> None:
+    points = np.full((1, 1, 2, 3), 3e38, np.float32)
+    result = process(Pose("y", normalised=True), y=points, placement=Placement(8, 8, 1.0, 1.0, 0, 0, 8, 8))
+    assert np.isfinite(result["keypoints"][..., :2]).all() and np.isfinite(result["boxes"]).all()

@@ -122,6 +122,22 @@ def detections(boxes: np.ndarray, names: Sequence[str], *, batch: bool, rows: in
     return found | ({names[3]: np.array([3.0])} if len(names) > 3 else {})
 
 
+def movenet() -> Outputs:
+    """Six rows: y, x and confidence of each point, then y0, x0, y1, x1 and the score; all as fractions."""
+    out = np.zeros((6, 5 * 3 + 5))
+    points = np.concatenate(((POINTS / UNIT[:2])[..., ::-1], np.full((3, 5, 1), 0.5)), axis=2)
+    out[:3] = np.concatenate(
+        (points.reshape(3, -1), (BOXES / UNIT)[:, [1, 0, 3, 2]], SCORES[:, None]), axis=1
+    )
+    return {"output0": out[None]}
+
+
+def movenet_of_one_person(points: int = 17) -> Outputs:
+    out = np.zeros((1, 1, points, 3))
+    out[0, 0, :5] = np.concatenate(((POINTS[0] / UNIT[:2])[:, ::-1], np.full((5, 1), SCORES[0])), axis=1)
+    return {"output0": out}
+
+
 _OF_TENSORFLOW = ("detection_boxes", "detection_scores", "detection_classes", "num_detections")
 _OF_LITE = [f"TFLite_Detection_PostProcess{number}" for number in ("", ":2", ":1", ":3")]
 
@@ -267,6 +283,7 @@ FAMILIES: dict[str, tuple[str, Outputs, int, str | None]] = {
     "D-FINE's own choice": (
         "detections", detections(BOXES, ("boxes", "scores", "labels"), batch=True, rows=300), 0, "detections",
     ),
+    "MoveNet, several persons": ("movenet", movenet(), 1, None),
     "NanoDet": ("nanodet", nanodet((8, 16, 32), 0.5), CLASSES, None),
     "NanoDet, six outputs": ("nanodet", split_nanodet(), CLASSES, "nanodet"),
     "NanoDet-Plus": ("nanodet", nanodet((8, 16, 32, 64), 0.0), CLASSES, "nanodet"),
@@ -300,13 +317,26 @@ def test_known_objects_come_out_in_pixels_of_the_image(family: str, dtype: Any) 
     np.testing.assert_allclose(result["boxes"], expected, atol=0.5 if coarse else 1e-3)
     np.testing.assert_allclose(result["scores"], SCORES, atol=2e-3 if coarse else 1e-5)
     first = 1 if preset in ("ssd", "retinaface", "ultraface") else 0
+    posed = ("yunet", "retinaface", "yolov8-pose", "yolo26-pose", "movenet")
     np.testing.assert_array_equal(result["classes"], (KINDS % classes if classes else KINDS) + first)
     if "keypoints" in result:
         np.testing.assert_allclose(
             result["keypoints"][..., :2], (POINTS - [8, 0]) / 2, atol=0.5 if coarse else 1e-3
         )
-    assert ("keypoints" in result) == (preset in ("yunet", "retinaface", "yolov8-pose", "yolo26-pose"))
+    assert ("keypoints" in result) == (preset in posed)
     assert ("masks" in result) == preset.endswith("-seg")
+
+
+def test_a_person_of_movenet_has_the_box_of_the_points_that_are_seen() -> None:
+    outputs = movenet_of_one_person()
+    inputs, specs = signature(outputs)
+    step = step_of("movenet", Signature.of(inputs, specs))
+    result: Any = Postprocessor(Postprocess((step,)), specs)(outputs, PLACEMENT)
+    seen = (POINTS[0] - [8, 0]) / 2
+    np.testing.assert_allclose(result["keypoints"][0, :5, :2], seen, atol=1e-3)
+    np.testing.assert_allclose(result["boxes"], [[*seen.min(axis=0), *seen.max(axis=0)]], atol=1e-3)
+    np.testing.assert_allclose(result["scores"], [0.9], atol=1e-6)
+    assert (result["classes"].tolist(), result["keypoints"].shape) == ([0], (1, 17, 3))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -324,7 +354,7 @@ def test_a_preset_that_does_not_fit_says_what_it_expects(preset: str) -> None:
         step_of(preset, Signature.of([TensorSpec("x", "FP32", (1, 3, 64, 64))], specs))
 
 
-@pytest.mark.parametrize("family", ["YuNet", "RetinaFace", "YOLOv8, pose"])
+@pytest.mark.parametrize("family", ["YuNet", "RetinaFace", "YOLOv8, pose", "MoveNet, several persons"])
 def test_nothing_found_is_an_answer_with_no_key_points(family: str) -> None:
     preset, exact, _, _ = FAMILIES[family]
     inputs, specs = signature(exact)

@@ -6,7 +6,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
-from builder.compiling.sample_inputs import make_inputs
+from builder.compiling.sample_inputs import make_inputs, masks
 
 IMAGE = TensorSpec("image", "FP32", (1, 3, 8, 8))
 TOKENS = TensorSpec("tokens", "INT64", (4, 16))
@@ -117,3 +117,12 @@ def test_an_input_without_axes_is_an_array() -> None:
     for spec, made in zip(specs, make_inputs(specs, lookup(10)).values(), strict=True):
         assert type(made) is np.ndarray
         assert (made.shape, str(made.dtype)) == ((), spec.dtype)
+
+
+def test_a_picture_of_integers_takes_all_levels() -> None:
+    shapes = {"UINT8": (1, 32, 32, 3), "INT8": (1, 1, 32, 32), "INT32": (1, 3, 32, 32)}
+    specs = [TensorSpec(f"x{i}", datatype, shape) for i, (datatype, shape) in enumerate(shapes.items())]
+    made = make_inputs([*specs, TensorSpec("mask", "INT32", (1, 1, 32, 32))], lookup(10))
+    limits = [(int(array.min()), int(array.max())) for array in made.values()]
+    assert limits == [(0, 255), (-128, 127), (0, 255), (0, 1)]
+    assert masks([*specs, TensorSpec("mask", "INT32", (1, 1, 32, 32))], lookup(10)) == ["mask"]

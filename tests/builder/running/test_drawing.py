@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import builder
 from agent.runtime.masks import run_lengths
 from builder.errors import ModelError
-from builder.running.drawing import COLOURS, draw, encode, read_run_lengths
+from builder.running.drawing import COLOURS, LIMBS, draw, encode, read_run_lengths
 
 GREY = (100, 100, 100)
 
@@ -126,3 +129,15 @@ def test_the_suffix_decides_the_format() -> None:
     for suffix in ("", ".txt", ".npz"):
         with pytest.raises(ModelError, match="suffix of a picture"):
             encode(image, suffix)
+
+
+def test_a_person_has_limbs_between_the_points_that_are_seen() -> None:
+    points = np.zeros((1, 17, 3))
+    points[0, 11], points[0, 13], points[0, 15] = (100, 20, 0.9), (100, 120, 0.3), (200, 120, 0.1)
+    box = {"boxes": np.array([[2.0, 2, 298, 198]]), "scores": np.array([0.9]), "classes": np.array([0])}
+    pixels = drawn(box | {"keypoints": points})
+    assert tuple(pixels[70, 100]) == COLOURS[0]
+    assert tuple(pixels[120, 150]) == GREY
+    script = (Path(builder.__file__).parent / "dashboard/page/drawing.js").read_text()
+    limbs = script.partition("LIMBS = ")[2].partition(";")[0]
+    assert [tuple(limb) for limb in json.loads(limbs)] == list(LIMBS)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.bundle.processing import Detect, Postprocess
+from agent.bundle.processing import Detect, Pose, Postprocess
 from agent.bundle.quantisation import Quantisation, Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from builder.running.nearest import nearest_of
@@ -44,3 +44,11 @@ def test_a_quantised_score_is_real() -> None:
     scores = np.array([[[-128, -120], [-128, -128]]], np.int8)
     quantisation = Quantisation((), (Quantised("scores", 1 / 256, -128),))
     assert said(scores, quantisation=quantisation) == "nothing above 0.25; the best was 0.0312 (class 1)"
+
+
+def test_a_person_that_is_hardly_seen_is_named() -> None:
+    points = np.full((1, 1, 17, 3), 0.125, np.float32)
+    manifest = make_manifest(
+        outputs=(TensorSpec("y", "FP32", points.shape),), postprocess=Postprocess((Pose("y"),))
+    )
+    assert str(nearest_of(manifest, (), {"y": points})) == "nothing above 0.25; the best was 0.1250 (class 0)"
