@@ -33,6 +33,12 @@ from tests.stalls import stalling
 # after every 700 new ones, takes a fifth of the tests' time.
 gc.set_threshold(20_000, 10, 10)
 
+# The machine that targets take their cores and caches from, in place of this one.
+if os.environ.get("EDGEBUNDLE_TEST_HOST"):
+    from tests.foreign_hosts import replace_host
+
+    replace_host(os.environ["EDGEBUNDLE_TEST_HOST"])
+
 # An example of hypothesis may take as long as it takes: by default one over 200 ms is an error, and a machine
 # that stands still for half a second makes one of any example.
 hypothesis.settings.register_profile(

@@ -6,10 +6,8 @@ a tenth does not. They are those of the vendors' optimisation guides and of the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from builder.target.simd import Simd
@@ -96,41 +94,3 @@ _OTHERS: Final[Mapping[str, Core]] = {
     **dict.fromkeys(("cortex-a35", "cortex-a53", "cortex-a55"), _A53),
     **dict.fromkeys(("cortex-a76", "cortex-a77", "cortex-a78", "neoverse-n1", "neoverse-v1"), _A76),
 }
-
-
-def with_caches_of_this_machine(core: Core, cpu0: Path = Path("/sys/devices/system/cpu/cpu0")) -> Core:
-    """Return `core` with the sizes of this machine's caches, as far as Linux tells them.
-
-    The files' format is that of Linux's `Documentation/ABI/testing/sysfs-devices-system-cpu`.
-
-    Parameters
-    ----------
-    core
-        Its other properties are kept.
-    cpu0
-        Linux's folder of the first processor.
-    """
-    threads = _count(_read(cpu0 / "topology/thread_siblings_list")) or 1
-    parts: dict[str, tuple[int, int]] = {}
-    for index in cpu0.glob("cache/index*"):
-        size = re.fullmatch(r"(\d{1,9})K", _read(index / "size"))
-        if size and _read(index / "type") in ("Data", "Unified"):
-            cores = max(1, _count(_read(index / "shared_cpu_list")) // threads)
-            parts[_read(index / "level")] = (int(size[1]) * _K // cores, cores)
-    (l1_bytes, _), (l2_bytes, l2_cores) = (parts.get(level, (0, 0)) for level in ("1", "2"))
-    if l2_bytes:
-        core = replace(core, l2_bytes=l2_bytes, l2_cores=l2_cores)
-    return replace(core, l1_bytes=l1_bytes or core.l1_bytes)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _count(cpus: str) -> int:
-    """Return how many processors a list such as `0-3,8` names, 0 if it is malformed."""
-    ranges = [re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part) for part in cpus.split(",")]
-    return sum(int(r[2] or r[1]) - int(r[1]) + 1 for r in ranges if r) if all(ranges) else 0

@@ -9,12 +9,10 @@ features that the device must have. Resolving measures nothing. It reads Linux's
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 from tvm.target import Target
@@ -22,8 +20,10 @@ from tvm.target import codegen as llvm
 
 from agent.bundle.machine import Machine
 from builder.errors import TargetError
-from builder.target.core import Core, with_caches_of_this_machine
+from builder.target.core import Core
 from builder.target.dot import Dot
+from builder.target.features import CPUINFO_NAMES, GENERIC_CPU
+from builder.target.host import Host
 from builder.target.presets import PRESETS, unknown_target
 from builder.target.simd import Simd
 
@@ -90,28 +90,6 @@ class DeviceTarget:
         """Whether this machine can run the kernels."""
         machine = Machine.detect()
         return machine.arch == self.arch and set(self.features) <= machine.features
-
-
-# LLVM's name of a feature -> the name in /proc/cpuinfo, for features that kernels may use. Features that LLVM
-# lists for a core but that some boards lack are left out: the Raspberry Pi 4, for example, has no AES.
-_CPUINFO_NAMES: Mapping[str, Mapping[str, str]] = {
-    "x86_64": {
-        "ssse3": "ssse3", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "popcnt": "popcnt", "avx": "avx",
-        "avx2": "avx2", "fma": "fma", "f16c": "f16c", "bmi": "bmi1", "bmi2": "bmi2", "lzcnt": "abm",
-        "movbe": "movbe", "avx512f": "avx512f", "avx512cd": "avx512cd", "avx512bw": "avx512bw",
-        "avx512dq": "avx512dq", "avx512vl": "avx512vl", "avx512vnni": "avx512_vnni",
-        "avx512bf16": "avx512_bf16", "avx512ifma": "avx512ifma", "avx512vbmi": "avx512vbmi",
-        "avx512vbmi2": "avx512_vbmi2", "avx512bitalg": "avx512_bitalg",
-        "avx512vpopcntdq": "avx512_vpopcntdq", "avx512fp16": "avx512_fp16", "avxvnni": "avx_vnni",
-        "gfni": "gfni", "amx-tile": "amx_tile", "amx-int8": "amx_int8", "amx-bf16": "amx_bf16",
-    },
-    "aarch64": {
-        "neon": "asimd", "fp-armv8": "fp", "dotprod": "asimddp", "fullfp16": "asimdhp", "lse": "atomics",
-        "rdm": "asimdrdm", "i8mm": "i8mm", "bf16": "bf16", "sve": "sve", "sve2": "sve2",
-    },
-    "armv7l": {"neon": "neon", "vfp4": "vfpv4", "vfp3": "vfpv3"},
-    "riscv64": {},
-}  # fmt: skip
 
 
 # Limits of LLVM's analyses of memory accesses; its defaults are 100, 250 and 100. With the defaults, if the
@@ -187,15 +165,17 @@ def _build(name: str, config: dict[str, Any]) -> DeviceTarget:
         )
     here = "mtriple" not in config  # as in TVMC, plain "llvm" means this machine
     if here:
-        config["mtriple"] = f"{Machine.detect().arch}-linux-gnu"
-        here = config.setdefault("mcpu", _host_cpu()) == _host_cpu()
+        host = Host.detect()
+        config["mtriple"] = f"{host.arch}-linux-gnu"
+        here = config.setdefault("mcpu", host.cpu) == host.cpu
         attributes = [str(each) for each in config.get("mattr", [])]
-        if here and not has_tiles(Machine.detect()) and not any("amx-" in each for each in attributes):
-            config["mattr"] = [*attributes, *without_tiles(_host_cpu())]
-    config.setdefault("num-cores", len(os.sched_getaffinity(0)))
+        if here and host.without and not any("amx-" in each for each in attributes):
+            config["mattr"] = [*attributes, *host.without]
+    if "num-cores" not in config:
+        config["num-cores"] = Host.detect().cores
     triple = str(config["mtriple"])
     arch, abi = _split_triple(triple)
-    cpu = str(config.setdefault("mcpu", _GENERIC_CPU[arch]))
+    cpu = str(config.setdefault("mcpu", GENERIC_CPU[arch]))
     if not llvm.llvm_is_valid_cpu(cpu, triple):
         message = f"target: LLVM does not know the CPU {cpu[:60]!r} for {triple}"
         raise TargetError(message, hint=_cpu_hint(cpu, arch))
@@ -211,7 +191,7 @@ def _build(name: str, config: dict[str, Any]) -> DeviceTarget:
         tvm_target = Target(config)
     except (ValueError, RuntimeError, TypeError) as error:
         raise TargetError(f"target: {str(error).strip().splitlines()[-1][-200:]}") from error
-    names = _CPUINFO_NAMES[arch]
+    names = CPUINFO_NAMES[arch]
     simd = Simd.of(arch, known)
     core = Core.of(arch, cpu, simd)
     return DeviceTarget(
@@ -226,7 +206,7 @@ def _build(name: str, config: dict[str, Any]) -> DeviceTarget:
         dot=Dot.of(arch, known),
         bfloat=Dot.of_bfloat16(arch, known),
         cores=int(config["num-cores"]),
-        core=with_caches_of_this_machine(core) if here else core,
+        core=Host.detect().core(core) if here else core,
     )
 
 
@@ -261,69 +241,6 @@ def _cpu_hint(cpu: str, arch: str) -> str:
     )
 
 
-@cache
-def _host_cpu() -> str:
-    return best_cpu(Machine.detect(), str(llvm.llvm_get_system_cpu()))
-
-
-def best_cpu(machine: Machine, own: str) -> str:
-    """Return LLVM's name of the CPU with the most of a machine's features, and no others.
-
-    LLVM goes by a table of models. For a model that is newer than LLVM, the table has an older one; and
-    virtual machines hide features that LLVM expects of the model.
-
-    Parameters
-    ----------
-    machine
-        The machine.
-    own
-        LLVM's name for its model.
-    """
-    names = _CPUINFO_NAMES.get(machine.arch, {})
-    candidates = [own]
-    if machine.arch == "x86_64":
-        candidates += [*(_AMD if own.startswith("znver") else _INTEL), *_X86_LEVELS]
-    fitting: dict[str, int] = {}
-    for cpu in candidates:
-        try:
-            known = llvm.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": cpu}))
-        except (ValueError, RuntimeError):
-            continue
-        needed = {names[str(f)] for f in known if str(f) in names and str(f) not in _TILES}
-        if needed <= machine.features:
-            fitting[cpu] = len(needed)
-    return max(fitting, key=lambda cpu: fitting[cpu]) if fitting else _GENERIC_CPU[machine.arch]
-
-
-def has_tiles(machine: Machine) -> bool:
-    """Whether a machine multiplies tiles. Virtual machines often hide that their processor does."""
-    names = _CPUINFO_NAMES["x86_64"]
-    return machine.arch == "x86_64" and {names[feature] for feature in _TILES} <= machine.features
-
-
-def without_tiles(cpu: str) -> list[str]:
-    """Return the attributes that make LLVM take `cpu` for one without tiles; none if it has none."""
-    known = llvm.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": cpu}))
-    return ["-amx-tile"] if any(str(feature) in _TILES for feature in known) else []
-
-
-_TILES: Final = ("amx-tile", "amx-int8", "amx-bf16")
-_AMD: Final = ("znver5", "znver4", "znver3", "znver2", "znver1")
-_INTEL: Final = (
-    "sapphirerapids",
-    "graniterapids",
-    "cooperlake",
-    "icelake-server",
-    "cascadelake",
-    "alderlake",
-)
-_X86_LEVELS: Final = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
-_GENERIC_CPU: Final = {
-    "x86_64": "x86-64",
-    "aarch64": "generic",
-    "armv7l": "cortex-a7",
-    "riscv64": "generic-rv64",
-}
 _ARCH_ALIASES: Final = {
     "arm": "armv7l",
     "armv7": "armv7l",
@@ -337,8 +254,8 @@ def _split_triple(triple: str) -> tuple[str, str]:
     """`aarch64-unknown-linux-gnu` -> `("aarch64", "gnu")`."""
     parts = triple.split("-")
     arch = _ARCH_ALIASES.get(parts[0], parts[0])
-    if arch not in _CPUINFO_NAMES or "linux" not in parts:
-        known = ", ".join(_CPUINFO_NAMES)
+    if arch not in CPUINFO_NAMES or "linux" not in parts:
+        known = ", ".join(CPUINFO_NAMES)
         raise TargetError(f"target: expected a Linux triple for {known}, got {triple[:60]!r}")
     abi = parts[-1]
     if arch == "armv7l" and abi != "gnueabihf":

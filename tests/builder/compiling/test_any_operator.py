@@ -1,4 +1,4 @@
-"""Operators of any shape, batch and fusion, on 4, 8 and 16 lanes, as they ship: linked, in the executor.
+"""Operators of any shape, batch and fusion, for any core, as they ship: linked, in the executor.
 
 Every buffer that the executor allocates is filled with NaN before it is used.
 """
@@ -29,6 +29,8 @@ from builder.compiling.tolerances import PARITY
 from builder.importer import import_onnx
 from builder.kernels.decisions import Schedules
 from builder.running.in_memory import execute
+from builder.target.device_target import DeviceTarget
+from tests.builder.kernels.core_models import CORE_COUNTS, CORES
 from tests.builder.kernels.machines import machine
 
 OPSET = 18
@@ -342,17 +344,19 @@ def test_any_operator(operator: str, lanes: int) -> None:
         graph = Graph(np.random.RandomState(data.draw(st.integers(0, 999))))
         model = graph.model(after(data.draw, graph, OPERATORS[operator](data.draw, graph)))
         names = [value.name for value in model.graph.output]
-        got = run_as_shipped(model, graph.inputs, lanes)
+        target = machine(lanes, data.draw(CORES), data.draw(CORE_COUNTS))
+        got = run_as_shipped(model, graph.inputs, target)
         agreement = parity.compare(names, got, parity.run_as_defined(model, graph.inputs))
         assert agreement.error <= PARITY
 
     check()
 
 
-def run_as_shipped(model: onnx.ModelProto, inputs: dict[str, np.ndarray], lanes: int) -> list[np.ndarray]:
+def run_as_shipped(
+    model: onnx.ModelProto, inputs: dict[str, np.ndarray], target: DeviceTarget
+) -> list[np.ndarray]:
     """Compile a model, and run it in the executor, whose memory is full of NaN."""
     imported = import_onnx(model)
-    target = machine(lanes)
     lowered = lower(imported.mod, target, Schedules(strict=True))
     named = [s.name for s in imported.inputs], [s.name for s in imported.outputs]
     made = generate(lowered.main, *named)

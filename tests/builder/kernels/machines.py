@@ -29,13 +29,14 @@ def in_turn(cases: Iterable[Case]) -> list[tuple[Case, int]]:
     return list(zip(cases, itertools.cycle(REGISTERS), strict=False))
 
 
-def machine(lanes: int) -> DeviceTarget:
+def machine(lanes: int, core: Core | None = None, cores: int = 2) -> DeviceTarget:
     """Return a machine that runs here, with another vector width: LLVM splits or widens the vectors.
 
-    Its caches and cores are always the same, so that what is decided does not depend on who runs the tests.
+    Its caches and cores are those that are given, or always the same: what is decided does not depend on who
+    runs the tests.
     """
     simd = Simd(lanes, REGISTERS[lanes], fma=True)
-    return replace(resolve("host"), simd=simd, core=Core.of("x86_64", CORE, simd), cores=2)
+    return replace(resolve("host"), simd=simd, core=core or Core.of("x86_64", CORE, simd), cores=cores)
 
 
 def element_machine() -> DeviceTarget:

@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.builder.compiling.test_any_operator import run_as_shipped
+from tests.builder.kernels.machines import machine
 
 _LARGE = (1e18, 8388609.0, 1e-18)  # quotients of larger ones are denormal: devices make them 0
 _SMALL = (0.0, 1.0, 0.5, 1.5, 2.5, 3.0, 7.25, np.inf)
@@ -79,7 +80,7 @@ def differences(graph: Graph, lanes: int, *, signs: bool = True) -> list[str]:
     wanted = session.run(None, PAIRS)
     found = []
     for text, got, want in zip(
-        graph.outputs.values(), run_as_shipped(model, PAIRS, lanes), wanted, strict=True
+        graph.outputs.values(), run_as_shipped(model, PAIRS, machine(lanes)), wanted, strict=True
     ):
         g, w = (np.asarray(each, "f8") for each in (got, want))
         with np.errstate(invalid="ignore"):

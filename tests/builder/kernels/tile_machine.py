@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +52,8 @@ class Case:
         Of random decisions; None for the heuristic's.
     bfloat
         Whether the operands are bfloat16.
+    l2_bytes, cores
+        Of the machine that decides, 0 for those of the processor that has tiles.
     """
 
     shape: tuple[int, ...]
@@ -60,6 +62,8 @@ class Case:
     how: dict[str, Any] | None = None
     seed: int | None = None
     bfloat: bool = False
+    l2_bytes: int = 0
+    cores: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +142,14 @@ def exact_on_tiles(cases: Sequence[Case], shared_file: Shared) -> list[tuple[Cas
     return list(zip(cases, outcomes, strict=True))
 
 
+def _deciding(case: Case) -> DeviceTarget:
+    target = device("sapphirerapids")
+    core = replace(target.core, l2_bytes=case.l2_bytes or target.core.l2_bytes)
+    return replace(target, core=core, cores=case.cores or target.cores)
+
+
 def _run(case: Case, count: Any) -> Outcome:
-    target, random = device("sapphirerapids"), np.random.default_rng(len(case.shape) + case.weights[0])
+    target, random = _deciding(case), np.random.default_rng(len(case.shape) + case.weights[0])
     if case.bfloat:
         x, w = (random.integers(-9, 10, shape).astype("f4") for shape in (case.shape, case.weights))
     else:

@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from agent.bundle.machine import Machine
 from builder.errors import TargetError
-from builder.target import device_target
-from builder.target.device_target import best_cpu, has_tiles, resolve, without_tiles
+from builder.target.device_target import resolve
+from builder.target.host import Host
 from builder.target.presets import PRESETS
 
 
@@ -102,55 +101,18 @@ def test_a_hint_names_the_triple_of_a_cpu_of_another_architecture() -> None:
     assert "-mtriple=aarch64-linux-gnu -mcpu=cortex-a72" in caught.value.hint
 
 
-def machine_with_features_of(cpu: str, *, without: str = "") -> Machine:
-    features = resolve(f"llvm -mtriple=x86_64-linux-gnu -mcpu={cpu}").features
-    return Machine("x86_64", "", frozenset(features) - {without}, None, None, frozenset())
-
-
-def test_a_model_newer_than_llvm_is_known_by_its_features() -> None:
-    machine = machine_with_features_of("sapphirerapids")
-    assert best_cpu(machine, "rocketlake") == "sapphirerapids"
-    assert best_cpu(machine, "sapphirerapids") == "sapphirerapids"
-
-
-def test_llvms_own_name_wins_over_others_with_the_same_features() -> None:
-    assert best_cpu(machine_with_features_of("znver2"), "znver2") == "znver2"
-
-
-def test_a_virtual_machine_that_hides_a_feature_gets_a_cpu_without_it() -> None:
-    machine = machine_with_features_of("sapphirerapids", without="avx512f")
-    cpu = best_cpu(machine, "sapphirerapids")
-    assert "avx512f" not in resolve(f"llvm -mtriple=x86_64-linux-gnu -mcpu={cpu}").features
-    assert resolve(f"llvm -mtriple=x86_64-linux-gnu -mcpu={cpu}").simd.lanes == 8
-
-
-def test_a_virtual_machine_that_hides_tiles_keeps_the_rest_of_its_processor() -> None:
-    machine = machine_with_features_of("sapphirerapids -mattr=-amx-tile")
-    assert best_cpu(machine, "sapphirerapids") == "sapphirerapids"
-    assert not has_tiles(machine)
-    assert has_tiles(machine_with_features_of("sapphirerapids"))
-    assert not has_tiles(machine_with_features_of("sapphirerapids", without="amx_int8"))
-    assert without_tiles("sapphirerapids") == ["-amx-tile"]
-    assert without_tiles("cascadelake") == []
-
-
 @pytest.mark.parametrize(("given", "attributes"), [("", ["-amx-tile"]), ("+gfni", ["+gfni", "-amx-tile"])])
 def test_this_machine_without_tiles_is_compiled_for_without_them(
     given: str, attributes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = machine_with_features_of("sapphirerapids -mattr=-amx-tile")
-    monkeypatch.setattr(Machine, "detect", lambda: machine)
-    monkeypatch.setattr(device_target, "_host_cpu", lambda: "sapphirerapids")
+    here = Host("x86_64", "sapphirerapids", ("-amx-tile",), cores=2)
+    monkeypatch.setattr(Host, "detect", lambda: here)
     target = resolve(f"llvm -mattr={given}" if given else "llvm")
     assert json.loads(target.description())["mattr"] == attributes
     assert not target.dot.tiles
     # Who names the tiles, or their processor and a triple, gets them.
     assert resolve("llvm -mattr=+amx-int8").dot.tiles
     assert resolve("llvm -mtriple=x86_64-linux-gnu -mcpu=sapphirerapids").dot.tiles
-
-
-def test_a_machine_with_no_known_feature_gets_the_oldest_cpu() -> None:
-    assert best_cpu(Machine("x86_64", "", frozenset(), None, None, frozenset()), "znver4") == "x86-64"
 
 
 @pytest.mark.parametrize(
