@@ -340,7 +340,8 @@ def check_special(
     """
     names = [spec.name for spec in model.outputs]
     by_element = is_elementwise(model.onnx)
-    for sample in special_samples(model.inputs, model.onnx, inputs, before):
+    operators = () if model.original is None else model.original.operators
+    for sample in special_samples(model.inputs, model.onnx, inputs, before, operators):
         reference = judge.outputs_if_defined(sample)
         if reference is None:
             continue

@@ -15,7 +15,7 @@ them for zeros.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -49,6 +49,11 @@ _ELEMENTWISE: Final = frozenset(
      "Pad", "Pow", "Reciprocal", "Relu", "Reshape", "Round", "Selu", "Sigmoid", "Sign", "Slice", "Softplus",
      "Softsign", "Split", "Sqrt", "Squeeze", "Sub", "Tanh", "Tile", "Transpose", "Unsqueeze", "Where", "Xor"}
 )  # fmt: skip
+# Operators that a model may also have before it is normalised: they are folded, or written as those above.
+_FOLDED: Final = frozenset(
+    {"CastLike", "Celu", "ConstantOfShape", "Dropout", "If", "Mean", "Range", "Shape", "Shrink", "Size",
+     "Sum", "ThresholdedRelu"}
+)  # fmt: skip
 # Operators whose sums carry NaN and infinities, but lose small numbers beside large ones.
 _SUMS: Final = frozenset({"Gemm", "LogSoftmax", "MatMul", "ReduceMean", "ReduceSum", "Softmax"})
 # Operators that may make a NaN of such numbers, which not all others carry, and those that choose among equal
@@ -70,7 +75,11 @@ _LONGEST: Final = 512
 
 
 def special_samples(
-    inputs: Sequence[TensorSpec], model: onnx.ModelProto, first: Arrays, preprocess: Preprocess | None = None
+    inputs: Sequence[TensorSpec],
+    model: onnx.ModelProto,
+    first: Arrays,
+    preprocess: Preprocess | None = None,
+    original: Collection[str] = (),
 ) -> Iterator[dict[str, npt.NDArray[np.generic]]]:
     """Yield samples of special numbers.
 
@@ -84,12 +93,16 @@ def special_samples(
         Its ordinary sample, whose numbers stand between the special ones.
     preprocess
         How a picture becomes an input, or None; that input keeps its pixels.
+    original
+        The operators of the model before it was normalised. One that we write as sums, such as DFT or Resize,
+        carries a NaN to other places than these.
     """
     elementwise = is_elementwise(model)
+    carries = set(original) <= _ELEMENTWISE | _SUMS | _FOLDED
     special = np.array(_MILD)
-    if elementwise:
+    if elementwise and carries:
         special = np.array(_MILD + _NOT_FINITE + _EXTREME)
-    elif _has_only(model, _ELEMENTWISE | _SUMS):
+    elif carries and _has_only(model, _ELEMENTWISE | _SUMS):
         special = np.array(_MILD + _NOT_FINITE)
     elif any(node.domain or node.op_type in _UNDEFINED for node in model.graph.node):
         return

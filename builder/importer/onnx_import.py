@@ -26,7 +26,7 @@ from builder.importer.half_precision import half_types
 from builder.importer.large_models import sha256
 from builder.importer.model_file import ModelFile, check_message, read_model
 from builder.importer.normalise import normalise, simplify
-from builder.importer.original import FILE, IN_MEMORY, Original, keys_of
+from builder.importer.original import FILE, IN_MEMORY, Original, keys_of, operators_of
 from builder.importer.relax_module import RelaxModel, to_relax
 from builder.importer.source_nodes import SourceNodes
 from builder.importer.structure import prepare
@@ -157,6 +157,7 @@ def import_onnx(
             input_shapes or {},
             input_values or {},
             keys_of(model),
+            operators=operators_of(model),
             rounds_to_half=bool(half_types(model)),
             is_bounded=max_iterations is not None,
         )

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from builder.importer.classic.ensemble import attribute
 from builder.importer.large_models import sha256
 from builder.importer.model_file import read_model
+from builder.importer.onnx_graph import walk_nodes
 
 FILE: Final = "the file itself"
 # A model in memory; most are written by a converter of ours, or by a framework's exporter.
@@ -43,6 +44,8 @@ class Original:
         Output that is a list of dictionaries -> their keys, in the order of the scores.
     tables
         Output that is a tensor of strings -> the strings, at the places that stand for them.
+    operators
+        The types of its nodes; of functions, those of their bodies.
     rounds_to_half
         Whether it computes or keeps numbers in float16 or bfloat16, which become float32.
     is_bounded
@@ -56,6 +59,7 @@ class Original:
     values: Mapping[str, ArrayLike] = field(default_factory=dict)
     keys: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    operators: frozenset[str] = frozenset()
     rounds_to_half: bool = False
     is_bounded: bool = False
 
@@ -83,6 +87,17 @@ class Original:
             return array
         shape = self.shapes.get(name) or [dim if isinstance(dim, int) else 1 for dim in declared]
         return np.full(tuple(shape), array)
+
+
+def operators_of(model: onnx.ModelProto) -> frozenset[str]:
+    """Return the types of a model's nodes, in subgraphs and in the bodies of its functions, too."""
+    functions = {(function.domain, function.name) for function in model.functions}
+    return frozenset(
+        node.op_type
+        for graph in (model.graph, *model.functions)
+        for node in walk_nodes(graph)
+        if (node.domain, node.op_type) not in functions
+    )
 
 
 def keys_of(model: onnx.ModelProto) -> dict[str, tuple[Any, ...]]:
