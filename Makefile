@@ -44,6 +44,10 @@ test-frameworks: $(STAMP) .venv-frameworks/.installed ## run the tests that need
 	$(TEST_ENVIRONMENT) EDGEBUNDLE_PYTHON=$(CURDIR)/.venv-frameworks/bin/python \
 	  $(BIN)/pytest $(PARALLEL) --needs-frameworks tests/frameworks $(PYTEST_ARGS)
 
+.PHONY: conformance
+conformance: $(STAMP) .venv-conformance/.installed ## run thousands of models of other packages' tests, and print one table
+	$(BIN)/python -m benchmarks.conformance $(CONFORMANCE_ARGS)
+
 .PHONY: test-home
 test-home: needs-root needs-broker $(STAMP) ## run the recipe for Home Assistant in it (installs it; needs root)
 	EDGEBUNDLE_HOME_ASSISTANT=$$(packaging/home-assistant.sh) && export EDGEBUNDLE_HOME_ASSISTANT && \
@@ -107,7 +111,7 @@ install: $(STAMP) ## only set up the virtual environment
 
 .PHONY: clean
 clean: ## remove all build outputs and the virtual environments
-	rm -rf .venv .venv-bench .venv-frameworks build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench .venv-frameworks .venv-conformance build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is newer than pyproject.toml if the dependencies in that file are installed.
@@ -143,6 +147,13 @@ $(STAMP): pyproject.toml
 	@echo 'make: installing PyTorch, Keras and TensorFlow into .venv-frameworks (a few minutes, once)'
 	@test -x .venv-frameworks/bin/python || $(BIN)/python -m venv .venv-frameworks
 	@.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[builder,frameworks]'
+	@touch $@
+
+# The packages whose tests are the cases, without the builder: tvm-ffi imports torch if it is installed.
+.venv-conformance/.installed: pyproject.toml $(STAMP)
+	@echo 'make: installing the packages whose tests are run into .venv-conformance (a few minutes, once)'
+	@test -x .venv-conformance/bin/python || $(BIN)/python -m venv .venv-conformance
+	@.venv-conformance/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[conformance]'
 	@touch $@
 
 # What a target needs comes first, before some minutes of pip. Tests that need what is missing are left out, and the

@@ -16,6 +16,7 @@ TARGETS = {"help", "demo", "test", "test-fast", "test-models", "test-arm", "lint
 TARGETS |= {
     "test-frameworks",
     "test-home",
+    "conformance",
     "bench",
     "bench-arm",
     "bench-odd",

@@ -1,0 +1,139 @@
+"""Try a case: import it, compile it for this machine, and run it in the executor that devices use.
+
+A case whose inputs hold a shape, an axis or a count is tried again with these fixed, as `--input-values`
+does.
+What our own comparison refuses is compiled once more without it: the table says whether it was right.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from agent.errors import EdgeError
+from benchmarks.conformance.case import Array, Case
+from benchmarks.conformance.verdict import (
+    APART,
+    FIXED,
+    REFUSED,
+    REFUSED_RIGHT,
+    RIGHT,
+    TRACEBACK,
+    WRONG,
+    Verdict,
+    difference,
+)
+from builder import compile, load
+from builder.errors import BuildError, ParityError, UnsupportedOperatorError
+from builder.running.local_run import Runner
+
+# What `--max-iterations` is given: no loop of a case has more.
+MOST_STEPS: Final = 20
+_CONSTANT: Final = "constants once its inputs are fixed"
+
+
+def try_case(case: Case) -> Verdict:
+    """Try a case, with the inputs as they are and then with some fixed.
+
+    Parameters
+    ----------
+    case
+        The case.
+    """
+    first = _attempt(case, {})
+    if first.kind != REFUSED or not case.inputs:
+        return _apart(case, case.apart, first) if case.apart else first
+    if case.apart:
+        return _apart(case, case.apart, first)
+    choices: list[tuple[dict[str, Array], int | None]] = [(fixable(case.inputs), None)]
+    choices.append((dict(list(case.inputs.items())[1:]), None))
+    if "--max-iterations" in first.reason:
+        choices.insert(0, ({}, MOST_STEPS))
+    for values, steps in choices:
+        if (values and len(values) < len(case.inputs)) or steps is not None:
+            again = _attempt(case, values, steps)
+            if again.kind != REFUSED:
+                kind = FIXED if again.kind == RIGHT else again.kind
+                return Verdict(case.name, case.operator, kind, again.reason or first.reason)
+    if all(_is_count(value) for value in case.inputs.values()):
+        return _apart(case, _CONSTANT, first)
+    return first
+
+
+def _apart(case: Case, why: str, verdict: Verdict) -> Verdict:
+    """Count a refusal apart; what is right, wrong or raised stays so."""
+    return Verdict(case.name, case.operator, APART, why) if verdict.kind in (REFUSED, WRONG) else verdict
+
+
+def fixable(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the inputs that are scalars or integer vectors: shapes, axes and counts; not all inputs."""
+    found = {n: v for n, v in inputs.items() if v.ndim == 0 or _is_count(v)}
+    if found and len(found) == len(inputs):
+        found.pop(next(iter(inputs)))
+    return found
+
+
+def _is_count(value: Array) -> bool:
+    return value.ndim <= 1 and value.dtype.kind in "iub"
+
+
+def _attempt(case: Case, values: Mapping[str, Array], steps: int | None = None) -> Verdict:
+    feeds = {name: value for name, value in case.inputs.items() if name not in values}
+    try:
+        compared, outputs = _run(case.model, feeds, values, steps)
+    except (BuildError, EdgeError) as error:
+        return Verdict(case.name, case.operator, REFUSED, reason_of(error))
+    except Exception as error:  # noqa: BLE001 - the product must explain every error
+        place = traceback.extract_tb(sys.exc_info()[2])[-1]
+        said = f"{type(error).__name__}: {str(error)[:300]} ({Path(place.filename).name}:{place.lineno})"
+        return Verdict(case.name, case.operator, TRACEBACK, said)
+    if len(outputs) != len(case.outputs):
+        wrong = f"expected {len(case.outputs)} outputs, got {len(outputs)}"
+        return Verdict(case.name, case.operator, WRONG, wrong)
+    for got, want in zip(outputs, case.outputs, strict=True):
+        wrong = difference(got, want, case.rtol, case.atol)
+        if wrong and compared:  # our own comparison noticed
+            return Verdict(case.name, case.operator, REFUSED, f"{compared} | {wrong}")
+        if wrong:
+            return Verdict(case.name, case.operator, WRONG, wrong)
+    return Verdict(case.name, case.operator, REFUSED_RIGHT if compared else RIGHT, compared)
+
+
+def _run(
+    path: Path, feeds: Mapping[str, Array], values: Mapping[str, Array], steps: int | None
+) -> tuple[str, list[Array]]:
+    """Return what our own comparison says against the model, and its outputs."""
+    model = load(
+        path,
+        input_shapes={name: list(value.shape) for name, value in feeds.items()} or None,
+        input_values=dict(values) or None,
+        max_iterations=steps,
+    )
+    compared = ""
+    try:
+        package = compile(model, target="host")
+    except ParityError as error:
+        compared = f"our own comparison: {error}"
+        package = compile(model, target="host", tolerance=math.inf)
+    dtypes = {spec.name: spec.dtype for spec in package.manifest.inputs}
+    given = {
+        name: value if value.dtype.isbuiltin == 1 else value.astype(dtypes[name])
+        for name, value in feeds.items()
+        if name in dtypes
+    }
+    return compared, [np.asarray(value) for value in Runner(package, 1)(given).outputs.values()]
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a model is refused, with the operator if there is one."""
+    if isinstance(error, UnsupportedOperatorError) and error.obstacles:
+        first = error.obstacles[0]
+        return f"{first.operator}: {first.reason}"
+    hint = getattr(error, "hint", None) or ""
+    return f"{error} | {hint}" if "--max-iterations" in hint else str(error)
