@@ -2,7 +2,7 @@
 
 The cases of a source are made once, in the environment of its package. Each is then imported, compiled for
 this machine and run in the executor that devices use, in a few processes; the numbers that the source ships
-or computes are the judge. A run that was interrupted continues; one of a changed product begins anew.
+or computes are the judge. A run that was interrupted continues; one of a changed product begins again.
 The exit status is 1 if a case is wrong, dead, slow, or refused although it is right.
 """
 

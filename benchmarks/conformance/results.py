@@ -37,7 +37,7 @@ class Results:
     Parameters
     ----------
     path
-        The file; it is begun anew if it is of another product.
+        The file; it is begun again if it is of another product.
     product
         What `fingerprint` returns, or None to keep what is there.
     drop

@@ -31,6 +31,7 @@ from benchmarks.conformance.verdict import (
 )
 from builder import compile, load
 from builder.errors import BuildError, ParityError, UnsupportedOperatorError
+from builder.importer import ImportedModel
 from builder.running.local_run import Runner
 
 # What `--max-iterations` is given: no loop of a case has more.
@@ -123,11 +124,31 @@ def _run(
         package = compile(model, target="host", tolerance=math.inf)
     dtypes = {spec.name: spec.dtype for spec in package.manifest.inputs}
     given = {
-        name: value if value.dtype.isbuiltin == 1 else value.astype(dtypes[name])
-        for name, value in feeds.items()
-        if name in dtypes
+        name: _given(model, name, value, dtypes[name]) for name, value in feeds.items() if name in dtypes
     }
-    return compared, [np.asarray(value) for value in Runner(package, 1)(given).outputs.values()]
+    outputs = [np.asarray(value) for value in Runner(package, 1)(given).outputs.values()]
+    return compared, [
+        _texts(model, spec.name, value) for spec, value in zip(package.manifest.outputs, outputs, strict=True)
+    ]
+
+
+def _given(model: ImportedModel, name: str, value: Array, dtype: str) -> Array:
+    """Return an input as the model takes it; of texts, their places in its tables."""
+    if value.dtype.kind != "U":
+        return value.astype(dtype, copy=False)
+    columns = model.texts[name]
+    places = np.full(value.shape, -1, np.int64)
+    for place in np.ndindex(value.shape):
+        known = columns[place[-1] if len(columns) > 1 else 0].categories
+        if value[place] in known:
+            places[place] = known.index(value[place])
+    return places
+
+
+def _texts(model: ImportedModel, name: str, places: Array) -> Array:
+    """Return an output; one whose numbers are places in a table of texts as these texts."""
+    table = () if model.original is None else model.original.tables.get(name, ())
+    return np.array(table)[places] if table else places
 
 
 def reason_of(error: Exception) -> str:
