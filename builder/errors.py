@@ -225,3 +225,8 @@ class UnsuitedError(ValueError):
 
 class RefusalError(Exception):
     """An operator of TensorFlow Lite cannot be written as ONNX; the message says only why."""
+
+
+def lines_of(error: BaseException) -> list[str]:
+    """Return the lines of a foreign exception's text; its class, if it has no text."""
+    return str(error).strip().splitlines() or [type(error).__name__]

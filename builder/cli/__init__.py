@@ -25,6 +25,7 @@ from typing import IO, Any, Final, NoReturn, Protocol, TypeAlias, cast
 
 from agent import __version__
 from agent.errors import EdgeError
+from builder.cli.interruption import EXIT_INTERRUPTED
 from builder.cli.project_defaults import with_project
 from builder.cli.tvmc_flags import instead_of
 from builder.errors import BuildError
@@ -34,7 +35,6 @@ EXIT_OK: Final = 0
 EXIT_OURS: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INPUT: Final = 4
-EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 EXIT_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 
 # Syntax trees and schedules are many objects that stay. Python's default, a search for cycles after every 700

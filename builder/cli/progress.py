@@ -7,13 +7,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from builder.cli.interruption import ending_at_once
+
 
 @contextmanager
 def show_steps(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Show steps on stderr while the block runs.
 
     On a terminal the current step has a spinner, and finished steps stay with their durations. Elsewhere each
-    step is a line. When an error ends the block, the step that failed is the last one shown.
+    step is a line. When an error ends the block, the step that failed is the last one shown. Ctrl-C ends the
+    process (`interruption`).
 
     Parameters
     ----------
@@ -25,11 +28,9 @@ def show_steps(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     Callable[[str], None]
         Call it with the name of each step as the step begins.
     """
-    if quiet:
-        yield lambda _step: None
-        return
-    if not sys.stderr.isatty():
-        yield print_line
+    if quiet or not sys.stderr.isatty():
+        with ending_at_once(lambda: None):
+            yield (lambda _step: None) if quiet else print_line
         return
     from rich.console import Console
 
@@ -41,7 +42,7 @@ def show_steps(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
             step, since = started.pop()
             console.print(f"[green]✓[/] {step} [dim]{time.monotonic() - since:.1f} s[/]")
 
-    with console.status("") as status:
+    with console.status("") as status, ending_at_once(status.stop):
 
         def begin(step: str) -> None:
             end()

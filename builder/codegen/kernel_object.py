@@ -12,7 +12,7 @@ from tvm.s_tir.analysis import estimate_tir_flops
 
 from builder.codegen.lowering import lower_kernels
 from builder.codegen.workspaces import Workspaces, workspaces_of
-from builder.errors import BuildError
+from builder.errors import BuildError, lines_of
 from builder.target.device_target import DeviceTarget
 
 
@@ -57,7 +57,7 @@ def compile_kernels(kernels: tvm.IRModule, target: DeviceTarget) -> KernelObject
             module.write_to_file(f"/proc/self/fd/{fd}", "o")
             return KernelObject(file.read(), workspaces_of(functions.functions.values()))
     except (RuntimeError, ValueError, TypeError, tvm.error.InternalError) as error:
-        reason = str(error).strip().splitlines()[-1][:300]
+        reason = lines_of(error)[-1][:300]
         raise BuildError(f"code generation for {target.cpu} failed: {reason}") from error
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import Call
 
@@ -62,6 +63,8 @@ def lower(mod: tvm.IRModule, target: DeviceTarget, schedules: Schedules = UNTUNE
     schedules
         Where each kernel's schedule comes from.
     """
+    # Ctrl-C in a function that TVM calls: without this, TVM raises an empty RuntimeError.
+    tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
     mod = fuse(mod, target)
     with target.tvm_target:
         kernels = {

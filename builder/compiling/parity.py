@@ -24,7 +24,7 @@ import onnx
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as states
 
-from builder.errors import ModelError, ParityError
+from builder.errors import ModelError, ParityError, lines_of
 from builder.importer.large_models import open_session
 
 # ONNX Runtime's Sigmoid is a rational function plus 0.5, off by up to 1e-7 everywhere. If all values of an
@@ -161,7 +161,7 @@ def session(model: onnx.ModelProto | Path) -> ort.InferenceSession:
 
 
 def _refusal(error: Exception) -> ModelError:
-    return ModelError(f"ONNX Runtime refused the model: {str(error).strip().splitlines()[0][:300]}")
+    return ModelError(f"ONNX Runtime refused the model: {lines_of(error)[0][:300]}")
 
 
 def compare(

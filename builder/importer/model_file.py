@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError, Message
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from agent.reading import open_at_once
-from builder.errors import ModelError
+from builder.errors import ModelError, lines_of
 from builder.importer.large_models import MAX_WEIGHT_BYTES
 from builder.importer.other_files import recognise
 from builder.model_path import EXPORT_HINT, models_in
@@ -296,7 +296,7 @@ def _load_external(model: onnx.ModelProto, folder: Path, source: Path) -> None:
         try:
             load_external_data_for_tensor(tensor, str(folder))
         except (OSError, ValueError, onnx.checker.ValidationError) as error:
-            reason = str(error).splitlines()[0]
+            reason = lines_of(error)[0]
             raise ModelError(f"cannot read weight '{tensor.name}' of {source}: {reason}") from error
         tensor.data_location = onnx.TensorProto.DEFAULT
         del tensor.external_data[:]

@@ -15,7 +15,7 @@ from tvm import s_tir as st
 from tvm import tirx
 from tvm.s_tir.schedule import Trace
 
-from builder.errors import BuildError, UnsuitedError
+from builder.errors import BuildError, UnsuitedError, lines_of
 from builder.kernels.decisions import UNTUNED, Chooser, Schedules, Shipped
 from builder.kernels.postprocessing import postprocess
 from builder.kernels.signature import SPACE_MARK, signature_of
@@ -140,7 +140,7 @@ def _ordered(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules) ->
             if known is not None:
                 return replay(func, known)
         except SCHEDULE_FAULTS as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            reason = lines_of(error)[0]
             schedules.progress(f"a recorded schedule does not apply, using the heuristic ({reason:.120})")
     # Keep a second reference: a schedule that is its module's only owner writes into the function's body,
     # which others share.

@@ -19,7 +19,7 @@ from tvm.target import Target
 from tvm.target import codegen as llvm
 
 from agent.bundle.machine import Machine
-from builder.errors import TargetError
+from builder.errors import TargetError, lines_of
 from builder.target.core import Core
 from builder.target.dot import Dot
 from builder.target.features import CPUINFO_NAMES, GENERIC_CPU
@@ -190,7 +190,7 @@ def _build(name: str, config: dict[str, Any]) -> DeviceTarget:
         config.setdefault("cl-opt", options)
         tvm_target = Target(config)
     except (ValueError, RuntimeError, TypeError) as error:
-        raise TargetError(f"target: {str(error).strip().splitlines()[-1][-200:]}") from error
+        raise TargetError(f"target: {lines_of(error)[-1][-200:]}") from error
     names = CPUINFO_NAMES[arch]
     simd = Simd.of(arch, known)
     core = Core.of(arch, cpu, simd)

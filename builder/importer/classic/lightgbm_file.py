@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from builder.errors import ModelError
+from builder.errors import ModelError, lines_of
 from builder.importer.classic.boosted import LEQ, Boosted, Link, Tree, check_tree
 from builder.importer.classic.ensemble import MAX_CATEGORY
 from builder.importer.classic.ensemble import MEMBER_NUMBER as MEMBER
@@ -75,7 +75,7 @@ def read_lightgbm(path: Path) -> tuple[Boosted, str]:
         ) from error
     except (ValueError, OverflowError, UnicodeDecodeError) as error:
         raise ModelError(
-            f"expected a model saved by LightGBM, got {path}: {str(error).splitlines()[0]:.160}", hint=_HINT
+            f"expected a model saved by LightGBM, got {path}: {lines_of(error)[0]:.160}", hint=_HINT
         ) from error
 
 

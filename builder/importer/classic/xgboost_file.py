@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from builder.errors import ModelError
+from builder.errors import ModelError, lines_of
 from builder.importer.classic import ubjson
 from builder.importer.classic.boosted import LT, MAX_CLASSES, MAX_TREES, Boosted, Link, Tree, check_tree
 from builder.importer.classic.ensemble import MEMBER_NUMBER as MEMBER
@@ -86,7 +86,7 @@ def read_xgboost(path: Path, progress: Callable[[str], None]) -> tuple[Boosted, 
         ) from error
     except (ValueError, OverflowError, RecursionError) as error:
         raise ModelError(
-            f"expected a model saved by XGBoost, got {path}: {str(error).splitlines()[0]:.160}",
+            f"expected a model saved by XGBoost, got {path}: {lines_of(error)[0]:.160}",
             hint="save it with booster.save_model('MODEL.ubj')",
         ) from error
 

@@ -21,6 +21,7 @@ from tvm.support.popen_pool import PopenPoolExecutor
 from builder.boards.measuring_process import KERNEL, BuiltKernel
 from builder.codegen.kernel_object import compile_object
 from builder.codegen.link.linker import link
+from builder.errors import lines_of
 from builder.kernels.design_space import Point
 from builder.kernels.postprocessing import postprocess
 from builder.records.task import Task
@@ -70,8 +71,7 @@ def _object_or_reason(future: Future[bytes]) -> bytes | str:
     except TimeoutError:
         return f"building took more than {BUILD_TIMEOUT_S:g} s"
     except Exception as error:  # noqa: BLE001 - anything that a build process raised
-        text = str(error).strip()
-        return text.splitlines()[-1][:300] if text else "building failed"
+        return lines_of(error)[-1][:300]
 
 
 class CandidateBuilder:
