@@ -33,6 +33,17 @@ test: needs-test $(STAMP) ## run all tests but those below, and install what the
 test-fast: needs-test $(STAMP) ## run the tests that are not slow, for the inner loop
 	$(TEST_ENVIRONMENT) $(BIN)/pytest $(PARALLEL) --fast $(PYTEST_ARGS)
 
+# The tests of what is compiled for the machine that runs them.
+FOREIGN = $$(grep -rlE 'resolve\("host"\)|device: DeviceTarget' tests/builder tests/benchmarks --include='test_*.py')
+
+.PHONY: test-foreign
+test-foreign: needs-test $(STAMP) ## run the tests that compile for this machine as if it had other cores and caches
+	$(TEST_ENVIRONMENT) EDGEBUNDLE_TEST_HOST=small $(BIN)/pytest $(PARALLEL) $(PYTEST_ARGS) $(FOREIGN)
+
+.PHONY: coverage
+coverage: needs-test $(STAMP) ## run all tests and count the lines that they run: a third slower, so not in CI
+	$(TEST_ENVIRONMENT) $(BIN)/pytest $(PARALLEL) --cov --cov-report=term $(PYTEST_ARGS)
+
 .PHONY: test-models
 test-models: needs-test $(STAMP) ## run the tests of the real models in the folder EDGEBUNDLE_MODELS
 	@test -n "$$EDGEBUNDLE_MODELS" || { \

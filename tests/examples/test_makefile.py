@@ -16,6 +16,8 @@ TARGETS = {"help", "demo", "test", "test-fast", "test-models", "test-arm", "lint
 TARGETS |= {
     "test-frameworks",
     "test-home",
+    "test-foreign",
+    "coverage",
     "conformance",
     "bench",
     "bench-arm",
