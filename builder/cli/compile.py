@@ -325,9 +325,11 @@ def _check_declarations(
     after = None
     if args.postprocess:
         after = declarations.postprocess(args.postprocess, outputs, inputs, outline.scales)
-    check_hints(outline.hints, after)
-    labels = None if args.labels else usable_labels(outline.labels, outputs, after)
-    read_named_labels(args.labels or labels, outputs, after)
+    is_explicit = "normalised" in (args.postprocess or "") or (args.postprocess or "").endswith(".toml")
+    check_hints(outline.hints, after, is_explicit=is_explicit)
+    counts = outline.class_counts
+    labels = None if args.labels else usable_labels(outline.labels, outputs, after, counts)
+    read_named_labels(args.labels or labels, outputs, after, counts)
     if proposal is not None and after is not None:
         is_preset = not args.postprocess.endswith(".toml")
         if not (is_preset and contradicts(proposal, after, inputs, outputs)):

@@ -142,16 +142,22 @@ def label_lines(
     """
     if source is None and own and declared is None:
         return "".join(f"{label}\n" for label in own).encode()
-    usable = usable_labels(own, outputs, declared) if source is None and own else None
+    usable = usable_labels(own, outputs, declared, counts) if source is None and own else None
     return read_named_labels(source or usable, outputs, declared, counts)
 
 
 def usable_labels(
-    names: Sequence[str], outputs: Sequence[TensorSpec], declared: Postprocess | None
+    names: Sequence[str],
+    outputs: Sequence[TensorSpec],
+    declared: Postprocess | None,
+    counts: Mapping[str, int] | None = None,
 ) -> Sequence[str] | None:
-    """Return the class names that a model file carries, or None if the postprocess has no use for them."""
+    """Return the class names that a model file carries, or None if the postprocess has no use for them.
+
+    The parameters are those of `check_labels`.
+    """
     try:
-        check_labels(names, outputs, declared, "labels")
+        check_labels(names, outputs, declared, "labels", counts)
     except ModelError:
         return None
     return names or None

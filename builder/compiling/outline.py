@@ -8,7 +8,6 @@ better messages.
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,17 +22,15 @@ from builder.compiling.recognition import NO_HINTS, Hints
 from builder.errors import ModelError, NativeError, ShapeError
 from builder.importer import advice, native
 from builder.importer.edge_scales import NO_SCALES, EdgeScales, onnx_scales
+from builder.importer.ultralytics_metadata import from_fields
 
 # Larger files take seconds to read.
 MAX_OUTLINED_BYTES: Final = 256 << 20
-_MAX_NAMES: Final = 100_000
-_MAX_NAMES_CHARACTERS: Final = 4 << 20
 # Shapes follow from small weights, such as the target of a Reshape; ONNX copies a model to infer them.
 _MAX_SHAPE_VALUES: Final = 1024
 # Operators that only move values, and the most of them that stand behind the one that computes an output.
 _MOVES: Final = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _MOST_MOVES: Final = 16
-_MOST_TASK_CHARACTERS: Final = 32
 # What TensorFlow Lite calls the operators that hints tell apart.
 _TFLITE_MAKERS: Final = {"SOFTMAX": "Softmax", "LOGISTIC": "Sigmoid"}
 _TFLITE_MOVES: Final = frozenset({"CAST", "DEQUANTIZE", "QUANTIZE", "RESHAPE", "SQUEEZE", "TRANSPOSE"})
@@ -53,6 +50,8 @@ class Outline:
         What else the file says about the outputs.
     scales
         The scales of quantised inputs and outputs.
+    class_counts
+        Outputs that are numbers of classes -> how many classes there are.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -60,6 +59,7 @@ class Outline:
     labels: tuple[str, ...] = ()
     hints: Hints = field(default=NO_HINTS, compare=False)
     scales: EdgeScales = field(default=NO_SCALES, compare=False)
+    class_counts: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 def read_outline(path: str | Path) -> Outline | None:
@@ -117,28 +117,6 @@ def tensor_names(path: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]] | 
     return inputs, tuple(value.name for value in graph.output)
 
 
-def exported_labels(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the class names that Ultralytics' exports carry in their metadata; none if there are none.
-
-    Parameters
-    ----------
-    model
-        The model. Its metadata `names` is a Python dictionary such as `{0: 'person', 1: 'bicycle'}`.
-    """
-    text = next((prop.value for prop in model.metadata_props if prop.key == "names"), "")
-    if not 0 < len(text) <= _MAX_NAMES_CHARACTERS:
-        return ()
-    try:
-        names = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return ()
-    if not isinstance(names, dict) or not 0 < len(names) <= _MAX_NAMES:
-        return ()
-    found = [names.get(index) for index in range(len(names))]
-    words = [" ".join(name.split()) if isinstance(name, str) else "" for name in found]
-    return tuple(words) if all(name and name.isprintable() for name in words) else ()
-
-
 def _read_onnx(path: Path) -> onnx.ModelProto | None:
     try:
         if path.suffix.lower() != ".onnx" or path.stat().st_size > MAX_OUTLINED_BYTES:
@@ -150,7 +128,7 @@ def _read_onnx(path: Path) -> onnx.ModelProto | None:
 
 def _read_tflite(path: Path) -> Outline | None:
     try:
-        from builder.importer.tflite.metadata import read_metadata, scales_of
+        from builder.importer.tflite.metadata import class_counts_of, read_metadata, scales_of
         from builder.importer.tflite.schema import read
         from builder.importer.tflite.tensor import value_name
 
@@ -182,13 +160,14 @@ def _read_tflite(path: Path) -> Outline | None:
             operator = makers.get(operator.inputs[0])
         if operator is not None:
             found[spec.name] = _TFLITE_MAKERS.get(operator.name, operator.name)
-    labels = read_metadata(raw, model).labels
+    declared = read_metadata(raw, model)
     return Outline(
         tuple(specs[: len(inputs)]),
         tuple(specs[len(inputs) :]),
-        labels,
-        Hints(makers=found),
+        declared.labels,
+        Hints(declared.task, found, normalised=declared.normalised),
         scales_of(model),
+        class_counts_of(model),
     )
 
 
@@ -211,10 +190,11 @@ def _declared(model: onnx.ModelProto) -> Outline | None:
     if len(known) != len(inputs) + len(outputs) or not inputs or not outputs:
         return None
     specs = tuple(known[: len(inputs)]), tuple(known[len(inputs) :])
-    return Outline(*specs, exported_labels(model), _hints(model), onnx_scales(model))
+    said = from_fields({prop.key: prop.value for prop in model.metadata_props})
+    return Outline(*specs, said.labels, _hints(model, said.task), onnx_scales(model))
 
 
-def _hints(model: onnx.ModelProto) -> Hints:
+def _hints(model: onnx.ModelProto, task: str) -> Hints:
     graph = model.graph
     makers = {name: node for node in graph.node for name in node.output if name}
     found = {}
@@ -227,8 +207,7 @@ def _hints(model: onnx.ModelProto) -> Hints:
             name = node.input[0]
         if (node := makers.get(name)) is not None:
             found[output.name] = node.op_type
-    task = next((prop.value for prop in model.metadata_props if prop.key == "task"), "")
-    return Hints(task[:_MOST_TASK_CHARACTERS], found, frozenset(node.op_type for node in graph.node))
+    return Hints(task, found, frozenset(node.op_type for node in graph.node))
 
 
 def _fix(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any]) -> None:

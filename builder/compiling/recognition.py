@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from agent.bundle.detection import Objects
-from agent.bundle.processing import Postprocess, Softmax
+from agent.bundle.detection import ABSOLUTE, Objects
+from agent.bundle.processing import Postprocess, Softmax, Step
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.output_presets import (
     COCO_POINTS,
@@ -51,11 +51,14 @@ class Hints:
         count.
     operators
         All operators of the model; empty if they are not known.
+    normalised
+        Whether boxes are fractions of the picture; None if the file does not say.
     """
 
     task: str = ""
     makers: Mapping[str, str] = field(default_factory=dict)
     operators: frozenset[str] = frozenset()
+    normalised: bool | None = None
 
     def ends_in_softmax(self, output: str) -> bool:
         """Return whether the values of an output are probabilities that add up to 1."""
@@ -114,11 +117,17 @@ def recognise(
         if proposal.postprocess.startswith(("softmax", "top")):
             return proposal
         try:
-            step_of(proposal.postprocess, signature)
+            step = step_of(proposal.postprocess, signature)
         except ModelError:
             continue
+        if hints.normalised and _in_pixels(step):
+            return replace(proposal, postprocess=f"{proposal.postprocess},normalised=true")
         return proposal
     return None
+
+
+def _in_pixels(step: Step) -> bool:
+    return isinstance(step, Objects) and step.coding in ABSOLUTE and not step.normalised
 
 
 def _of_rows(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Proposal | None:
@@ -149,20 +158,31 @@ def contradicts(
     """
     if not proposal.sure or proposal.postprocess.startswith(("softmax", "top")):
         return False
-    expected, given = step_of(proposal.postprocess, Signature.of(inputs, outputs)), declared.steps[0]
+    preset = proposal.postprocess.partition(",")[0]
+    expected, given = step_of(preset, Signature.of(inputs, outputs)), declared.steps[0]
     if isinstance(expected, Objects) and isinstance(given, Objects):
         names = ("boxes", "scores", "objectness", "coding", "levels", "transposed")
         return any(getattr(expected, name) != getattr(given, name) for name in names)
     return expected.kind != given.kind
 
 
-def check_hints(hints: Hints, declared: Postprocess | None) -> None:
+def check_hints(hints: Hints, declared: Postprocess | None, *, is_explicit: bool = True) -> None:
     """Check that a postprocess can decode what the model's file says about its outputs.
+
+    Parameters
+    ----------
+    hints
+        What the file says.
+    declared
+        The postprocess, or None.
+    is_explicit
+        Whether the user says himself which unit boxes have.
 
     Raises
     ------
     ModelError
-        If it decodes upright boxes, and the model's have an angle.
+        If it decodes upright boxes, and the model's have an angle; or if it takes them for pixels, and they
+        are fractions.
     """
     steps = declared.steps if declared is not None else ()
     if hints.task == ROTATED and any(isinstance(step, Objects) for step in steps):
@@ -170,6 +190,12 @@ def check_hints(hints: Hints, declared: Postprocess | None) -> None:
             "--postprocess: expected upright boxes, got a model whose file says that its boxes have an angle "
             f"(task {ROTATED})",
             hint="leave out --postprocess: answers then are the model's own outputs",
+        )
+    if hints.normalised and not is_explicit and any(map(_in_pixels, steps)):
+        raise ModelError(
+            "--postprocess: expected boxes as pixels of the input, got a file of Ultralytics for TensorFlow "
+            "Lite, whose boxes are fractions of the picture",
+            hint="add normalised=true to the preset, or normalised=false if they are pixels all the same",
         )
 
 

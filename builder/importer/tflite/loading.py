@@ -14,10 +14,8 @@ from builder.importer.edge_scales import EdgeScales
 from builder.importer.model_file import read_bytes
 from builder.importer.tflite.comparison import compare, is_installed
 from builder.importer.tflite.conversion import convert
-from builder.importer.tflite.metadata import Declared, describe, read_metadata, scales_of
-from builder.importer.tflite.operators.detection import POST_PROCESS, class_count
-from builder.importer.tflite.schema import TfliteModel, read
-from builder.importer.tflite.tensor import value_name
+from builder.importer.tflite.metadata import Declared, class_counts_of, describe, read_metadata, scales_of
+from builder.importer.tflite.schema import read
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +95,6 @@ def load_tflite(
         hashlib.sha256(raw).hexdigest(),
         declared,
         scales_of(model),
-        _class_counts(model),
+        class_counts_of(model),
         tuple(notes),
     )
-
-
-def _class_counts(model: TfliteModel) -> dict[str, int]:
-    """Return how many classes there are, for each output that is numbers of classes."""
-    main = model.subgraphs[0]
-    return {
-        value_name(main.tensors[each.outputs[1]]): class_count(each.custom)
-        for each in main.operators
-        if each.name == POST_PROCESS and len(each.outputs) == 4
-    }

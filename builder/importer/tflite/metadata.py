@@ -1,4 +1,4 @@
-"""Read what a TFLite file says about its pictures and labels: normalisation, and one label for each class.
+"""Read what a TFLite file says about its pictures and classes: normalisation, labels, the unit of boxes.
 
 Converters attach it as the piece of metadata `TFLITE_METADATA`, a FlatBuffer of its own
 (tensorflow_lite_support/metadata/metadata_schema.fbs, version 1.1.0), and append files such as labels as a
@@ -12,7 +12,7 @@ import io
 import struct
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import flatbuffers
@@ -22,8 +22,10 @@ from flatbuffers import number_types
 from agent.bundle.archive import MAX_MEMBER_BYTES
 from agent.bundle.processing import Preprocess
 from builder.importer.edge_scales import EdgeScales, tflite_scales
+from builder.importer.tflite.operators.detection import POST_PROCESS, class_count
 from builder.importer.tflite.schema import MALFORMED, TfliteModel
 from builder.importer.tflite.tensor import Tensor, value_name
+from builder.importer.ultralytics_metadata import from_archive
 
 NAME: Final = "TFLITE_METADATA"
 IDENTIFIER: Final = b"M001"
@@ -39,7 +41,7 @@ _UNION_TYPE, _UNION = 0, 1
 _NORMALIZATION: Final = 1  # ProcessUnitOptions
 _IMAGE: Final = 2  # ContentProperties
 _GRAYSCALE: Final = 2  # ColorSpaceType
-_AXIS_LABELS: Final = 2  # AssociatedFileType
+_AXIS_LABELS, _VALUE_LABELS = 2, 3  # AssociatedFileType
 _ZIP_FAILURES: Final = (
     *MALFORMED,
     OSError,
@@ -59,11 +61,18 @@ class Declared:
     preprocess
         How a picture becomes the input, or None.
     labels
-        Labels of the classes, in the order of the last axis of the only output; empty if there are none.
+        Labels of the classes, in the order of the last axis of the only output, or of the numbers of classes
+        that an output has; empty if there are none.
+    task
+        What Ultralytics' exports call their task, such as `detect`; empty for others.
+    normalised
+        Whether boxes are fractions of the picture; None if the file does not say.
     """
 
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
+    task: str = ""
+    normalised: bool | None = None
 
 
 class _Table:
@@ -120,6 +129,24 @@ def read_metadata(raw: bytes, model: TfliteModel) -> Declared:
     Declared
         What can be used; nothing if the metadata is missing or damaged.
     """
+    declared = _read_own(raw, model)
+    said = from_archive(raw)
+    if said is None:
+        return declared
+    # Ultralytics writes boxes as fractions, so that they share a scale with the scores, except those that a
+    # model in NCHW has chosen itself.
+    channels_last = any(graph_input.shape[-1:] == (3,) for graph_input in _inputs(model))
+    is_fraction = True if channels_last or not said.is_final else None
+    labels = said.labels or declared.labels
+    return replace(declared, labels=labels, task=said.task, normalised=is_fraction)
+
+
+def _inputs(model: TfliteModel) -> list[Tensor]:
+    graph = model.subgraphs[0]
+    return [graph.tensors[index] for index in graph.inputs]
+
+
+def _read_own(raw: bytes, model: TfliteModel) -> Declared:
     content = next((content for name, content in model.metadata if name == NAME), b"")
     if content[4:8] != IDENTIFIER:
         return Declared()
@@ -127,9 +154,8 @@ def read_metadata(raw: bytes, model: TfliteModel) -> Declared:
         root = _Table(content, struct.unpack_from("<I", content)[0])
         [main] = root.tables(_SUBGRAPHS)[:1]
         graph = model.subgraphs[0]
-        inputs = [graph.tensors[index] for index in graph.inputs]
         outputs = [graph.tensors[index] for index in graph.outputs]
-        preprocess = _preprocess(inputs, main.tables(_INPUTS))
+        preprocess = _preprocess(_inputs(model), main.tables(_INPUTS))
         return Declared(preprocess, _labels(raw, outputs, main.tables(_OUTPUTS)))
     except MALFORMED:
         return Declared()
@@ -175,10 +201,11 @@ def _preprocess(inputs: list[Tensor], described: list[_Table]) -> Preprocess | N
 
 
 def _labels(raw: bytes, outputs: list[Tensor], described: list[_Table]) -> tuple[str, ...]:
-    """The labels of the only output's last axis."""
-    if len(outputs) != 1 or len(described) != 1 or not outputs[0].shape:
-        return ()
-    names = [file.text(0) for file in described[0].tables(_FILES) if file.byte(2) == _AXIS_LABELS]
+    """The labels of the only output's last axis, or those of the only output of class numbers."""
+    is_only = len(outputs) == len(described) == 1 and bool(outputs[0].shape)
+    kind = _AXIS_LABELS if is_only else _VALUE_LABELS
+    names = [file.text(0) for each in described for file in each.tables(_FILES) if file.byte(2) == kind]
+    # A file for each language may follow.
     if not names:
         return ()
     try:
@@ -191,7 +218,8 @@ def _labels(raw: bytes, outputs: list[Tensor], described: list[_Table]) -> tuple
         return ()
     while labels and not labels[-1].strip():
         labels.pop()
-    return tuple(label.strip() for label in labels) if len(labels) == outputs[0].shape[-1] else ()
+    fits = len(labels) == outputs[0].shape[-1] if is_only else bool(labels)
+    return tuple(label.strip() or " " for label in labels) if fits else ()
 
 
 def describe(declared: Declared) -> str | None:
@@ -201,7 +229,10 @@ def describe(declared: Declared) -> str | None:
         parts.append("how pictures are prepared")
     if declared.labels:
         parts.append(f"{len(declared.labels)} labels")
-    return f"from the file's metadata: {' and '.join(parts)}" if parts else None
+    if declared.normalised:
+        parts.append("boxes as fractions of the picture")
+    listed = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
+    return f"from the file's metadata: {listed}" if parts else None
 
 
 def scales_of(model: TfliteModel) -> EdgeScales:
@@ -212,3 +243,13 @@ def scales_of(model: TfliteModel) -> EdgeScales:
         for each in (main.inputs, main.outputs)
     ]
     return tflite_scales(*named)
+
+
+def class_counts_of(model: TfliteModel) -> dict[str, int]:
+    """Return how many classes there are, for each output that is numbers of classes."""
+    main = model.subgraphs[0]
+    return {
+        value_name(main.tensors[each.outputs[1]]): class_count(each.custom)
+        for each in main.operators
+        if each.name == POST_PROCESS and len(each.outputs) == 4
+    }

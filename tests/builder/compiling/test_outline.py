@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from agent.bundle.tensor_spec import TensorSpec
-from builder.compiling.outline import Outline, exported_labels, fixed_outline, read_outline
+from builder.compiling.outline import Outline, fixed_outline, read_outline
 from builder.errors import ShapeError
 from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
 
@@ -130,21 +130,3 @@ def test_strings_are_left_to_the_importer(tmp_path: Path) -> None:
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [x], [y])
     onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
     assert fixed_outline(tmp_path / "m.onnx", None, None) is None
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        ("{0: 'person', 1: 'traffic\\nlight'}", ("person", "traffic light")),
-        ("{1: 'a', 0: 'b'}", ("b", "a")),
-        ("{0: 'a', 2: 'b'}", ()),
-        ("['a', 'b']", ()),
-        ("{0: ''}", ()),
-        ("{0: '\x1b[2J'}", ()),
-        ("{0: __import__('os')}", ()),
-        ("(" * 5000, ()),
-        (None, ()),
-    ],
-)
-def test_class_names_of_an_export(names: str | None, expected: tuple[str, ...]) -> None:
-    assert exported_labels(model((1,), names)) == expected

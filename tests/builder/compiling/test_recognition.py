@@ -129,3 +129,18 @@ def test_a_second_softmax_is_told() -> None:
     assert "leave out softmax" in (hint_note(Hints(makers={"y": "Softmax"}), softmax) or "")
     assert hint_note(Hints(makers={"y": "Gemm"}), softmax) is None
     assert hint_note(Hints(makers={"y": "Softmax"}), None) is None
+
+
+def test_fractions_that_the_file_tells_of_are_proposed_and_pixels_refused() -> None:
+    hints = Hints(task="detect", normalised=True)
+    outputs = [TensorSpec("y", "FP32", (1, 20, 8400))]
+    proposal = recognise(IMAGE, outputs, hints)
+    assert proposal is not None and proposal.postprocess == "yolov8,normalised=true"
+    declared = Postprocess((step_of("yolov8", Signature.of(IMAGE, outputs)),))
+    assert not contradicts(proposal, declared, IMAGE, outputs)
+    with pytest.raises(ModelError, match="expected boxes as pixels of the input, got a file of Ultra"):
+        check_hints(hints, declared, is_explicit=False)
+    check_hints(hints, declared)
+    check_hints(Hints(), declared, is_explicit=False)
+    finished = recognise(IMAGE, [TensorSpec("y", "FP32", (1, 300, 85))], hints)
+    assert finished is not None and finished.postprocess == "rtdetr"  # whose boxes are fractions anyway

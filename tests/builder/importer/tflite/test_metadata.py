@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import zipfile
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from builder import compile, load
-from builder.importer.tflite.metadata import Declared, read_metadata
+from builder.importer.tflite.metadata import Declared, describe, read_metadata
 from builder.importer.tflite.schema import read
 from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
 
@@ -80,6 +81,25 @@ def classifier(
     with zipfile.ZipFile(appended, "w") as archive:
         archive.writestr("labels.txt", labels)
     return raw + appended.getvalue()
+
+
+def detector(names: Sequence[str]) -> bytes:
+    """A file with boxes and numbers of classes, which have a file of labels."""
+    b = flatbuffers.Builder(256)
+    files = vector(b, [table(b, (0, "offset", b.CreateString("labels.txt")), (2, "byte", 3))])
+    plain, named = table(b), table(b, (6, "offset", files))
+    main = vector(b, [table(b, (3, "offset", vector(b, [plain, named])))])
+    b.Finish(table(b, (3, "offset", main)), b"M001")
+    graph = FileSubgraph()
+    graph.inputs = [graph.tensor((1, 8), name="x")]
+    graph.outputs = [graph.tensor((1, 2, 4)), graph.tensor((1, 8))]
+    graph.op("RESHAPE", [0, graph.constant([1, 2, 4])], [1])
+    graph.op("RESHAPE", [0, graph.constant([1, 8])], [2])
+    file = io.BytesIO(write(graph, metadata={"TFLITE_METADATA": bytes(b.Output())}))
+    file.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("labels.txt", "\n".join(names))
+    return file.getvalue()
 
 
 def declared(raw: bytes) -> Declared:
@@ -153,3 +173,35 @@ def test_another_shape_has_no_pictures(tmp_path: Path) -> None:
     path = tmp_path / "classifier.tflite"
     path.write_bytes(classifier(metadata([127.5], [127.5])))
     assert load(path, input_shapes={"picture": (1, 8, 6, 3)}).preprocess is None
+
+
+def exported(shape: tuple[int, ...], **more: Any) -> Declared:
+    """What is read of an export of Ultralytics whose input has a shape."""
+    graph = FileSubgraph()
+    graph.inputs = [graph.tensor(shape, name="picture")]
+    graph.outputs = [graph.tensor((1, 84, 21), name="boxes")]
+    graph.op("RESHAPE", [0, graph.constant([1, 84, 21])], [1])
+    file = io.BytesIO(write(graph))
+    file.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(file, "a") as archive:
+        fields = {"stride": 32, "task": "detect", "names": {0: "cat", 1: "dog"}, **more}
+        archive.writestr("metadata.json", json.dumps(fields))
+    return declared(file.getvalue())
+
+
+def test_an_export_of_ultralytics_has_labels_a_task_and_fractions() -> None:
+    for shape in ((1, 21, 28, 3), (1, 3, 21, 28)):
+        found = exported(shape)
+        assert (found.labels, found.task, found.normalised) == (("cat", "dog"), "detect", True)
+        assert "2 labels and boxes as fractions" in (describe(found) or "")
+
+
+def test_boxes_that_a_model_has_chosen_are_pixels_in_some_exports() -> None:
+    assert exported((1, 21, 28, 3), end2end=True).normalised is True
+    assert exported((1, 3, 21, 28), end2end=True).normalised is None
+
+
+def test_numbers_of_classes_have_labels_of_values() -> None:
+    found = declared(detector(names := ["???", "cat", "dog"]))
+    assert found.labels == tuple(names)
+    assert found.normalised is None
