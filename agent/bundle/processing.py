@@ -24,7 +24,7 @@ MAX_SIDE: Final = 16384
 MAX_STEPS: Final = 16
 
 COLOURS: Final = ("RGB", "BGR", "GRAY")
-RESIZE_MODES: Final = ("stretch", "shortest", "letterbox")
+RESIZE_MODES: Final = ("stretch", "shortest", "letterbox", "line")
 INTERPOLATIONS: Final = ("bilinear", "bicubic", "nearest", "area")
 LAYOUTS: Final = ("NCHW", "NHWC")
 POSITIONS: Final = ("centre", "top_left")
@@ -45,7 +45,9 @@ class Preprocess:
         Height and width in pixels, 1 to 16384 each, or None to keep the image's size.
     resize_mode
         `stretch` resizes to exactly that size; `shortest` keeps the aspect ratio and covers that size;
-        `letterbox` keeps the ratio, fits into that size and fills the rest with pixels of the value `pad`.
+        `letterbox` keeps the ratio, fits into that size and fills the rest with pixels of the value `pad`;
+        `line` keeps the ratio at that height, as lines of text need it: a shorter line is filled at its right
+        with `pad`, a longer one is squeezed to that width.
     interpolation
         `bilinear`, `bicubic`, `nearest` or `area`.
     crop
@@ -59,7 +61,8 @@ class Preprocess:
     invert
         Whether each pixel is first replaced by `255 - pixel`.
     pad
-        Value of the pixels that a letterbox adds, 0 to 255. None, as in early bundles, means 0.
+        Value of the pixels that a letterbox or a line adds, 0 to 255. None, as in early bundles, means 0 for
+        a letterbox, and for a line its last column.
     position
         Where a letterbox puts the image: `centre`, or `top_left`. None, as in early bundles, means `centre`.
     reduce
@@ -109,8 +112,10 @@ class Preprocess:
             raise ValueError(f"scale: expected a finite number other than 0, got {self.scale}")
         within("pad", self.pad or 0, 0, 255)
         one_of("position", self.position or "centre", POSITIONS)
-        if self.resize_mode != "letterbox" and (self.pad is not None or self.position is not None):
-            raise ValueError(f"pad and position: expected resize_mode letterbox, got {self.resize_mode}")
+        if self.position is not None and self.resize_mode != "letterbox":
+            raise ValueError(f"position: expected resize_mode letterbox, got {self.resize_mode}")
+        if self.pad is not None and self.resize_mode not in ("letterbox", "line"):
+            raise ValueError(f"pad: expected resize_mode letterbox or line, got {self.resize_mode}")
 
 
 @dataclass(frozen=True, slots=True)

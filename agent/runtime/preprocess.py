@@ -173,6 +173,9 @@ class Preprocessor:
         high, wide = declared.resize
         if declared.resize_mode == "stretch":
             return (wide, high), (wide / width, high / height)
+        if declared.resize_mode == "line":
+            new_width = min(wide, math.ceil(high * width / height))
+            return (new_width, high), (new_width / width, high / height)
         ratios = (wide / width, high / height)
         ratio = max(ratios) if declared.resize_mode == "shortest" else min(ratios)
         # The side that sets the ratio fits exactly; the other is rounded down, as torchvision does.
@@ -205,10 +208,15 @@ class Preprocessor:
         if new != image.size or box != (0, 0, *image.size):
             gap = float(REDUCED_MULTIPLE) if self._reduces(picture.width, picture.height) else None
             image = image.resize(new, _RESAMPLING[declared.interpolation], box, gap)
-        if declared.resize_mode != "letterbox" or new == (width, height):
+        if declared.resize_mode not in ("letterbox", "line") or new == (width, height):
             return image, scale_x, scale_y, 0.0, 0.0
         left, top = 0, 0
-        if declared.position != "top_left":
+        if declared.resize_mode == "line" and declared.pad is None:
+            last = image.crop((new[0] - 1, 0, new[0], new[1]))
+            filled = last.resize((width, height), Image.Resampling.NEAREST)
+            filled.paste(image, (0, 0))
+            return filled, scale_x, scale_y, 0.0, 0.0
+        if declared.resize_mode == "letterbox" and declared.position != "top_left":
             left, top = (width - new[0]) // 2, (height - new[1]) // 2
         pad = declared.pad or 0
         filled = Image.new(image.mode, (width, height), pad if self._channels == 1 else (pad, pad, pad))

@@ -234,7 +234,9 @@ def _preprocess(declared: Preprocess) -> str:
         steps.append(
             f"{declared.resize[0]}x{declared.resize[1]} {declared.resize_mode} {declared.interpolation}"
         )
-    if declared.pad is not None or declared.position is not None:
+    if declared.resize_mode == "line":
+        steps.append("last column repeated" if declared.pad is None else f"filled with {declared.pad}")
+    elif declared.pad is not None or declared.position is not None:
         steps.append(f"{(declared.position or 'centre').replace('_', ' ')} on {declared.pad or 0}")
     if declared.reduce:
         steps.append("large images reduced first")

@@ -50,6 +50,7 @@ MAX_DECLARATION_BYTES: Final = 64 << 10  # a dozen lines in practice
 IMAGE_DIMENSIONS: Final = 4
 
 _IMAGENET: Final = {"scale": 1 / 255, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+_SYMMETRIC: Final = {"scale": 1 / 127.5, "mean": [1.0]}
 _LETTERBOX: Final = {"resize_mode": "letterbox", "position": "top_left"}
 # torchvision's mean and std for ImageNet; the others as published by the models' authors. YOLO's letterboxes
 # are grey (114); those of faces are black.
@@ -59,7 +60,7 @@ _PREPROCESS: Mapping[str, Mapping[str, Any]] = {
         "colour": "RGB", "resize_mode": "shortest", "resize": [256, 256], "crop": "model", **_IMAGENET,
     },
     "unit": {"scale": 1 / 255},
-    "symmetric": {"scale": 1 / 127.5, "mean": [1.0]},
+    "symmetric": _SYMMETRIC,
     "ultraface": {"colour": "RGB", "mean": [127.0], "std": [128.0]},
     "raw": {"colour": "RGB"},
     "raw-bgr": {"colour": "BGR"},
@@ -71,6 +72,9 @@ _PREPROCESS: Mapping[str, Mapping[str, Any]] = {
     "ssd": {"colour": "RGB", "mean": [127.0], "std": [128.0]},
     "detr": {"colour": "RGB", **_IMAGENET},
     "movenet": {"colour": "RGB", "resize_mode": "letterbox"},
+    # The grey that becomes 0, and the line's own end.
+    "paddleocr": {"colour": "BGR", "resize_mode": "line", "pad": 127, **_SYMMETRIC},
+    "easyocr": {"resize_mode": "line", "interpolation": "bicubic", **_SYMMETRIC},
     "clip": {
         "colour": "RGB", "resize_mode": "shortest", "interpolation": "bicubic", "crop": "model",
         "scale": 1 / 255, "mean": [0.48145466, 0.4578275, 0.40821073],
@@ -430,7 +434,7 @@ def _fields_of(text: str) -> dict[str, Any]:
             hint=_did_you_mean(str(preset), (*PREPROCESS_PRESETS, *audio_presets.AUDIO_PRESETS)),
         )
     base = dict(_PREPROCESS[name])
-    if fields.get("resize_mode", "letterbox") != "letterbox":
+    if fields.get("resize_mode", base.get("resize_mode")) != base.get("resize_mode"):
         base = {key: value for key, value in base.items() if key not in ("pad", "position")}
     return base | fields
 

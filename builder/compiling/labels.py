@@ -209,6 +209,8 @@ def check_labels(
             del found[0]
         if len(found) == count - 1 and (_first_is_background(step) or count == _NUMBERS + 1):
             found.insert(0, BACKGROUND)
+        if is_text and len(found) == count - 2 and " " not in found:
+            found.append(" ")  # which PaddleOCR adds to its file of characters
         allowed = (count - 1, count) if is_text else (count,)
         if count and len(found) not in allowed and (found or is_text):
             expected = f"{' or '.join(map(str, allowed))} label{'' if allowed == (1,) else 's'}"

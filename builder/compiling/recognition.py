@@ -32,6 +32,7 @@ _SCORES: Final = ("Softmax", "Sigmoid")
 _FEWEST_CHARACTERS: Final = 37  # ten digits, 26 letters and the blank
 _COCO_CLASSES: Final = (80, 91)
 # Class maps have the size of the input, or a half, a quarter or an eighth of it.
+_PICTURE_DIMENSIONS: Final = 4
 _MAP_STRIDES: Final = (1, 2, 4, 8)
 _POSE_VALUES: Final = 5 + 3 * COCO_POINTS  # a person's box, score and key points
 _MOVENET_PERSONS: Final = 6
@@ -90,6 +91,11 @@ class Proposal:
     postprocess: str
     preprocess: str
 
+    @property
+    def preset(self) -> str:
+        """The postprocess without options."""
+        return self.postprocess.partition(",")[0]
+
     def __str__(self) -> str:
         look = "look like" if self.sure else "may be those of"
         before = f" --preprocess {self.preprocess}" if self.preprocess else ""
@@ -117,7 +123,7 @@ def recognise(
         if proposal.postprocess.startswith(("softmax", "top")):
             return proposal
         try:
-            step = step_of(proposal.postprocess, signature)
+            step = step_of(proposal.preset, signature)
         except ModelError:
             continue
         if hints.normalised and _in_pixels(step):
@@ -158,8 +164,7 @@ def contradicts(
     """
     if not proposal.sure or proposal.postprocess.startswith(("softmax", "top")):
         return False
-    preset = proposal.postprocess.partition(",")[0]
-    expected, given = step_of(preset, Signature.of(inputs, outputs)), declared.steps[0]
+    expected, given = step_of(proposal.preset, Signature.of(inputs, outputs)), declared.steps[0]
     if isinstance(expected, Objects) and isinstance(given, Objects):
         names = ("boxes", "scores", "objectness", "coding", "levels", "transposed")
         return any(getattr(expected, name) != getattr(given, name) for name in names)
@@ -217,6 +222,7 @@ def _proposals(signature: Signature, hints: Hints, inputs: Sequence[TensorSpec])
     maps = [shape for shape in shapes if len(shape) == 4 and shape[0] == 1]
     if len(rows) == 1 and len(shapes) == 1:
         yield from _one_output(signature, rows[0], hints)
+        yield from _text(signature, rows[0][1], rows[0][2], hints, inputs)
     elif len(rows) == 1 and len(maps) == 1 and len(shapes) == 2:
         yield from _with_prototypes(signature, rows[0])
     elif len(rows) == len(shapes) > 1:
@@ -226,7 +232,7 @@ def _proposals(signature: Signature, hints: Hints, inputs: Sequence[TensorSpec])
     elif maps and len(maps) == len(shapes) and len(set(maps)) == 1:
         yield from _class_map(signature, maps[0])
     elif len(shapes) == 1 and len(shapes[0]) == 3 and shapes[0][1] == 1 and shapes[0][0] > 1:
-        yield from _text(signature, shapes[0][0], shapes[0][2], hints)
+        yield from _text(signature, shapes[0][0], shapes[0][2], hints, inputs)
     elif len(shapes) == 1 and math.prod(shapes[0]) == shapes[0][-1]:
         yield from _one_vector(signature.outputs[0], hints)
 
@@ -289,16 +295,22 @@ def _one_output(signature: Signature, shape: tuple[int, ...], hints: Hints) -> I
         yield Proposal("YOLOv8, YOLO11 or YOLO12", evidence, True, "yolov8", "yolov8")
     if not transposed and count == 300 and values >= 5:
         yield Proposal("RT-DETR", evidence, values - 4 in _COCO_CLASSES, "rtdetr", "unit")
-    yield from _text(signature, second, third, hints)
 
 
-def _text(signature: Signature, steps: int, characters: int, hints: Hints) -> Iterator[Proposal]:
+def _text(
+    signature: Signature, steps: int, characters: int, hints: Hints, inputs: Sequence[TensorSpec]
+) -> Iterator[Proposal]:
     """Recognise the scores of characters over the width of a picture of one line."""
     height, width = signature.size or (0, 0)
-    is_likely = characters >= _FEWEST_CHARACTERS or hints.ends_in_softmax(signature.outputs[0].name)
+    output = signature.outputs[0].name
+    is_likely = characters >= _FEWEST_CHARACTERS or hints.ends_in_softmax(output)
     if is_likely and width >= 2 * height and steps <= width:
         evidence = f"{steps} steps of {characters} characters"
-        yield Proposal("text recognition", evidence, False, "ctc", "symmetric")
+        [picture] = [spec.shape for spec in inputs if len(spec.shape) == _PICTURE_DIMENSIONS]
+        preprocess = "easyocr" if 1 in (picture[1], picture[3]) else "paddleocr"
+        is_raw = output in hints.makers and not hints.ends_in_softmax(output)
+        postprocess = "ctc,activation=softmax" if is_raw else "ctc"
+        yield Proposal("text recognition", evidence, False, postprocess, preprocess)
 
 
 def _with_prototypes(signature: Signature, shape: tuple[int, ...]) -> Iterator[Proposal]:

@@ -142,6 +142,25 @@ def test_a_letterbox_keeps_the_ratio_and_reports_where_the_image_is() -> None:
     assert placement == Placement(200, 100, 0.32, 0.32, 0, 16, 64, 64)
 
 
+@pytest.mark.parametrize(("pad", "fill"), [(127, 127), (0, 0), (None, 255)])
+def test_a_line_keeps_its_ratio_and_is_filled_at_its_right(pad: int | None, fill: int) -> None:
+    image = Image.new("L", (31, 20), "black")
+    image.paste(255, (20, 0, 31, 20))
+    out, placement = run(image, (1, 1, 10, 40), colour="GRAY", resize=(10, 40), resize_mode="line", pad=pad)
+    # 15.5 pixels, rounded up as PaddleOCR and EasyOCR do.
+    assert placement == Placement(31, 20, 16 / 31, 0.5, 0, 0, 40, 10)
+    assert (out[0, 0, :, :9] == 0).all() and (out[0, 0, :, 12:16] == 255).all()
+    assert (out[0, 0, :, 16:] == fill).all()
+
+
+def test_a_line_that_is_too_long_is_squeezed() -> None:
+    out, placement = run(
+        Image.new("RGB", (200, 20), "white"), (1, 3, 10, 40), resize=(10, 40), resize_mode="line", pad=127
+    )
+    assert (out == 255).all()
+    assert placement == Placement(200, 20, 0.2, 0.5, 0, 0, 40, 10)
+
+
 def test_a_crop_reports_where_the_image_is() -> None:
     _, placement = run(
         photograph(400, 200), (1, 3, 80, 60), resize=(100, 100), resize_mode="shortest", crop=(80, 60)

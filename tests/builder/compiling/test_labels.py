@@ -95,6 +95,12 @@ def test_a_text_needs_its_characters_and_a_space_is_one_of_them(tmp_path: Path) 
     file = tmp_path / "characters.txt"
     file.write_text("a\nb\n \n")
     assert read_named_labels(file, [steps], declared) == b"a\nb\n \n"
+    # PaddleOCR's models read a space behind the characters of their file.
+    file.write_text("a\nb\n")
+    assert read_named_labels(file, [steps], declared) == b"a\nb\n \n"
+    file.write_text("a\n")
+    with pytest.raises(ModelError, match="expected 3 or 4 labels for y, got 1"):
+        read_named_labels(file, [steps], declared)
 
 
 def _numbers() -> tuple[list[TensorSpec], Postprocess]:

@@ -144,3 +144,23 @@ def test_fractions_that_the_file_tells_of_are_proposed_and_pixels_refused() -> N
     check_hints(Hints(), declared, is_explicit=False)
     finished = recognise(IMAGE, [TensorSpec("y", "FP32", (1, 300, 85))], hints)
     assert finished is not None and finished.postprocess == "rtdetr"  # whose boxes are fractions anyway
+
+
+@pytest.mark.parametrize(
+    ("picture", "shape", "maker", "expected"),
+    [
+        ((1, 3, 48, 320), (1, 40, 97), "Softmax", ("ctc", "paddleocr")),
+        ((1, 1, 64, 200), (1, 49, 97), "Gemm", ("ctc,activation=softmax", "easyocr")),
+        ((1, 32, 100, 1), (1, 26, 37), "Add", ("ctc,activation=softmax", "easyocr")),
+        ((1, 32, 320, 3), (80, 1, 97), "", ("ctc", "paddleocr")),
+    ],
+)
+def test_a_line_of_text_keeps_its_proportions(
+    picture: tuple[int, ...], shape: tuple[int, ...], maker: str, expected: tuple[str, str]
+) -> None:
+    inputs = [TensorSpec("x", "FP32", picture)]
+    hints = Hints(makers={"y": maker} if maker else {})
+    proposal = recognise(inputs, [TensorSpec("y", "FP32", shape)], hints)
+    assert proposal is not None
+    assert (proposal.postprocess, proposal.preprocess) == expected
+    assert preprocess(proposal.preprocess, inputs).resize_mode == "line"
