@@ -21,6 +21,7 @@ from agent.bundle.archive import MANIFEST, MAX_BUNDLE_BYTES, MAX_MEMBER_BYTES, S
 from agent.bundle.audio import Audio, Keywords, Speech
 from agent.bundle.buckets import Buckets
 from agent.bundle.columns import InputColumns, check_columns
+from agent.bundle.detection import MAX_ROWS
 from agent.bundle.names import COMPATIBLE, MAX_VERSION_CHARS, MODEL_NAME, SEMVER
 from agent.bundle.output_length import OutputLength, check_lengths
 from agent.bundle.processing import (
@@ -281,6 +282,9 @@ class Manifest:
         The columns of a table that the inputs take, or None.
     quantisation
         The scales of inputs and outputs whose integers stand for real numbers, or None.
+    class_counts
+        Outputs that hold numbers of classes -> how many classes there are; None if the model's file says
+        nothing about it. Labels are checked with it when the bundle gets others; a device does not read it.
 
     Raises
     ------
@@ -309,6 +313,7 @@ class Manifest:
     buckets: Buckets | None = field(default=None, metadata=canonical_json.LATER)
     columns: tuple[InputColumns, ...] | None = field(default=None, metadata=canonical_json.LATER)
     quantisation: Quantisation | None = field(default=None, metadata=canonical_json.LATER)
+    class_counts: Mapping[str, int] | None = field(default=None, metadata=canonical_json.LATER)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", MappingProxyType(dict(sorted(self.files.items()))))
@@ -325,6 +330,14 @@ class Manifest:
             self.buckets.check(self.inputs, self.outputs)
         if self.quantisation is not None:
             self.quantisation.check(self.inputs, self.outputs)
+        if self.class_counts is not None:
+            object.__setattr__(
+                self, "class_counts", MappingProxyType(dict(sorted(self.class_counts.items())))
+            )
+            for name, count in self.class_counts.items():
+                values.within("class_counts", count, 1, MAX_ROWS)
+                if name not in {spec.name for spec in self.outputs}:
+                    raise ValueError(f"class_counts: output {name!r:.80} does not exist")
         if self.preprocess is not None and self.preprocess.input not in {spec.name for spec in self.inputs}:
             raise ValueError(f"preprocess is for input {self.preprocess.input!r:.80}, which does not exist")
         if self.postprocess is not None:

@@ -500,6 +500,7 @@ def describe_model(
             columns=over_time.columns,
             lengths=model.lengths or None,
             quantisation=model.scales.declared,
+            class_counts=_counts(model),
             samples=Samples(1, compared.self_test_rtol, tolerances.SELF_TEST_ATOL),
             resources=resources,
             files=digests(members),
@@ -515,6 +516,12 @@ def describe_model(
         )
     except ValueError as error:
         raise ModelError(f"the bundle cannot be described: {error}") from error
+
+
+def _counts(model: ImportedModel) -> dict[str, int] | None:
+    """Return how many classes the numbers in each output stand for, None if it is not known of any."""
+    names = {spec.name for spec in model.outputs}
+    return {name: count for name, count in model.class_counts.items() if name in names and count} or None
 
 
 def _declare(shipped: ShippedChoices | None) -> ManifestShipped | None:

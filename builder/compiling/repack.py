@@ -156,14 +156,14 @@ def _like(
 def _with_labels(package: Package, labels: Labels | None, after: Postprocess | None) -> dict[str, bytes]:
     members = dict(package.members)
     old = members.pop(_LABELS, b"")
-    outputs = package.manifest.smallest_outputs
+    outputs, counts = package.manifest.smallest_outputs, package.manifest.class_counts
     lines: bytes | None
     if labels is None and old:
         try:
-            kept = check_labels(old.decode().splitlines(), outputs, after, "the bundle's labels")
+            kept = check_labels(old.decode().splitlines(), outputs, after, "the bundle's labels", counts)
         except ModelError as error:
             raise ModelError(str(error), hint="add --labels FILE, or --labels none") from error
         lines = ("\n".join(kept) + "\n").encode()
     else:
-        lines = read_named_labels(None if labels == NONE else labels, outputs, after)
+        lines = read_named_labels(None if labels == NONE else labels, outputs, after, counts)
     return members if lines is None else {**members, _LABELS: lines}
