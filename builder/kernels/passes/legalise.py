@@ -57,6 +57,7 @@ def legalise_map(target: DeviceTarget) -> dict[str, Legalisation]:
     own["relax.multiply"] = _multiply
     own["relax.negative"] = _negative
     own["relax.nn.leakyrelu"] = _leaky_relu
+    own["relax.nn.prelu"] = _prelu
     own["relax.take"] = _take
     own["relax.concat"] = concatenation.legalise
     own["relax.cumsum"] = _cumsum
@@ -202,19 +203,31 @@ def _negative(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 
 
 def _leaky_relu(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Legalise `leakyrelu`; with a slope of 0, TVM makes 0 of NaN."""
-    if float(call.attrs.alpha):
-        return legalise_as_tvm(bb, call)
-    zero = tirx.const(0.0, str(call.ty.dtype))
+    """Legalise `leakyrelu`: only what is below zero has a slope. TVM gives it to 0 and NaN, too.
 
-    def element(x: tirx.Expr) -> tirx.Expr:
-        return tirx.Select(x > zero, x, tirx.Mul(x, hidden(zero)))
-
+    With a slope of 0, TVM would make 0 of the negative infinity.
+    """
+    slope = hidden(tirx.const(float(call.attrs.alpha), str(call.ty.dtype)))
     return bb.call_te(
-        lambda x: te.compute(x.shape, lambda *i: element(x(*i)), name="leaky_relu"),
+        lambda x: te.compute(x.shape, lambda *i: _leaking(x(*i), slope), name="leaky_relu"),
         call.args[0],
         primfunc_name_hint="leaky_relu",
     )
+
+
+def _prelu(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise `prelu` as `leakyrelu`: an infinite slope of 0 would be NaN."""
+    axis = int(call.attrs.axis) % len(shape_of(call))
+    alone = shape_of(call.args[1]) == (1,)
+
+    def compute(x: te.Tensor, slopes: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape, lambda *i: _leaking(x(*i), slopes(0 if alone else i[axis])), name="prelu")
+
+    return bb.call_te(compute, *call.args, primfunc_name_hint="prelu")
+
+
+def _leaking(x: tirx.Expr, slope: tirx.Expr) -> tirx.Expr:
+    return tirx.Select(x < tirx.const(0.0, str(x.ty.dtype)), tirx.Mul(x, slope), x)
 
 
 def _take(bb: relax.BlockBuilder, call: Call) -> relax.Expr:

@@ -163,6 +163,18 @@ def test_any_expression(lanes: int) -> None:
     assert not differences(graph, lanes, signs=False)  # ONNX says nothing about max(-0, 0)
 
 
+@pytest.mark.parametrize("slopes", [[np.nan], [np.inf], [np.nan, np.inf, 2.0, -np.inf]], ids=str)
+def test_zero_and_nan_have_no_slope(slopes: list[float]) -> None:
+    x = np.array([[0.0, -0.0, 1.0, np.nan], [-1.0, np.inf, -3.0, 0.0]], np.float32)
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> g (float[2,4] x, float[{len(slopes)}] s)
+        => (float[2,4] y) {{ y = PRelu(x, s) }}"""
+    )
+    feeds = {"x": x, "s": np.float32(slopes)}
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    np.testing.assert_array_equal(run_as_shipped(model, feeds, 8)[0], wanted)
+
+
 def _expression(graph: Graph, rng: random.Random) -> str:
     """Write an expression of three to eight operators that share their operands; return its value."""
     floats: list[str | float] = ["x", "y"]
