@@ -21,6 +21,7 @@ from builder.importer import integer_convolutions, integer_products, padding
 from builder.importer.bit_cast import OPERATOR as BIT_CAST
 from builder.importer.bit_cast import BitCast
 from builder.importer.blocked_weights import BlockedDequantisation
+from builder.importer.casts import Cast
 from builder.importer.classic.kept import is_kept, kept_converters, with_placeholders
 from builder.importer.recurrent_call import GATES, recurrent_converters
 from builder.importer.relax_cleanup import clean_up
@@ -90,6 +91,7 @@ def _own_converters() -> Iterator[None]:
             integer_convolutions.NAME: integer_convolutions.IntegerConvolution(),
             padding.NAME: padding.Padding(),
             BIT_CAST: BitCast(),
+            "Cast": Cast(),
             "DequantizeLinear": BlockedDequantisation(),
         }
 
