@@ -322,8 +322,12 @@ def cut(node: onnx.NodeProto, g: PaddedGraph) -> None:
     rank = len(g.shape(x))
     starts, ends = g.entries(node.input[1]), g.entries(node.input[2])
     count = g.shape(node.input[1])[0]
-    axes = g.entries(input_name(node, 3)) or tuple(range(count))
-    steps = g.entries(input_name(node, 4)) or (1,) * count
+    axes, steps = (
+        g.entries(name) if (name := input_name(node, index)) else default
+        for index, default in ((3, tuple(range(count))), (4, (1,) * count))
+    )
+    if axes is None or steps is None:
+        g.refuse("its axes or steps depend on values that are only known at run time")
     lengths = dict(g.lengths.get(x, {}))
     value = x
     known: list[tuple[int, int, int, int]] = []

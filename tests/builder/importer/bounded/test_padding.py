@@ -81,6 +81,18 @@ def test_a_normalised_model_with_a_suppression_is_imported_again() -> None:
         import_onnx(forged)
 
 
+@pytest.mark.parametrize("inputs", ["x, b, e, i", "x, b, e, a, i"])
+def test_axes_and_steps_of_a_slice_that_come_with_a_request(inputs: str) -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> g (float[4,4] x, int64[1] i) => (float[m,n] y) {{
+            b = Constant<value_ints = [1]>() e = Constant<value_ints = [3]>()
+            a = Constant<value_ints = [1]>() y = Slice({inputs})
+        }}"""
+    )
+    with pytest.raises(UnsupportedOperatorError, match=r"Slice .*its axes or steps depend on values"):
+        import_onnx(model)
+
+
 def test_what_nothing_bounds_is_named() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]> g (int64 n, float[3] x) => (float[m] y) {
