@@ -18,6 +18,9 @@ _SMALL_INTEGERS: Final = frozenset(
     {TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16}
 )
 
+# float32 has all integers up to here.
+_WHOLE_IN_FLOAT: Final = 1 << 24
+
 
 def cast(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """Cast to the type that the input has: an Identity."""
@@ -66,7 +69,10 @@ def dropout(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] 
 
 
 def power(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Pow of integers or of two types: cast, because the front end wants floats of one type."""
+    """Pow of integers or of two types: cast, because the front end wants floats of one type.
+
+    Where float32 does not have all exponents, an odd one could become even.
+    """
     base, exponent = (graph.type_of(name) for name in node.input)
     if base is None or exponent is None:
         return None
@@ -76,6 +82,10 @@ def power(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | 
     working = base.elem_type
     if working not in _FLOATS:
         working = TensorProto.FLOAT if base.elem_type in _SMALL_INTEGERS else TensorProto.DOUBLE
+    if exponent.dtype.kind in "iu" and exponent.elem_type not in _SMALL_INTEGERS:
+        known = graph.constant(node.input[1])
+        if known is None or (np.abs(known.astype(np.float64)) > _WHOLE_IN_FLOAT).any():
+            working = TensorProto.DOUBLE
     left = new.cast(node.input[0], working)
     right = new.cast(node.input[1], working)
     new.cast(new.op("Pow", left, right), base.elem_type, to=node.output[0])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from builder.importer import import_onnx
 from builder.importer.rewrites import apply_rewrites
 from tests.builder.importer.rewrites.cases import BOOL, INT64, Case, ModelMaker, check_case, one, operators
 
@@ -121,3 +122,18 @@ def test_an_eye_of_a_constants_shape(make_model: ModelMaker, noise: Any, agrees:
     ]
     weights = {"w": np.zeros((3, 4), np.int32)}
     agrees(make_model(nodes, {"x": [3, 4]}, {"y": [3, 4]}, weights), noise(3, 4))
+
+
+def test_an_odd_exponent_that_float32_does_not_have(make_model: ModelMaker, agrees: Any) -> None:
+    inputs = {"x": [3], "z": ([3], TensorProto.INT32)}
+    agrees(
+        make_model([one("Pow", ["x", "z"])], inputs, {"y": [3]}),
+        np.array([-1, -1, -2], np.float32),
+        np.array([2**31 - 1, 2**24 + 1, -3], np.int32),
+    )
+
+
+def test_a_constant_exponent_needs_no_double_precision(make_model: ModelMaker) -> None:
+    model = make_model([one("Pow", ["x", "p"])], {"x": [3]}, {"y": [3]}, {"p": np.int64(-2)})
+    kinds = {v.type.tensor_type.elem_type for v in import_onnx(model).onnx.graph.value_info}
+    assert TensorProto.DOUBLE not in kinds
