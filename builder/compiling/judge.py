@@ -27,6 +27,7 @@ from builder.compiling.parity import Noise, run_as_defined, run_session
 from builder.errors import ModelError, ParityError
 from builder.importer import ImportedModel
 from builder.importer.onnx_graph import walk_nodes
+from builder.importer.rewrites import resize
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, npt.NDArray[np.generic]]
@@ -54,7 +55,10 @@ class Judge:
         self._model = model
         self._names = [spec.name for spec in model.outputs]
         self._session: ort.InferenceSession | None = None
-        self._rounds = any(_ROUNDS_TO_BYTES.search(node.op_type) for node in walk_nodes(model.onnx.graph))
+        self._rounds = any(
+            _ROUNDS_TO_BYTES.search(node.op_type) or resize.is_rounded(node)
+            for node in walk_nodes(model.onnx.graph)
+        )
         self._runs = f"{_NORMALISED}, because its inputs or outputs are not the file's"
         original = model.original
         if original is None:

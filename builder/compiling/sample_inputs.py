@@ -36,6 +36,7 @@ _INTEGERS: Final = frozenset(
     getattr(onnx.TensorProto, f"{sign}INT{bits}") for bits in (8, 16, 32, 64) for sign in ("", "U")
 )
 _BYTES: Final = ("UINT8", "INT8")
+_OF_INTEGERS: Final = frozenset({"DequantizeLinear", "MatMulInteger", "ConvInteger"})
 _COMPARISONS: Final = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
@@ -174,18 +175,21 @@ def _features(
 
 
 def _quantised(model: onnx.ModelProto) -> set[str]:
-    """Return the inputs of one byte or two that are dequantised, or multiplied as integers."""
+    """Return the inputs of one byte or two that are dequantised, multiplied as integers, or resized."""
     small = (onnx.TensorProto.UINT8, onnx.TensorProto.INT8, onnx.TensorProto.UINT16, onnx.TensorProto.INT16)
     origin = {
         value.name: value.name for value in model.graph.input if value.type.tensor_type.elem_type in small
     }
+    cast: set[str] = set()
     found: set[str] = set()
     for node in model.graph.node:
         if not node.input or node.input[0] not in origin:
             continue
-        if node.op_type in _TRANSPARENT and node.op_type != "Cast":
+        if node.op_type in _TRANSPARENT:
             origin[node.output[0]] = origin[node.input[0]]
-        elif node.op_type in ("DequantizeLinear", "MatMulInteger", "ConvInteger"):
+            if node.op_type == "Cast" or node.input[0] in cast:
+                cast.add(node.output[0])
+        elif node.op_type == "Resize" or (node.input[0] not in cast and node.op_type in _OF_INTEGERS):
             found.add(origin[node.input[0]])
     return found
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node
 from builder.importer.rewrites.replacement import Replacement, input_name
@@ -32,6 +32,9 @@ _COORDINATES: Final = _KEPT_COORDINATES | {
 # Elements of all matrices of one Resize: 4096 to 4096 pixels along one axis take 16 million.
 MAX_ELEMENTS: Final = 1 << 24
 _SIGNAL_RANK: Final = 3
+# Of an integer, which are more than what sums of products of bytes err by in float32.
+_PARTS: Final = 1 << 10
+_ROUNDED: Final = "/rounded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ def resize(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] |
     opset 11 required both inputs. The front end counts them as given.
     """
     lean = _without_unread_inputs(node, graph)
-    new = _crop_by_request(lean, graph) or _resize(lean, graph)
+    new = _of_integers(lean, graph) or _crop_by_request(lean, graph) or _resize(lean, graph)
     return [lean] if new is None and lean != node else new
 
 
@@ -76,6 +79,32 @@ def _without_unread_inputs(node: onnx.NodeProto, graph: OnnxGraph) -> onnx.NodeP
     if input_name(node, 3) and (name := input_name(node, 2)) and graph.shape_of(name) == (0,):
         lean.input[2] = ""
     return lean
+
+
+def _of_integers(node: onnx.NodeProto, graph: OnnxGraph) -> list[onnx.NodeProto] | None:
+    """Interpolate integers as floats, then round towards zero, as ONNX Runtime does.
+
+    What rounding error moves just below an integer counts as that integer, on every processor. ONNX Runtime
+    takes the one before, so its answers are one lower there: `is_rounded` tells the judge.
+    """
+    options, found = attributes(node), graph.type_of(node.input[0])
+    if options.get("mode", "nearest") != "linear" or found is None or found.dtype.kind not in "iu":
+        return None
+    if options.get("antialias", 0):
+        return None
+    wide = np.dtype(np.float32 if found.dtype.itemsize == 1 else np.float64)
+    new = Replacement(node, graph)
+    x = new.cast(node.input[0], helper.np_dtype_to_tensor_dtype(wide))
+    x = new.op("Resize", x, *node.input[1:], **options)
+    x = new.op("Round", new.op("Mul", x, new.constant(_PARTS, wide)))
+    new.cast(new.op("Mul", x, new.constant(1 / _PARTS, wide)), found.elem_type, to=node.output[0])
+    new.nodes[-1].name += _ROUNDED
+    return new.nodes
+
+
+def is_rounded(node: onnx.NodeProto) -> bool:
+    """Whether a node of a normalised model rounds what was a Resize of integers."""
+    return node.op_type == "Cast" and node.name.endswith(_ROUNDED)
 
 
 def is_cropped(options: dict[str, Any]) -> bool:
@@ -192,11 +221,13 @@ def _resize(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] 
     inferred = graph.shape_of(node.output[0])
     if found is None or shape is None or axes is None or inferred is None:
         return None
-    if _is_kept(options, axes, shape) and all(inferred[axis.axis] == axis.after for axis in axes):
+    # ONNX Runtime has no Resize of float64.
+    narrow = found.elem_type != TensorProto.DOUBLE
+    if narrow and _is_kept(options, axes, shape) and all(inferred[axis.axis] == axis.after for axis in axes):
         return None
     if options.get("coordinate_transformation_mode", "half_pixel") not in _COORDINATES:
         return None
-    if (picture := _as_picture(node, graph, options, axes, shape)) is not None:
+    if narrow and (picture := _as_picture(node, graph, options, axes, shape)) is not None:
         return picture
     changed = [axis for axis in axes if not _is_identity(axis, options)]
     if sum(axis.before * axis.after for axis in changed) > MAX_ELEMENTS:

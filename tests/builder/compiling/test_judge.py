@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from builder.compiling.compilation import check_rounding
 from builder.compiling.judge import Judge
 from builder.compiling.parity import compare, run_as_defined
+from builder.compiling.sample_inputs import make_inputs
 from builder.errors import ParityError
 from builder.importer import ImportedModel, import_onnx
 
@@ -184,3 +185,24 @@ def test_a_length_that_is_only_known_at_run_time_is_padded_and_counted(tmp_path:
     places, count = assert_same(model, {"x": np.array([0, 1, 0, 2], "f4")})
     assert places.tolist() == [[1, 3, 0, 0]]
     assert count.tolist() == [2]
+
+
+@pytest.mark.parametrize("kind", [TensorProto.UINT8, TensorProto.INT8])
+def test_a_picture_of_bytes_may_be_rounded_apart(kind: int) -> None:
+    node = helper.make_node(
+        "Resize", ["x", "", "s"], ["y"], mode="linear", coordinate_transformation_mode="align_corners"
+    )
+    model = import_onnx(
+        made(
+            [node],
+            [value("x", kind, [1, 2, 5, 6])],
+            [value("y", kind, [1, 2, 10, 12])],
+            [numpy_helper.from_array(np.float32([1, 1, 2, 2]), "s")],
+        )
+    )
+    judge = Judge(model)
+    inputs = make_inputs(model.inputs, model.onnx)
+    assert np.ptp(inputs["x"].astype(int)) > 200  # not a mask
+    judge.outputs(inputs)
+    assert "which agrees" in judge.reference
+    assert not judge.compares_floats
