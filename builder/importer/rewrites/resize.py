@@ -104,7 +104,7 @@ def _of_integers(node: onnx.NodeProto, graph: OnnxGraph) -> list[onnx.NodeProto]
 
 def is_rounded(node: onnx.NodeProto) -> bool:
     """Whether a node of a normalised model rounds what was a Resize of integers."""
-    return node.op_type == "Cast" and node.name.endswith(_ROUNDED)
+    return bool(node.op_type == "Cast" and node.name.endswith(_ROUNDED))
 
 
 def is_cropped(options: dict[str, Any]) -> bool:

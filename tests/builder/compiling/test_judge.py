@@ -197,7 +197,7 @@ def test_a_picture_of_bytes_may_be_rounded_apart(kind: int) -> None:
             [node],
             [value("x", kind, [1, 2, 5, 6])],
             [value("y", kind, [1, 2, 10, 12])],
-            [numpy_helper.from_array(np.float32([1, 1, 2, 2]), "s")],
+            [numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "s")],
         )
     )
     judge = Judge(model)

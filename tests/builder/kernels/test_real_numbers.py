@@ -170,9 +170,9 @@ def test_zero_and_nan_have_no_slope(slopes: list[float]) -> None:
         f"""<ir_version: 8, opset_import: ["" : 17]> g (float[2,4] x, float[{len(slopes)}] s)
         => (float[2,4] y) {{ y = PRelu(x, s) }}"""
     )
-    feeds = {"x": x, "s": np.float32(slopes)}
+    feeds = {"x": x, "s": np.array(slopes, np.float32)}
     (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
-    np.testing.assert_array_equal(run_as_shipped(model, feeds, 8)[0], wanted)
+    np.testing.assert_array_equal(run_as_shipped(model, feeds, machine(8))[0], wanted)
 
 
 def _expression(graph: Graph, rng: random.Random) -> str:

@@ -195,9 +195,8 @@ def test_integers_are_resized_as_numbers(
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(name))
     how = {"mode": "linear", "coordinate_transformation_mode": coordinates}
     node = helper.make_node("Resize", ["x", "", "s"], ["y"], name="resize", **how)
-    model = make_model(
-        [node], {"x": ([1, 2, 5, 10], kind)}, {"y": (None, kind)}, {"s": np.float32([1, 1, *scales])}
-    )
+    weights = {"s": np.array([1, 1, *scales], np.float32)}
+    model = make_model([node], {"x": ([1, 2, 5, 10], kind)}, {"y": (None, kind)}, weights)
     low, high = (0, 256) if name == "uint8" else (-128, 128)
     x = np.random.default_rng(3).integers(low, high, (1, 2, 5, 10)).astype(name)
     wanted = run_onnx(model, {"x": x})[0].astype(int)
