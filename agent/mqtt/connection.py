@@ -30,6 +30,7 @@ from agent.mqtt.reason_codes import (
     LOST,
     NOT_CONNECTED,
     POISON,
+    QUEUE_FULL,
     RENEWED,
     TOO_LARGE,
     Action,
@@ -52,6 +53,8 @@ _WORTH_SAYING_S: Final = 1.0
 _LOG_INTERVAL_S: Final = 60.0
 # More than everything before the payload in any packet of ours.
 _LARGEST_HEAD_BYTES: Final = 256 << 10
+# What may wait at QoS 0 for a broker that does not read; a larger message is sent if nothing else waits.
+_MAX_UNSENT_BYTES: Final = 8 << 20
 # Ours, and the broker's own in PUBACK or DISCONNECT.
 _TOO_LARGE: Final = frozenset({TOO_LARGE.code, 0x95})
 _RETAIN_NOT_SUPPORTED: Final = 0x9A
@@ -84,6 +87,9 @@ class Connection:
         Opens a socket to the broker; tests pass their own.
     name
         The name of this connection in the log, if the identifier is secret; by default the identifier.
+    shed
+        Called with the topic of a message at QoS 0 while more arrives than can be read, and for how many
+        seconds that has been so; returns whether to drop the message. By default every message is read.
 
     Attributes
     ----------
@@ -111,6 +117,7 @@ class Connection:
         on_subscribed: Callable[[], None] | None = None,
         open_socket: SocketOpener = open_tcp_socket,
         name: str = "",
+        shed: Callable[[str, float], bool] | None = None,
     ) -> None:
         self.settings = settings
         self.client_id = client_id
@@ -118,10 +125,12 @@ class Connection:
         self.connects = 0
         self.over_limit = 0
         self.unsendable = 0
+        self._dropped = 0
         self.limits = NO_LIMITS
         self._said: set[str] = set()
         self._log = RateLimitedLog(_log, _LOG_INTERVAL_S)
         self._on_message = on_message
+        self._shed = shed
         self.will = will
         self._persistent = persistent
         self._on_up = on_up
@@ -158,6 +167,11 @@ class Connection:
     def version(self) -> int:
         """The MQTT version in use, or last used: 5, or 4 for 3.1.1."""
         return self._negotiation.first_version if self._engine is None else self._engine.version
+
+    @property
+    def dropped(self) -> int:
+        """How many messages at QoS 0 were dropped unread, because more arrived than could be read."""
+        return self._dropped + (0 if self._engine is None else self._engine.dropped)
 
     @property
     def unacknowledged(self) -> int:
@@ -294,7 +308,13 @@ class Connection:
         if qos == 0:
             verdict: Reason | None = NOT_CONNECTED
             if self.connected and self._engine is not None:
-                verdict = self._engine.publish(topic, payload, packet_id=None, retain=retain, packed=packed)
+                unsent_bytes = self._engine.unsent_bytes
+                if unsent_bytes and unsent_bytes + len(payload) > _MAX_UNSENT_BYTES:
+                    verdict = QUEUE_FULL
+                else:
+                    verdict = self._engine.publish(
+                        topic, payload, packet_id=None, retain=retain, packed=packed
+                    )
             assert verdict is not None
             self._settled(topic, payload, verdict)
             settle(verdict)
@@ -454,10 +474,11 @@ class Connection:
     def _engine_of(self, version: int) -> Engine:
         if self._engine is not None:
             self._engine.drop()
+            self._dropped += self._engine.dropped
         self._engine = engine = Engine(
             self.client_id,
             version,
-            callbacks=Callbacks(self._received, self._acknowledged, self._granted, self._lost),
+            callbacks=Callbacks(self._received, self._acknowledged, self._granted, self._lost, self._shed),
             persistent=self._persistent,
             will=self.will,
             next_id=self._sending.next_id,

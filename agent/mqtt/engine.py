@@ -8,11 +8,18 @@ runs no thread. The methods that every message passes through are replaced in `p
 file that imports paho.
 
 No I/O happens here: the socket passed to `connect` reads, writes and watches itself.
+
+Promises: no peer has the event loop to itself. A turn reads `PACKETS_IN_A_TURN` packets or for `TURN_S`,
+writes what they led to, and lets everything else go on. A broker that does not read what we answer is not
+read either (`PAUSE_BYTES`), and one that sends more than it may is left. If more arrives than can be read,
+messages at QoS 0 may be dropped before they are decoded (`Callbacks.shed`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,6 +40,24 @@ from agent.mqtt.transport import BrokerSocket, Packet
 
 MQTT_5: Final = 5
 MQTT_3_1_1: Final = 4
+
+# What one connection may do before the event loop goes on. For a burst of honest requests that costs a few
+# more system calls.
+PACKETS_IN_A_TURN: Final = 64
+TURN_S: Final = 0.005
+# Above the first, the socket is not read until no more than the second waits to be written.
+PAUSE_BYTES: Final = 1 << 20
+RESUME_BYTES: Final = 512 << 10
+# Turns that were used up and follow each other within `_TOGETHER_S` belong to one flood. A burst of honest
+# requests is over before messages are dropped.
+SHED_AFTER_S: Final = 0.1
+_TOGETHER_S: Final = 0.25
+# MQTT 3.1.1 knows no Receive Maximum; there are no more identifiers than these.
+_ALL_IDENTIFIERS: Final = 65535
+_RECEIVE_MAXIMUM_EXCEEDED: Final = 0x93
+_QOS: Final = 0x06
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +95,17 @@ class Callbacks:
     lost
         Called once when an accepted connection is gone, with the broker's reason, or None if it gave none;
         not called after `Engine.disconnect` and `Engine.drop`.
+    shed
+        Called with the topic of a message at QoS 0 while more arrives than can be read, and for how many
+        seconds that has been so; returns whether to drop the message. None for a connection on which every
+        message is read.
     """
 
     message: Callable[[Message], None]
     acknowledged: Callable[[int, Reason], None]
     granted: Callable[[int, Sequence[Reason]], None]
     lost: Callable[[Reason | None], None]
+    shed: Callable[[str, float], bool] | None = None
 
     @staticmethod
     def ignore() -> Callbacks:
@@ -112,6 +142,8 @@ class Engine:
     ----------
     limits
         What the broker accepts, once it has accepted the connection.
+    dropped
+        How many messages at QoS 0 were dropped because more arrived than could be read.
     """
 
     def __init__(
@@ -127,6 +159,7 @@ class Engine:
     ) -> None:
         self.version = version
         self.limits = NO_LIMITS
+        self.dropped = 0
         self._keepalive_s = 0
         self._epoch = 0
         self._persistent = persistent
@@ -134,6 +167,15 @@ class Engine:
         self._callbacks = callbacks
         self._socket: BrokerSocket | None = None
         self._reading = False
+        self._next_turn: asyncio.Handle | None = None
+        # Since when turns were used up, and when the last one was.
+        self._flooded_since_s = self._flooded_s = -_TOGETHER_S
+        self._flooded_for_s = 0.0
+        # What was decided about topics in this turn.
+        self._shed: dict[bytes, bool] = {}
+        # Messages of QoS 1 and 2 that are not acknowledged, and how many there may be.
+        self._unacknowledged = 0
+        self._receive_maximum = _ALL_IDENTIFIERS
         self._accepted = False
         self._connack: asyncio.Future[Connack] | None = None
         client = PahoClient(
@@ -168,6 +210,7 @@ class Engine:
         self.drop()
         self._epoch = epoch
         self._keepalive_s = settings.keepalive_s
+        self._unacknowledged = 0
         sock.max_packet_bytes = settings.max_packet_bytes
         self._socket = sock
         self._connack = asyncio.get_running_loop().create_future()
@@ -180,7 +223,7 @@ class Engine:
             client.username_pw_set(settings.username, password)
         if self.version == MQTT_5 and not self._bare:
             properties = PahoProperties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]  # paho has no types here
-            properties.ReceiveMaximum = settings.receive_maximum
+            properties.ReceiveMaximum = self._receive_maximum = settings.receive_maximum
             properties.MaximumPacketSize = settings.max_packet_bytes
             if self._persistent:
                 properties.SessionExpiryInterval = settings.session_expiry_s
@@ -201,6 +244,11 @@ class Engine:
     def connected(self) -> bool:
         """Whether the engine has a socket."""
         return self._socket is not None
+
+    @property
+    def unsent_bytes(self) -> int:
+        """The memory of the packets that wait to be written, without messages at QoS 1."""
+        return self._client.unsent_bytes
 
     def publish(
         self,
@@ -252,6 +300,7 @@ class Engine:
 
     def ack(self, packet_id: int, qos: int = 1) -> None:
         """Acknowledge a received message: with PUBACK at QoS 1, with PUBREC at QoS 2."""
+        self._unacknowledged -= 1
         if qos == 1:
             self._client.ack(packet_id, 1)
         else:
@@ -292,6 +341,9 @@ class Engine:
     def drop(self) -> None:
         """Close the socket without sending DISCONNECT."""
         self._accepted = False
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
         sock, self._socket = self._socket, None
         if sock is not None:
             sock.close()
@@ -299,22 +351,47 @@ class Engine:
     # Called by the socket.
 
     def _readable(self) -> None:
+        if self._next_turn is None:
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        self._next_turn = None
         sock = self._socket
-        if sock is None:
+        if sock is None or not self._client.reading:
             return
         sock.wake()
+        began_s = time.monotonic()
+        is_flood = began_s - self._flooded_s < _TOGETHER_S
+        self._flooded_for_s = began_s - self._flooded_since_s if is_flood else 0.0
+        self._shed.clear()
+        more = True
         self._reading = True
         try:
-            # The kernel does not report bytes that are already in the buffers of the socket and of TLS.
-            while self._socket is not None:
+            for _ in range(PACKETS_IN_A_TURN):
+                if self._flooded_for_s >= SHED_AFTER_S:
+                    self.dropped += sock.skip(self._is_shed)
                 self._client.loop_read()
-                if self._socket is None or not self._socket.pending():
+                # The kernel does not report bytes that are already in the buffers of the socket and of TLS.
+                if self._socket is not sock or not sock.pending():
+                    more = False
+                    break
+                if time.monotonic() - began_s > TURN_S or self._unacknowledged > self._receive_maximum:
                     break
         finally:
             self._reading = False
-        if self._socket is not sock or not self._client.want_write():
+        if self._socket is not sock:
             return
-        if self._persistent:
+        if self._unacknowledged > self._receive_maximum:
+            self._leave_broker()
+            return
+        if more:
+            if not self._flooded_for_s:
+                self._flooded_since_s = began_s
+            self._flooded_s = time.monotonic()
+            self._next_turn = asyncio.get_running_loop().call_soon(self._take_turn)
+        if not self._client.want_write():
+            return
+        if self._persistent or more:
             # At once: what is lost before it is acknowledged would be delivered again.
             self._flush()
         else:
@@ -324,15 +401,57 @@ class Engine:
     def _flush(self) -> None:
         if self._socket is not None:
             self._client.loop_write()
-        if self._socket is not None and self._client.want_write():
+        if self._socket is None:
+            return
+        if self._client.want_write():
             self._socket.watch_writing(self._flush)
+            self._match_reading()
+        elif not self._client.reading:
+            self._match_reading()
+
+    def _match_reading(self) -> None:
+        """Read no more than the broker reads of what that leads to."""
+        assert self._socket is not None
+        unsent_bytes = self._client.unsent_bytes
+        if self._client.reading:
+            if unsent_bytes > PAUSE_BYTES:
+                self._client.reading = False
+                self._socket.unwatch()
+        elif unsent_bytes <= RESUME_BYTES:
+            self._client.reading = True
+            self._socket.watch(self._readable)
+            if self._next_turn is None:  # what was read ahead
+                self._next_turn = asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _leave_broker(self) -> None:
+        """End the connection to a broker that sends more than we have said that we accept (MQTT 5.0, 4.9)."""
+        _log.error(
+            "the broker sent more than %d messages before one was acknowledged, connection dropped",
+            self._receive_maximum,
+        )
+        accepted, self._accepted = self._accepted, False
+        code = None
+        if self.version == MQTT_5:
+            code = ReasonCode(PacketTypes.DISCONNECT, identifier=_RECEIVE_MAXIMUM_EXCEEDED)
+        self._client.disconnect(code)
+        self._flush()
+        self.drop()
+        if self._connack is not None and not self._connack.done():
+            self._connack.set_result(Connack(None))
+        elif accepted:
+            self._callbacks.lost(reason(_RECEIVE_MAXIMUM_EXCEEDED))
 
     # Called by paho.
 
     def _write_requested(self, _client: object, _data: object, _sock: object) -> None:
         # Answers to received packets go out together once all are read; anything else goes out at once. The
         # selector is asked only when the socket's buffer is full.
-        if not self._reading:
+        if self._reading or self._socket is None:
+            return
+        if self._socket.is_full:
+            self._client.count_last()
+            self._match_reading()
+        else:
             self._flush()
 
     def _write_done(self, _client: object, _data: object, _sock: object) -> None:
@@ -340,6 +459,8 @@ class Engine:
             self._socket.unwatch_writing()
 
     def _received(self, packet: Packet) -> None:
+        if packet.first & _QOS:
+            self._unacknowledged += 1
         message = decode_publish(
             packet.first,
             packet.body,
@@ -348,6 +469,15 @@ class Engine:
             cut_bytes=packet.cut_bytes,
         )
         self._callbacks.message(message)
+
+    def _is_shed(self, name: bytes) -> bool:
+        if self._callbacks.shed is None:
+            return False
+        is_shed = self._shed.get(name)
+        if is_shed is None:
+            topic = name.decode("utf-8", "replace")
+            is_shed = self._shed[name] = self._callbacks.shed(topic, self._flooded_for_s)
+        return is_shed
 
     def _connected(
         self,

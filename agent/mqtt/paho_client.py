@@ -32,6 +32,11 @@ _PUBACK: Final = 0x40
 _PUBREL: Final = 0x60
 _DISCONNECT: Final = 0xE0
 _KIND: Final = 0xF0
+# Kind and QoS of a PUBLISH at QoS 1.
+_KIND_AND_QOS: Final = 0xF6
+_PUBLISH_AT_QOS_1: Final = 0x32
+# What a waiting packet takes besides its bytes.
+_PACKET_OVERHEAD_BYTES: Final = 512
 # The most bytes that one call joins: small packets are written together, a large one by itself, uncopied.
 _JOINED_BYTES: Final = 64 << 10
 
@@ -49,12 +54,18 @@ class PahoClient(paho.Client):
         Called with the packet identifier and reason code of a PUBACK.
     next_id
         Returns an identifier that no packet in flight has; paho's own counter if it is None.
+    unsent_bytes
+        The memory of the packets that wait to be written. Not of a PUBLISH at QoS 1: `sending` bounds those.
+    reading
+        Whether the socket is read at present. If it is not, a packet that is written is a sign of life.
     """
 
     next_socket: BrokerSocket | None = None
     packet_received: Callable[[Packet], None]
     packet_acknowledged: Callable[[int, int], None]
     next_id: Callable[[], int] | None = None
+    unsent_bytes: int = 0
+    reading: bool = True
 
     def send_packet(self, packet: bytes) -> bool:
         """Send a PUBLISH; return False without a connection."""
@@ -71,9 +82,14 @@ class PahoClient(paho.Client):
     def _mid_generate(self) -> int:
         return super()._mid_generate() if self.next_id is None else self.next_id()
 
+    def count_last(self) -> None:
+        """Count the packet that was queued last in `unsent_bytes`; `_packet_write` counts them all."""
+        self.unsent_bytes += _weight(cast(Any, self._out_packet)[-1]["packet"])
+
     def _create_socket(self) -> paho.SocketLike:
         # paho's own method connects with a blocking call, however long that takes.
         assert self.next_socket is not None
+        self.unsent_bytes, self.reading = 0, True  # paho has dropped what was waiting
         return self.next_socket
 
     def _packet_read(self) -> MQTTErrorCode:
@@ -150,6 +166,7 @@ class PahoClient(paho.Client):
             try:
                 sent = self._sock_send(data)
             except BlockingIOError:
+                self.unsent_bytes = sum(_weight(packet["packet"]) for packet in waiting)
                 return MQTTErrorCode.MQTT_ERR_AGAIN
             except OSError as error:
                 _log.debug("sending to the broker: %s", error)
@@ -163,6 +180,9 @@ class PahoClient(paho.Client):
                 sent -= packet["to_process"]
                 waiting.popleft()
             self._last_msg_out = time.monotonic()
+            if not self.reading:
+                self._last_bytes_received = self._last_msg_out
+        self.unsent_bytes = 0
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     @staticmethod
@@ -175,3 +195,10 @@ class PahoClient(paho.Client):
                 break
             parts.append(packet["packet"])
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _weight(packet: bytes | bytearray) -> int:
+    """Return what a waiting packet counts for in `unsent_bytes`."""
+    if packet[0] & _KIND_AND_QOS == _PUBLISH_AT_QOS_1:
+        return 0
+    return len(packet) + _PACKET_OVERHEAD_BYTES

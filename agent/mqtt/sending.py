@@ -1,8 +1,8 @@
 """QoS 1 messages that the broker has not acknowledged: waiting for their turn, or in flight.
 
 Promises: no more messages are in flight than the server's Receive Maximum, also after a reconnection, when
-those in flight are sent again in their order and with their identifiers (MQTT 5.0, 4.4). The queue is
-bounded; a message that does not fit is refused at once.
+those in flight are sent again in their order and with their identifiers (MQTT 5.0, 4.4). Window and queue are
+bounded, also in bytes; a message that does not fit is refused at once.
 
 No message blocks the others: some brokers end a connection without a reason because one message is too large
 or contains something that they refuse. A message that was in flight at several losses is sent with no other
@@ -36,6 +36,9 @@ MAX_IN_FLIGHT: Final = 1000
 # Limits of the queue while the broker is away.
 MAX_WAITING_MESSAGES: Final = 10_000
 MAX_WAITING_BYTES: Final = 64 << 20
+# A message in flight is kept twice: to be sent again, and as the packet that waits to be written. A larger
+# one is in flight by itself.
+MAX_IN_FLIGHT_BYTES: Final = 8 << 20
 # After a temporary refusal (a quota, say): how long to pause, and how many times.
 RESEND_DELAY_S: Final = 1.0
 MAX_RESENDS: Final = 10
@@ -124,6 +127,7 @@ class Sending:
         self._waiting: deque[Outgoing] = deque()
         self._waiting_bytes = 0
         self._in_flight: dict[int, Outgoing] = {}
+        self._in_flight_bytes = 0
         self._pausing: set[Outgoing] = set()
         self._suspects: set[Outgoing] = set()
         # Identifiers of messages that wait to be sent again.
@@ -162,6 +166,7 @@ class Sending:
             self._reserved.discard(packet_id)
             # Before it is sent: if the connection breaks meanwhile, `lost` finds it.
             self._in_flight[packet_id] = outgoing
+            self._in_flight_bytes += len(outgoing.payload)
             verdict = publisher.publish(
                 outgoing.topic,
                 outgoing.payload,
@@ -172,7 +177,7 @@ class Sending:
             )
             if verdict is None:
                 continue
-            if self._in_flight.pop(packet_id, None) is None:
+            if self._landed(packet_id) is None:
                 return  # the connection broke
             if verdict is NOT_CONNECTED:
                 outgoing.packet_id = packet_id if dup else None
@@ -182,7 +187,7 @@ class Sending:
 
     def acknowledged(self, packet_id: int, verdict: Reason) -> None:
         """Settle the message with this identifier, or send it again later if the refusal is temporary."""
-        outgoing = self._in_flight.pop(packet_id, None)
+        outgoing = self._landed(packet_id)
         if outgoing is None:
             return
         outgoing.packet_id = None
@@ -204,6 +209,7 @@ class Sending:
         """
         lost = tuple(self._in_flight.values())
         self._in_flight.clear()
+        self._in_flight_bytes = 0
         blamed = why.code in BLAMES_A_PACKET
         guilty: list[Outgoing] = []
         for outgoing in reversed(lost):
@@ -233,12 +239,15 @@ class Sending:
         self._waiting.clear()
         self._pausing.clear()
         self._reserved.clear()
-        self._waiting_bytes = 0
+        self._in_flight_bytes = self._waiting_bytes = 0
         for outgoing in left:
             self._settle(outgoing, CLOSED)
 
     def _next(self) -> Outgoing | None:
         while self._waiting and len(self._in_flight) < (1 if self._suspects else self.limit):
+            nbytes = self._in_flight_bytes + len(self._waiting[0].payload)
+            if self._in_flight and nbytes > MAX_IN_FLIGHT_BYTES:
+                return None
             outgoing = self._waiting.popleft()
             self._waiting_bytes -= len(outgoing.payload)
             if outgoing.deadline_s is None:
@@ -253,6 +262,13 @@ class Sending:
                 return outgoing
             self._settle(outgoing, EXPIRED)
         return None
+
+    def _landed(self, packet_id: int) -> Outgoing | None:
+        """Take a message out of the window; None if it is not there."""
+        outgoing = self._in_flight.pop(packet_id, None)
+        if outgoing is not None:
+            self._in_flight_bytes -= len(outgoing.payload)
+        return outgoing
 
     def _put_back(self, outgoing: Outgoing) -> None:
         self._waiting.appendleft(outgoing)

@@ -61,6 +61,9 @@ class BrokerSettings:
         How many QoS 1 messages the broker may send before we acknowledge one.
     max_packet_bytes
         The largest packet the broker may send (MQTT 5).
+    receive_buffer_bytes
+        What the kernel keeps of what the broker sent and we did not read: a message waits for all of that.
+        None for as much as it likes, which is megabytes.
     quick_ack
         Whether to acknowledge TCP segments at once (see transport.py). False is only for measuring the delay
         of clients that do not.
@@ -79,6 +82,7 @@ class BrokerSettings:
     reconnect_spread_s: float = 0.0
     receive_maximum: int = 10_000
     max_packet_bytes: int = 64 << 20
+    receive_buffer_bytes: int | None = None
     quick_ack: bool = True
 
     @property

@@ -34,6 +34,9 @@ _SEND_BUFFER_BYTES: Final = 1 << 20
 # A broker closes the connection as soon as it has read DISCONNECT.
 LINGER_S: Final = 0.5
 
+_KIND_AND_QOS: Final = 0xF6
+_PUBLISH_AT_QOS_0: Final = 0x30
+
 # As getaddrinfo(3) returns them.
 _Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 _TCP_QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)
@@ -113,11 +116,21 @@ class BrokerSocket:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self.fileno(), on_readable)
 
+    def unwatch(self) -> None:
+        """Stop what `watch` started."""
+        if self._loop is not None:
+            self._loop.remove_reader(self.fileno())
+
     def watch_writing(self, on_writable: Callable[[], None]) -> None:
         """Call a function whenever there is room to write, until `unwatch_writing`."""
         if self._loop is not None and not self._watching_writes:
             self._loop.add_writer(self.fileno(), on_writable)
             self._watching_writes = True
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it waits for room to write."""
+        return self._watching_writes
 
     def unwatch_writing(self) -> None:
         """Stop what `watch_writing` started."""
@@ -168,6 +181,29 @@ class BrokerSocket:
         part.add(self._ahead[at:], self.max_packet_bytes)
         self._ahead, self._at = b"", 0
         return self._collect(part)
+
+    def skip(self, is_unwanted: Callable[[bytes], bool]) -> int:
+        """Drop the messages at QoS 0 that are next, as far as they were read and are unwanted.
+
+        Returns
+        -------
+        int
+            How many were dropped.
+        """
+        if self._part is not None:
+            return 0
+        ahead, count = self._ahead, 0
+        while self._at < len(ahead) and ahead[self._at] & _KIND_AND_QOS == _PUBLISH_AT_QOS_0:
+            header = self._header()
+            if header is None:
+                break
+            at, length = header
+            name = ahead[at + 2 : at + 2 + (ahead[at] << 8 | ahead[at + 1])] if at + 1 < len(ahead) else b""
+            if at + length > len(ahead) or not is_unwanted(name):
+                break
+            self._at = at + length
+            count += 1
+        return count
 
     def _fill(self, held: bytes) -> None:
         """Read what has arrived, behind the bytes that are held."""
@@ -335,6 +371,8 @@ async def open_socket(settings: BrokerSettings) -> BrokerSocket:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+            if settings.receive_buffer_bytes is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, settings.receive_buffer_bytes)
             async with asyncio.timeout(limit_s if number < len(addresses) else None):
                 await loop.sock_connect(sock, address)
             if context is not None:

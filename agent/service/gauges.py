@@ -65,6 +65,7 @@ def of_connection(connection: Connection) -> Gauges:
         ("edge_mqtt_connected", labels): int(connection.connected),
         ("edge_mqtt_unacknowledged", labels): connection.unacknowledged,
         ("edge_mqtt_over_limit_total", labels): connection.over_limit,
+        ("edge_mqtt_dropped_total", labels): connection.dropped,
         ("edge_mqtt_protocol_level", labels): connection.version,
         ("edge_mqtt_unsendable_total", labels): connection.unsendable,
     }

@@ -29,6 +29,7 @@ from agent.mqtt.properties import Properties
 from agent.mqtt.reason_codes import CLOSED, POISON, TOO_LARGE, UNSENDABLE, Reason
 from agent.rate_limited_log import RateLimitedLog
 from agent.service.metrics.metrics import UNKNOWN_MODEL, Metrics
+from agent.service.models.model import Model
 from agent.service.models.models import Models
 from agent.service.requests.acknowledgement import AckOrder, Slot
 from agent.service.requests.answers import AnswerRecord, AnswerStore, ReplyTo, RequestKey
@@ -48,6 +49,8 @@ _LOG_INTERVAL_S: Final = 10.0
 _MAX_LOG_CHARACTERS: Final = 400
 # An answer that is published at its deadline, such as a 408, is still worth delivering for this long.
 _LATE_EXPIRY_S: Final = 5
+# A second of requests that find room, or that cannot be answered, is no burst.
+_SHED_ALL_S: Final = 1.0
 # The broker does not accept this answer, but perhaps a smaller one with other content. In numbers: malformed
 # packet, protocol error, packet too large, payload format invalid.
 _NOT_THIS_ANSWER: Final = frozenset({TOO_LARGE.code, POISON.code, UNSENDABLE.code, 0x81, 0x82, 0x95, 0x99})
@@ -166,6 +169,19 @@ class Inference:
         self.taken_for_groups += 1
         self._arrived(message, self._group_acks)
 
+    def sheds(self, topic_text: str, flooded_s: float) -> bool:
+        """Return whether to drop a request at QoS 0 unread, while more arrives than can be read.
+
+        Those are dropped that would be refused, whatever they say. If that is not enough, all are.
+        """
+        if flooded_s >= _SHED_ALL_S:
+            return True
+        topic = parse_topic(topic_text)
+        if not isinstance(topic, Infer | GroupInfer):
+            return True
+        model = self._model_of(topic)
+        return model is None or model.full
+
     def _arrived(self, message: Message, acks: AckOrder) -> None:
         slot = acks.arrived(message)
         nbytes = len(message.payload)
@@ -252,9 +268,7 @@ class Inference:
             pending.refuse(ExecutionError(f"{pending.model}: internal error of the agent"))
 
     def _submit(self, pending: Pending, topic: Infer | GroupInfer | None) -> None:
-        model = self._models.get(pending.model)
-        if model is None and isinstance(topic, Infer):
-            model = self._models.awaited.get(pending.model)
+        model = None if topic is None else self._model_of(topic)
         if isinstance(topic, GroupInfer) and (self._closed or model is None or not model.ready):
             # The broker dealt it to us a moment before we left; another member may be able to answer.
             raise OverloadedError(
@@ -269,6 +283,12 @@ class Inference:
         if pending.reply.deadline_s <= pending.frame.received_s:
             raise DeadlineError("the deadline passed before the request arrived")
         model.submit(pending)
+
+    def _model_of(self, topic: Infer | GroupInfer) -> Model | None:
+        model = self._models.get(topic.model)
+        if model is None and isinstance(topic, Infer):
+            model = self._models.awaited.get(topic.model)
+        return model
 
     def _answered(self, pending: Pending, answer: Answer, payload: bytes, version: str) -> None:
         """Publish what a worker computed."""

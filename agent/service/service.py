@@ -15,6 +15,7 @@ import gc
 import logging
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -50,8 +51,8 @@ from agent.service.requests.answers import AnswerStore
 from agent.service.session_seq import SessionSeq
 from agent.service.trusted_keys import TrustedKeys
 from agent.wire.metrics import format_metrics
+from agent.wire.topics import Block, State, format_topic, infer_filter, parse_topic
 from agent.wire.topics import Metrics as MetricsTopic
-from agent.wire.topics import State, format_topic, infer_filter
 
 if TYPE_CHECKING:
     from agent.service.metrics.prometheus import PrometheusPage
@@ -68,6 +69,8 @@ _USE_INTERVAL_S: Final = 3600.0
 _FAREWELL_S: Final = 2.0
 # A broker that holds requests back until we acknowledge earlier ones sends the next ones within this.
 _QUIET_S: Final = 0.1
+# In a flood a request waits behind this much. It takes 8 MB a second at 30 ms to the broker.
+_RECEIVE_BUFFER_BYTES: Final = 256 << 10
 
 
 class Service:
@@ -113,8 +116,9 @@ class Service:
         )
         state_dir = config.state_dir if self._responds else None
         client_ids = ClientIds(config.device, state_dir)
+        requests_broker = replace(config.broker, receive_buffer_bytes=_RECEIVE_BUFFER_BYTES)
         self._requests = Connection(
-            config.broker,
+            requests_broker,
             client_id=client_ids.of("inference"),
             name=f"{config.device}-inference",
             on_message=self._inference.on_message,
@@ -122,19 +126,21 @@ class Service:
             on_down=self._on_requests_down,
             on_subscribed=self._connections_changed,
             persistent=True,
+            shed=self._inference.sheds,
         )
         self._inference.use(self._requests)
         self._group_requests: Connection | None = None
         self._groups: Groups | None = None
         if config.groups:
             self._group_requests = Connection(
-                groups.settings_of(config.broker),
+                groups.settings_of(requests_broker),
                 client_id=client_ids.of("groups"),
                 name=f"{config.device}-groups",
                 on_message=self._inference.on_group_message,
                 on_up=self._on_groups_up,
                 on_down=self._on_groups_down,
                 on_subscribed=self._connections_changed,
+                shed=self._inference.sheds,
             )
             self._inference.use_for_groups(self._group_requests)
             self._groups = Groups(config.groups, self._group_requests)
@@ -145,6 +151,7 @@ class Service:
             on_message=self._on_control_message,
             on_up=self._on_control_up,
             on_down=self._on_control_down,
+            shed=_sheds_control,
         )
         tls = config.broker.tls
         self._certificates = None if tls is None else CertificateFiles(tls)
@@ -440,6 +447,11 @@ def _make_folder(path: Path) -> None:
         path.mkdir(mode=0o750, exist_ok=True)
     except OSError as error:
         _log.error("cannot create %s: %s", path, error.strerror)
+
+
+def _sheds_control(topic: str, _flooded_s: float) -> bool:
+    """Return whether to drop a control message at QoS 0 in a flood: only blocks are sent that way."""
+    return not isinstance(parse_topic(topic), Block)
 
 
 def _unless_writable(condition: Condition) -> str:

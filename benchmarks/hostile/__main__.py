@@ -2,7 +2,8 @@
 
 Every honest request must be answered with 200 or 503 within five seconds, by the same agent process; its
 memory may grow by 10 %, and nothing may be left unacknowledged. Then a hostile worker sends frames to an
-agent. Prints a table; ends with status 1 if a promise was not kept, and saves the last packets for --replay.
+agent, and clients flood another one on all of its connections. Prints a table; ends with status 1 if a
+promise was not kept, and saves the last packets for --replay.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.hostile.campaign import Result, drawn, replayed, run
+from benchmarks.hostile.flood import FloodResult, run_flood
 from benchmarks.hostile.frames import FramesResult, run_frames
 
 FULL_MESSAGES: Final = 100_000
 FULL_FRAMES: Final = 20_000
+FULL_FLOOD_S: Final = 600.0
 # A hostile answer often costs a worker, which takes a tenth of a second to start.
 FRAMES_PER_ANSWER: Final = 100
 PROGRESS_EVERY_S: Final = 30.0
@@ -60,6 +63,13 @@ def _parser() -> argparse.ArgumentParser:
         "--frames", type=int, default=FULL_FRAMES, metavar="N", help="hostile frames (default: %(default)s)"
     )
     parser.add_argument(
+        "--flood-s",
+        type=float,
+        default=FULL_FLOOD_S,
+        metavar="SECONDS",
+        help="how long to flood an agent (default: %(default)g)",
+    )
+    parser.add_argument(
         "--seed", type=int, metavar="N", help="repeat the campaign of this seed (default: random)"
     )
     parser.add_argument("--replay", type=Path, metavar="FILE", help="send the packets that a campaign saved")
@@ -84,17 +94,19 @@ async def _run(options: argparse.Namespace, console: Console) -> int:
         progress = _Progress(console, options.messages)
         result = await run(number, batches, Path(name), log=log, save=packets, progress=progress)
     frames = await run_frames(number, options.frames, max(1, options.frames // FRAMES_PER_ANSWER))
-    report = {"packets": result.to_json(), "frames": frames.to_json()}
+    with tempfile.TemporaryDirectory(prefix="edgebundle-flood-") as name:
+        flood = await run_flood(options.flood_s, Path(name), log=options.out / "flood.log")
+    report = {"packets": result.to_json(), "frames": frames.to_json(), "flood": flood.to_json()}
     (options.out / "hostile.json").write_text(json.dumps(report, indent=1) + "\n")
     if options.json:
         sys.stdout.write(json.dumps(report) + "\n")
     else:
-        _print(console, result, frames)
-    for complaint in result.complaints + frames.complaints:
+        _print(console, result, frames, flood)
+    for complaint in result.complaints + frames.complaints + flood.complaints:
         console.print(complaint, style="red", highlight=False)
     if not result.passed:
         console.print(f"the last packets: {packets}; send them again with --replay", highlight=False)
-    return int(not (result.passed and frames.passed))
+    return int(not (result.passed and frames.passed and flood.passed))
 
 
 class _Progress:
@@ -112,7 +124,7 @@ class _Progress:
         self._console.print(line, highlight=False)
 
 
-def _print(console: Console, result: Result, frames: FramesResult) -> None:
+def _print(console: Console, result: Result, frames: FramesResult, flood: FloodResult) -> None:
     answers = ", ".join(f"{count:,} x {status}" for status, count in sorted(result.statuses.items()))
     before, after = (size / (1 << 20) for size in result.memory_bytes)
     table = Table("what", "measured", title=f"hostile campaign, seed {result.number}")
@@ -124,7 +136,11 @@ def _print(console: Console, result: Result, frames: FramesResult) -> None:
         "workers that died": f"{result.worker_restarts:,}",
         "hostile frames": f"{frames.frames:,} read, {frames.refused:,} refused",
         "hostile worker": f"{frames.answers:,} requests; {frames.honest:,} honest ones to another worker",
-        "verdict": "kept" if result.passed and frames.passed else "NOT KEPT",
+        "flood": f"{flood.sent:,} messages in {flood.seconds:.0f} s, {flood.dropped:,} dropped unread",
+        "honest in the flood": f"{flood.asked:,} requests, {flood.lost:,} lost, "
+        f"median {flood.median_s * 1000:.0f} ms, slowest {flood.slowest_s * 1000:.0f} ms",
+        "memory in the flood": " -> ".join(f"{size / (1 << 20):.1f}" for size in flood.memory_bytes) + " MiB",
+        "verdict": "kept" if result.passed and frames.passed and flood.passed else "NOT KEPT",
     }
     for what, measured in rows.items():
         table.add_row(what, measured)

@@ -35,6 +35,8 @@ class Honest:
         The broker's port, who asks, and who is asked.
     pause_s
         Between two requests.
+    repeat_s
+        After this long without an answer, a request is sent again, as the clients of edgebundle do.
     statuses
         Status -> number of answers.
     complaints
@@ -51,6 +53,7 @@ class Honest:
     user: str
     device: str
     pause_s: float = 0.05
+    repeat_s: float = ANSWER_LIMIT_S
     statuses: Counter[int] = field(default_factory=Counter)
     complaints: list[str] = field(default_factory=list)
     latencies_s: list[float] = field(default_factory=list)
@@ -119,19 +122,21 @@ class Honest:
         correlation = b"%d-%s" % (next(self._numbers), secrets.token_bytes(6))
         self._waiting[correlation] = answered = asyncio.get_running_loop().create_future()
         tensor = (("tensor", "x;FP32;4"),) if content_type == "application/octet-stream" else ()
-        self._connection.publish(
-            format_topic(Infer(self.device, model)),
-            payload,
-            properties=Properties(
-                content_type=content_type,
-                response_topic=format_topic(self._reply),
-                correlation_data=correlation,
-                expiry_s=max(1, round(limit_s)),
-                user=(*tensor, ("accept", "application/octet-stream")),
-            ),
+        properties = Properties(
+            content_type=content_type,
+            response_topic=format_topic(self._reply),
+            correlation_data=correlation,
+            expiry_s=max(1, round(limit_s)),
+            user=(*tensor, ("accept", "application/octet-stream")),
         )
         try:
-            return await answered
+            while True:
+                self._connection.publish(
+                    format_topic(Infer(self.device, model)), payload, properties=properties
+                )
+                await asyncio.wait([answered], timeout=self.repeat_s)
+                if answered.done():
+                    return answered.result()
         finally:
             del self._waiting[correlation]
 

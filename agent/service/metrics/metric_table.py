@@ -87,6 +87,11 @@ METRICS: Final = {
     "edge_mqtt_over_limit_total": Metric(
         COUNTER, "Received messages that exceed a limit of the agent.", ("connection",)
     ),
+    "edge_mqtt_dropped_total": Metric(
+        COUNTER,
+        "Requests at QoS 0 that were dropped unread, because more arrived than the agent can read.",
+        ("connection",),
+    ),
     "edge_mqtt_protocol_level": Metric(GAUGE, "5 for MQTT 5, 4 for MQTT 3.1.1.", ("connection",)),
     "edge_mqtt_unsendable_total": Metric(
         COUNTER,

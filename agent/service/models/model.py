@@ -176,6 +176,11 @@ class Model:
         return self._supervisor is not None and self._supervisor.state is State.READY
 
     @property
+    def full(self) -> bool:
+        """Whether a new request would be refused, or cost another one its place."""
+        return self._out_of_service() is not None or self._queue.full
+
+    @property
     def busy(self) -> int:
         """How many requests its worker has."""
         return 0 if self._supervisor is None else self._supervisor.busy
@@ -209,10 +214,7 @@ class Model:
                 f"got {len(pending.payload)}"
             )
         supervisor = self._supervisor
-        if supervisor is None:
-            why = self._absent
-        else:
-            why = supervisor.message if supervisor.state in OUT_OF_SERVICE else None
+        why = self._out_of_service()
         if why is not None:
             raise OverloadedError(
                 f"{self.name} is out of service: {why}", hint="ask again later: the model is tried again"
@@ -227,6 +229,12 @@ class Model:
         pending.deadline = asyncio.get_running_loop().call_at(pending.expires_s, self._expire, pending)
         if worker is not None:
             worker.send(pending)
+
+    def _out_of_service(self) -> str | None:
+        supervisor = self._supervisor
+        if supervisor is None:
+            return self._absent
+        return supervisor.message if supervisor.state in OUT_OF_SERVICE else None
 
     @property
     def message(self) -> str:

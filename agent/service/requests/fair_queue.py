@@ -76,6 +76,11 @@ class FairQueue(Generic[Item]):
         self.count = 0
         self.nbytes = 0
 
+    @property
+    def full(self) -> bool:
+        """Whether the next request costs another one its place, or its own."""
+        return self.count >= self._max_items or self.nbytes >= self._max_bytes
+
     def append(self, item: Item) -> None:
         """Add a request at the end of its lane, regardless of the limits."""
         lane = self._lane(self._lane_of(item))

@@ -100,9 +100,17 @@ class _MemorySocket(BrokerSocket):
 
     def watch(self, on_readable: Callable[[], None]) -> None:
         self._on_readable = on_readable
+        asyncio.get_running_loop().call_soon(self.readable)
+
+    def unwatch(self) -> None:
+        self._on_readable = None
 
     def watch_writing(self, on_writable: Callable[[], None]) -> None:
         self.on_writable = on_writable
+
+    @property
+    def is_full(self) -> bool:
+        return self.on_writable is not None
 
     def unwatch_writing(self) -> None:
         self.on_writable = None
@@ -110,6 +118,8 @@ class _MemorySocket(BrokerSocket):
     def readable(self) -> None:
         if self._on_readable is not None and not self.pipe.closed:
             self._on_readable()
+            if self.pipe.incoming:  # as a selector says again and again
+                asyncio.get_running_loop().call_soon(self.readable)
 
 
 class Client:

@@ -95,6 +95,21 @@ async def test_messages_that_wait_for_a_broker_are_bounded() -> None:
 
 
 @in_virtual_time
+async def test_answers_at_qos_0_for_a_broker_that_does_not_read_are_bounded() -> None:
+    broker = MemoryBroker()
+    async with in_memory(broker) as peer:
+        broker.clients[0].room = 0
+        large = bytes(20 << 20)
+        verdicts = [await peer.publish(TOPIC, large, qos=0)]  # nothing else waits
+        verdicts += [await peer.publish(TOPIC, b"x", qos=0)]
+        assert verdicts == [reason(0), QUEUE_FULL]
+        broker.clients[0].room = None
+        assert broker.clients[0].socket.on_writable is not None
+        broker.clients[0].socket.on_writable()
+        assert await peer.publish(TOPIC, b"x", qos=0) == reason(0)
+
+
+@in_virtual_time
 async def test_expired_message_is_not_sent() -> None:
     broker = MemoryBroker()
     peer = Peer(SETTINGS, open_socket=broker.open_socket)

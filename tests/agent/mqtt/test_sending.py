@@ -23,6 +23,7 @@ from agent.mqtt.reason_codes import (
     reason,
 )
 from agent.mqtt.sending import (
+    MAX_IN_FLIGHT_BYTES,
     MAX_LOSSES,
     MAX_RESENDS,
     MAX_WAITING_BYTES,
@@ -353,6 +354,28 @@ def test_messages_that_are_queued_again_count_against_the_bound() -> None:
     rig.sending.lost(LOST)
     rig.add(b"x")
     assert rig.verdicts == {b"x": QUEUE_FULL}
+
+
+def test_window_is_bounded_in_bytes() -> None:
+    rig = Rig()
+    half, large = bytes(MAX_IN_FLIGHT_BYTES // 2), bytes(2 * MAX_IN_FLIGHT_BYTES)
+    for payload in (half, half[1:], b"xy", large, b"last"):
+        rig.add(payload)
+    rig.pump()
+    assert [number for number, _ in rig.published] == [1, 2]
+    rig.sending.acknowledged(1, SUCCESS)
+    rig.pump()
+    assert rig.payloads()[2:] == [b"xy"]
+    rig.sending.acknowledged(2, SUCCESS)
+    rig.sending.acknowledged(3, SUCCESS)
+    rig.pump()
+    assert rig.payloads()[3:] == [large]  # by itself
+    rig.sending.lost(LOST)
+    rig.pump()
+    assert rig.payloads()[4:] == [large]
+    rig.sending.acknowledged(4, SUCCESS)
+    rig.pump()
+    assert rig.payloads()[5:] == [b"last"]
 
 
 def test_queue_is_bounded_by_messages(monkeypatch: pytest.MonkeyPatch) -> None:
