@@ -252,12 +252,12 @@ class Service:
             await self._serve(stop)
         finally:
             self._notifier.notify(STOPPING)
+            if self._page is not None:
+                await self._page.close()
             await self._shut_down()
             self._deployment.close()
             self._outbox.close()
             self._answers.close()
-            if self._page is not None:
-                await self._page.close()
 
     async def _open_outbox(self, limit_s: float) -> None:
         try:

@@ -1,19 +1,21 @@
 """The metrics as an optional page for Prometheus.
 
 Promises: the numbers are those that are published over MQTT, read in the event loop; one thread answers one
-client at a time, and drops a slow one; without `metrics.listen` neither the library nor the thread exists.
+client at a time, and drops one that has not sent its request and taken its answer within `CLIENT_LIMIT_S`, or
+when the page is closed; without `metrics.listen` neither the library nor the thread exists.
 The page has no password, so it should listen on 127.0.0.1.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import TimeoutError as LoopTimeoutError
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from agent.config.settings import ListenAddress
@@ -28,20 +30,38 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# A client that sends no request within this time is dropped; if the event loop is blocked for as long, the
-# request is answered 503.
+# For a client's whole request and answer, however little it sends or takes at a time; if the event loop is
+# blocked for half of that, the request is answered 503.
 CLIENT_LIMIT_S: Final = 5.0
+# How long to wait for the thread at the end; it has nothing that must be kept.
+_CLOSE_LIMIT_S: Final = 1.0
+_POLL_S: Final = 0.1
 
 
 class _Handler(WSGIRequestHandler):
-    # socketserver sets this on the connection, so that a slow client cannot block for longer.
-    timeout = CLIENT_LIMIT_S
-
     def log_message(self, format: str, *args: object) -> None:
         _log.debug("metrics page: " + format, *args)
 
 
 class _Server(WSGIServer):
+    # The client that is being answered.
+    client: socket.socket | None = None
+    closing = False
+
+    def finish_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - socketserver's types
+        """Answer a client, and cut its connection when its time is over."""
+        self.client = request
+        timer = threading.Timer(CLIENT_LIMIT_S, _cut, [request])
+        timer.daemon = True
+        timer.start()
+        try:
+            if self.closing:
+                _cut(request)
+            super().finish_request(request, client_address)
+        finally:
+            timer.cancel()
+            self.client = None
+
     def server_bind(self) -> None:
         # Like the library's method, but without asking DNS for our own name.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -52,6 +72,11 @@ class _Server(WSGIServer):
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
         _log.debug("metrics page: %s went away", client_address, exc_info=True)
+
+
+def _cut(client: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        client.shutdown(socket.SHUT_RDWR)
 
 
 class _Ipv6Server(_Server):
@@ -98,7 +123,9 @@ class PrometheusPage:
                 f"metrics.listen: cannot listen on {address.host}:{address.port}: {error.strerror or error}",
                 hint="choose another port; 127.0.0.1 is reachable only from this device",
             ) from error
-        self._thread = threading.Thread(target=self._server.serve_forever, name="prometheus", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=[_POLL_S], name="prometheus", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -111,18 +138,25 @@ class PrometheusPage:
         yield from to_metrics(self._read)
 
     async def close(self) -> None:
-        """Stop listening."""
-        await asyncio.to_thread(self._server.shutdown)
-        self._server.server_close()
+        """Stop listening, cut the connection of a client that is being answered, and end the thread."""
+        server = self._server
+        server.closing = True
+        # The thread may be waiting for the socket, so it is not closed yet, but takes no more connections.
+        _cut(server.socket)
+        if (client := server.client) is not None:
+            _cut(client)
+        stopping = asyncio.create_task(asyncio.to_thread(server.shutdown))
+        await asyncio.wait([stopping], timeout=_CLOSE_LIMIT_S)
+        server.server_close()
 
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one client; called in the page's thread, one client at a time."""
         reading = asyncio.run_coroutine_threadsafe(self._read_samples(), self._loop)
         try:
-            self._read = reading.result(CLIENT_LIMIT_S)
+            self._read = reading.result(CLIENT_LIMIT_S / 2)
         except LoopTimeoutError:
             reading.cancel()
-            _log.warning("the event loop gave the metrics page no numbers within %g s", CLIENT_LIMIT_S)
+            _log.warning("the event loop gave the metrics page no numbers within %g s", CLIENT_LIMIT_S / 2)
             start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
             return [b"the agent is busy\n"]
         return self._page(environ, start_response)

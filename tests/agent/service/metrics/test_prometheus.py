@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.config.settings import ListenAddress
 from agent.errors import ConfigError
+from agent.service.metrics import prometheus
 from agent.service.metrics.metric_table import METRICS
 from agent.service.metrics.prometheus import PrometheusPage
 from tests.agent.service.conftest import StartService, keep_active
@@ -165,3 +168,38 @@ def test_library_is_not_loaded_unless_a_page_is_wanted() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def slow_client(port: int) -> socket.socket:
+    """Connect, and send a byte of a request now and then, in a thread."""
+    client = socket.create_connection(("127.0.0.1", port))
+
+    def send() -> None:
+        with contextlib.suppress(OSError):
+            for byte in b"GET /metrics HTTP/1.1\r\nX: " + b"a" * 10_000:
+                client.sendall(bytes([byte]))
+                time.sleep(0.01)
+
+    threading.Thread(target=send, daemon=True).start()
+    return client
+
+
+async def test_client_that_sends_a_byte_now_and_then_does_not_keep_the_page_from_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prometheus, "CLIENT_LIMIT_S", 0.2)
+    page = PrometheusPage(LOCAL, list)
+    with slow_client(page.port):
+        await asyncio.to_thread(fetch, page.port)
+    await page.close()
+
+
+async def test_page_closes_soon_although_a_client_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "CLIENT_LIMIT_S", PATIENCE_S)
+    page = PrometheusPage(LOCAL, list)
+    with slow_client(page.port):
+        await until(lambda: page._server.client is not None)
+        await page.close()
+        await until(lambda: not page._thread.is_alive())
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.1", page.port))
