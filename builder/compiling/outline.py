@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -160,13 +160,13 @@ def _read_tflite(path: Path) -> Outline | None:
             operator = makers.get(operator.inputs[0])
         if operator is not None:
             found[spec.name] = _TFLITE_MAKERS.get(operator.name, operator.name)
-    declared = read_metadata(raw, model)
+    declared, scales = read_metadata(raw, model), scales_of(model)
     return Outline(
         tuple(specs[: len(inputs)]),
         tuple(specs[len(inputs) :]),
         declared.labels,
-        Hints(declared.task, found, normalised=declared.normalised),
-        scales_of(model),
+        Hints(declared.task, found, normalised=declared.normalised, steps=_steps(scales)),
+        scales,
         class_counts_of(model),
     )
 
@@ -191,7 +191,13 @@ def _declared(model: onnx.ModelProto) -> Outline | None:
         return None
     specs = tuple(known[: len(inputs)]), tuple(known[len(inputs) :])
     said = from_fields({prop.key: prop.value for prop in model.metadata_props})
-    return Outline(*specs, said.labels, _hints(model, said.task), onnx_scales(model))
+    scales = onnx_scales(model)
+    hints = replace(_hints(model, said.task), steps=_steps(scales))
+    return Outline(*specs, said.labels, hints, scales)
+
+
+def _steps(scales: EdgeScales) -> dict[str, float]:
+    return {each.name: each.scale for each in scales.quantisation.outputs}
 
 
 def _hints(model: onnx.ModelProto, task: str) -> Hints:

@@ -33,6 +33,8 @@ _FEWEST_CHARACTERS: Final = 37  # ten digits, 26 letters and the blank
 _COCO_CLASSES: Final = (80, 91)
 # Class maps have the size of the input, or a half, a quarter or an eighth of it.
 _PICTURE_DIMENSIONS: Final = 4
+# Of a score in integers. As for the levels of an input, fewer than 16 are rather another number's.
+_LARGEST_STEP: Final = 1 / 16
 _MAP_STRIDES: Final = (1, 2, 4, 8)
 _POSE_VALUES: Final = 5 + 3 * COCO_POINTS  # a person's box, score and key points
 _MOVENET_PERSONS: Final = 6
@@ -54,12 +56,15 @@ class Hints:
         All operators of the model; empty if they are not known.
     normalised
         Whether boxes are fractions of the picture; None if the file does not say.
+    steps
+        What one step of each output of integers stands for.
     """
 
     task: str = ""
     makers: Mapping[str, str] = field(default_factory=dict)
     operators: frozenset[str] = frozenset()
     normalised: bool | None = None
+    steps: Mapping[str, float] = field(default_factory=dict)
 
     def ends_in_softmax(self, output: str) -> bool:
         """Return whether the values of an output are probabilities that add up to 1."""
@@ -126,10 +131,23 @@ def recognise(
             step = step_of(proposal.preset, signature)
         except ModelError:
             continue
+        if _is_coarse(step, hints):
+            continue
         if hints.normalised and _in_pixels(step):
             return replace(proposal, postprocess=f"{proposal.postprocess},normalised=true")
         return proposal
     return None
+
+
+def _is_coarse(step: Step, hints: Hints) -> bool:
+    """Return whether scores are integers in steps that tell few of them apart.
+
+    They are if they share a scale with boxes in pixels, or with numbers of classes.
+    """
+    if not isinstance(step, Objects) or step.activation != "none":
+        return False
+    parts = (*step.scores, *step.objectness)
+    return any(hints.steps.get(part.output, 0.0) > _LARGEST_STEP for part in parts)
 
 
 def _in_pixels(step: Step) -> bool:
