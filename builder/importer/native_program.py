@@ -27,6 +27,8 @@ IDLE_S: Final = 60.0
 _LENGTH: Final = struct.Struct("<I")
 _PIECE_BYTES: Final = 1 << 24
 _LOG_NOTHING: Final = 4
+# What libraries say: the C++ library, and ONNX Runtime's arena, which has no class for it.
+_OUT_OF_MEMORY: Final = ("bad_alloc", "Failed to allocate memory")
 
 Reply = tuple[dict[str, Any], Sequence[bytes]]
 
@@ -95,7 +97,8 @@ class Program:
         except MemoryError:
             return {"memory": True}, ()
         except Exception as error:  # noqa: BLE001 - whatever a library raises is the reply
-            return {"error": str(error) or type(error).__name__, "memory": "bad_alloc" in str(error)}, ()
+            memory = any(words in str(error) for words in _OUT_OF_MEMORY)
+            return {"error": str(error) or type(error).__name__, "memory": memory}, ()
 
     def _infer_shapes(self, check_type: bool, strict: bool, model: bytes) -> Reply:
         return {}, [self._onnx.shape_inference.infer_shapes(model, check_type, strict, True)]
