@@ -61,7 +61,7 @@ def fold_constants(model: onnx.ModelProto, *, strict: bool = True) -> None:
 
 def _fold_once(model: onnx.ModelProto) -> int:
     graph = OnnxGraph(model)
-    count = graph.rewrite(lambda node: _shape_as_constant(graph, node))
+    count = graph.rewrite(lambda node: _shape_as_constant(graph, node) or _without_empty_inputs(graph, node))
     constant = {tensor.name for tensor in model.graph.initializer}
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
@@ -110,6 +110,19 @@ def _shape_as_constant(graph: OnnxGraph, node: onnx.NodeProto) -> list[onnx.Node
         "Constant", [], list(node.output), name=node.name, value=numpy_helper.from_array(values)
     )
     return [constant]
+
+
+def _without_empty_inputs(graph: OnnxGraph, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    """Read constants instead of tensors without elements, which are the same in each request."""
+    changed = copy_node(node)
+    for place, name in enumerate(node.input):
+        found = graph.type_of(name) if name else None
+        shape = None if found is None else found.static_shape
+        if found is None or shape is None or 0 not in shape or graph.is_constant(name):
+            continue
+        if found.elem_type != onnx.TensorProto.STRING:
+            changed.input[place] = graph.add_constant(np.zeros(shape, found.dtype), f"{name}/empty")
+    return None if changed == node else [changed]
 
 
 def _is_foldable(graph: OnnxGraph, node: onnx.NodeProto) -> bool:

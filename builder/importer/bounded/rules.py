@@ -148,7 +148,8 @@ def reduce(node: onnx.NodeProto, g: PaddedGraph) -> None:
             most = (number if isinstance(number, int) else number.capacity) * g.shape(x)[axis]
             number = g.arithmetic("Mul", number, dim, most)
         made = g.op("ReduceSum", value, g.ints(*places), keepdims=int(keep))
-        divisor = g.cast(g.scalar(number), g.elem_type(x))
+        # Of nothing, it is 0, as in ONNX Runtime.
+        divisor = g.cast(g.op("Max", g.scalar(number), g.ints(1)), g.elem_type(x))
         if not g.shape(made):
             divisor = g.op("Reshape", divisor, g.ints())
         g.op("Div", made, divisor, to=to)

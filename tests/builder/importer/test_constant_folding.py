@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from builder.errors import ModelError
+from builder.importer import import_onnx
 from builder.importer.constant_folding import fold_constants
 from builder.importer.onnx_graph import OnnxGraph
 
@@ -146,3 +148,18 @@ def test_a_narrow_float_of_a_constant_node_keeps_its_type(make_model: ModelMaker
     kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     assert kinds["zero"] == TensorProto.FLOAT8E4M3FN
     assert weights(model)["zero"].astype("f4") == 1
+
+
+@pytest.mark.parametrize("operator", ["ReduceMean", "ReduceMax", "ReduceLogSumExp"])
+def test_what_is_computed_of_nothing(make_model: Any, run_onnx: Any, run_relax: Any, operator: str) -> None:
+    nodes = [
+        helper.make_node("Compress", ["x", "none"], ["nothing"], axis=0),
+        helper.make_node(operator, ["nothing"], ["of_nothing"], keepdims=0),
+        helper.make_node("Reshape", ["of_nothing", "line"], ["flat"]),
+        helper.make_node("Concat", ["x", "flat"], ["y"], axis=0),
+    ]
+    weights = {"none": np.zeros(4, bool), "line": np.array([-1])}
+    model = make_model(nodes, {"x": [4]}, {"y": ["n"]}, weights)
+    x = np.arange(4, dtype=np.float32)
+    (found,) = run_relax(import_onnx(model).mod, [x])
+    np.testing.assert_array_equal(found, run_onnx(model, {"x": x})[0])
