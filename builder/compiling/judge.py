@@ -69,7 +69,7 @@ class Judge:
         self._runs = original.name
         self._rounds |= original.rounds_to_half
         try:
-            self._session = parity.session(original.source)
+            self._session = parity.session((original.skips_outputs and original.model()) or original.source)
         except ModelError as error:
             self._give_up(str(error))
 

@@ -26,7 +26,8 @@ from builder.importer.half_precision import half_types
 from builder.importer.large_models import sha256
 from builder.importer.model_file import ModelFile, check_message, read_model
 from builder.importer.normalise import normalise, simplify
-from builder.importer.original import FILE, IN_MEMORY, Original, keys_of, operators_of
+from builder.importer.onnx_graph import walk_nodes
+from builder.importer.original import FILE, IN_MEMORY, Original, keys_of, operators_of, skips_output
 from builder.importer.relax_module import RelaxModel, to_relax
 from builder.importer.source_nodes import SourceNodes
 from builder.importer.structure import prepare
@@ -160,6 +161,7 @@ def import_onnx(
             operators=operators_of(model),
             rounds_to_half=bool(half_types(model)),
             is_bounded=max_iterations is not None,
+            skips_outputs=any(skips_output(node) for node in walk_nodes(model.graph)),
         )
         texts = replace_string_inputs(model)
         tables = replace_strings(model)

@@ -50,6 +50,8 @@ class Original:
         Whether it computes or keeps numbers in float16 or bfloat16, which become float32.
     is_bounded
         Whether its loops may take more steps than ours.
+    skips_outputs
+        Whether a node leaves its first output unnamed. ONNX Runtime crashes on some.
     """
 
     source: Path | onnx.ModelProto
@@ -62,13 +64,28 @@ class Original:
     operators: frozenset[str] = frozenset()
     rounds_to_half: bool = False
     is_bounded: bool = False
+    skips_outputs: bool = False
 
     def model(self) -> onnx.ModelProto | None:
-        """Return the model, read again; None if it is not what was imported any more."""
+        """Return the model, read again; None if it is not what was imported any more.
+
+        First outputs of nodes that nothing reads have names.
+        """
         if isinstance(self.source, onnx.ModelProto):
-            return self.source if sha256(self.source) == self.sha256 else None
-        file = read_model(self.source)
-        return file.model if file.sha256 == self.sha256 else None
+            model, digest = self.source, sha256(self.source)
+        else:
+            file = read_model(self.source)
+            model, digest = file.model, file.sha256
+        if digest != self.sha256:
+            return None
+        if not self.skips_outputs:
+            return model
+        named = onnx.ModelProto()
+        named.CopyFrom(model)
+        for number, node in enumerate(walk_nodes(named.graph)):
+            if skips_output(node):
+                node.output[0] = f"edgebundle/unread/{number}"
+        return named
 
     def value(self, name: str, dtype: np.dtype[Any], declared: Sequence[object]) -> NDArray[Any]:
         """Return what the user fixed an input to.
@@ -98,6 +115,11 @@ def operators_of(model: onnx.ModelProto) -> frozenset[str]:
         for node in walk_nodes(graph)
         if (node.domain, node.op_type) not in functions
     )
+
+
+def skips_output(node: onnx.NodeProto) -> bool:
+    """Whether a node leaves its first output unnamed."""
+    return bool(node.output) and not node.output[0]
 
 
 def keys_of(model: onnx.ModelProto) -> dict[str, tuple[Any, ...]]:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import onnx
 
-from builder.importer.onnx_graph import OnnxGraph, attributes
+from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node
 from builder.importer.rewrites.replacement import Replacement, input_name
 
 # Elements along an axis that wraps around: its places are a constant.
@@ -57,8 +57,15 @@ def reverse_sequence(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.No
 
 
 def split_without_empty(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Split with empty parts: a Slice for each of the other parts."""
-    shapes = [graph.shape_of(name) for name in node.output if name]
+    """Split with empty parts: a Slice for each of the other parts.
+
+    Parts that nothing reads get names: ONNX Runtime crashes where the first has none.
+    """
+    if not all(node.output):
+        named = copy_node(node)
+        named.output[:] = [name or graph.fresh(f"{node.name}/unread") for name in node.output]
+        return [named]
+    shapes = [graph.shape_of(name) for name in node.output]
     if not any(shape is not None and 0 in shape for shape in shapes) or any(
         shape is None for shape in shapes
     ):

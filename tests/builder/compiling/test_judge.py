@@ -187,6 +187,17 @@ def test_a_length_that_is_only_known_at_run_time_is_padded_and_counted(tmp_path:
     assert count.tolist() == [2]
 
 
+def test_a_first_output_that_nothing_reads(tmp_path: Path) -> None:
+    """ONNX Runtime crashes on it."""
+    nodes = [helper.make_node("Split", ["x", "parts"], ["", "y"], axis=0)]
+    parts = [numpy_helper.from_array(np.array([1, 3]), "parts")]
+    model = made(nodes, [value("x", F, [4])], [value("y", F, [3])], parts)
+    x = np.arange(4, dtype=np.float32)
+    for source in (model, saved(model, tmp_path)):
+        (wanted,) = assert_same(import_onnx(source), {"x": x})
+        np.testing.assert_array_equal(wanted, x[1:])
+
+
 @pytest.mark.parametrize("kind", [TensorProto.UINT8, TensorProto.INT8])
 def test_a_picture_of_bytes_may_be_rounded_apart(kind: int) -> None:
     node = helper.make_node(
