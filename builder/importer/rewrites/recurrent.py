@@ -22,20 +22,20 @@ from builder.importer.rewrites.replacement import Replacement, input_name, outpu
 
 # A step is a dozen kernels: with more steps, compiling takes minutes and the code outgrows the caches.
 MAX_STEPS: Final = 512
-# Activations of the specification, and the defaults of their parameters, alpha and beta. As in ONNX Runtime,
-# a layer's lists of parameters have values only for activations that take them.
+# Activations of the specification, and the defaults of their parameters, alpha and beta: ONNX Runtime's, 0
+# where it has none. As there, a layer's lists of parameters have values only for activations that take them.
 _PARAMETERS: Final[Mapping[str, tuple[float | None, float | None]]] = {
-    "Affine": (1.0, 0.0),
+    "Affine": (0.0, 0.0),
     "Elu": (1.0, None),
     "HardSigmoid": (0.2, 0.5),
     "LeakyRelu": (0.01, None),
     "Relu": (None, None),
-    "ScaledTanh": (1.0, 1.0),
+    "ScaledTanh": (0.0, 0.0),
     "Sigmoid": (None, None),
     "Softplus": (None, None),
     "Softsign": (None, None),
     "Tanh": (None, None),
-    "ThresholdedRelu": (1.0, None),
+    "ThresholdedRelu": (0.0, None),
 }
 _GATES: Final[Mapping[str, int]] = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -141,6 +141,13 @@ def test_an_activation_with_parameters(make_model: ModelMaker, noise: Any, run_o
     same_after_import(recurrent(make_model, noise, "RNN", **options), noise, run_onnx)
 
 
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_an_activation_without_its_parameters(
+    make_model: ModelMaker, noise: Any, run_onnx: Any, name: str
+) -> None:
+    same_after_import(recurrent(make_model, noise, "RNN", activations=[name]), noise, run_onnx)
+
+
 def test_parameters_are_listed_only_for_activations_that_have_them(
     make_model: ModelMaker, noise: Any, run_onnx: Any
 ) -> None:
