@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from agent.mqtt.reason_codes import CLOSED, EXPIRED, TOO_LARGE, Action, Reason
+from agent.mqtt.reason_codes import CLOSED, EXPIRED, TOO_LARGE_CODES, Action, Reason
 from agent.wire.content_types import RAW, UNPROCESSED
 from agent.wire.envelope import Envelope
 from agent.wire.request import InferMessage
@@ -36,7 +36,6 @@ ABSENT_S: Final = 1.0
 # MQTT 5.0, 3.4.2.1: the broker accepted the message, and there is no subscriber.
 _NO_SUBSCRIBERS: Final = 0x10
 # Ours, and the broker's own.
-_TOO_LARGE: Final = frozenset({TOO_LARGE.code, 0x95})
 
 
 class Wire(Protocol):
@@ -232,7 +231,7 @@ class Exchange:
             return
         if verdict.sending is not Action.GIVE_UP or verdict in (EXPIRED, CLOSED):
             return  # sent again later; the deadline and the client's end have errors of their own
-        if verdict.code in _TOO_LARGE:
+        if verdict.code in TOO_LARGE_CODES:
             error = BrokerError(
                 f"the broker does not take a request of {len(self._request.body)} bytes: {verdict}",
                 hint="send less in one request, or raise the broker's limit for packets",

@@ -22,6 +22,14 @@ class Control(Protocol):
     def connected(self) -> bool:
         """Whether there is a connection to the broker."""
 
+    @property
+    def version(self) -> int:
+        """The MQTT version: 5, or 4 for 3.1.1, in which a broker does not state its limits."""
+
+    @property
+    def max_packet_bytes(self) -> int:
+        """Bytes of the largest packet that can be sent and received, as far as it is known."""
+
     def publish(
         self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False
     ) -> asyncio.Future[Reason]:

@@ -171,6 +171,16 @@ class Outbox:
         """Whether there is a connection to the broker."""
         return self._control.connected
 
+    @property
+    def version(self) -> int:
+        """The MQTT version of the connection."""
+        return self._control.version
+
+    @property
+    def max_packet_bytes(self) -> int:
+        """Bytes of the largest packet that can be sent and received, as far as it is known."""
+        return self._control.max_packet_bytes
+
     def publish(
         self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False
     ) -> asyncio.Future[Reason]:

@@ -32,7 +32,7 @@ from agent.mqtt.reason_codes import (
     POISON,
     QUEUE_FULL,
     RENEWED,
-    TOO_LARGE,
+    TOO_LARGE_CODES,
     Action,
     Reason,
     reason,
@@ -56,7 +56,6 @@ _LARGEST_HEAD_BYTES: Final = 256 << 10
 # What may wait at QoS 0 for a broker that does not read; a larger message is sent if nothing else waits.
 _MAX_UNSENT_BYTES: Final = 8 << 20
 # Ours, and the broker's own in PUBACK or DISCONNECT.
-_TOO_LARGE: Final = frozenset({TOO_LARGE.code, 0x95})
 _RETAIN_NOT_SUPPORTED: Final = 0x9A
 _QOS_NOT_SUPPORTED: Final = 0x9B
 
@@ -330,6 +329,11 @@ class Connection:
             self._sending.add(Outgoing(topic, payload, retain, properties, settled, deadline_s, packed))
             self._pump()
 
+    @property
+    def max_packet_bytes(self) -> int:
+        """Bytes of the largest packet that can be sent and received, as far as it is known."""
+        return min(self.limits.max_packet_bytes, self.settings.max_packet_bytes)
+
     def fits(self, topic: str, payload: bytes, *, qos: int, properties: Properties) -> bool:
         """Return whether the broker accepts a packet of this size, by what it said last."""
         room = self.limits.max_packet_bytes - len(payload)
@@ -345,7 +349,7 @@ class Connection:
         return len(head) <= room
 
     def _settled(self, topic: str, payload: bytes, verdict: Reason) -> None:
-        if verdict.code not in _TOO_LARGE and verdict is not POISON:
+        if verdict.code not in TOO_LARGE_CODES and verdict is not POISON:
             return
         self.unsendable += 1
         if self._log.due("unsendable"):

@@ -111,6 +111,8 @@ LOST: Final = Reason(0x104, "Connection lost", _RETRY, _RETRY)
 SILENCE: Final = Reason(0x105, "Connection ended without an answer", _FALL_BACK, _RETRY)
 RENEWED: Final = Reason(0x106, "Reconnecting with renewed credentials", _RETRY, _RETRY)
 TOO_LARGE: Final = Reason(0x107, "Larger than the broker accepts", _GIVE_UP, _GIVE_UP)
+# What the connection says of a message that is too large, and what a broker says.
+TOO_LARGE_CODES: Final = frozenset({TOO_LARGE.code, 0x95})
 POISON: Final = Reason(0x108, "Connection lost each time it was sent", _GIVE_UP, _GIVE_UP)
 UNSENDABLE: Final = Reason(0x109, "MQTT cannot represent it", _GIVE_UP, _GIVE_UP)
 

@@ -17,7 +17,16 @@ MAX_WANT_BYTES: Final = 1024
 # A client that may publish a want can make the other side send at most 64 blocks of 1 MiB at a time.
 MAX_BLOCK_BYTES: Final = 1024 * 1024
 MAX_COUNT: Final = 64
+# A broker that takes no packet of this size would not take the documents about a deployment either.
+MIN_BLOCK_BYTES: Final = 512
+# What a packet with a block has beside the block and its topic: lengths, and properties that a broker adds.
+_HEAD_BYTES: Final = 32
 _KEYS: Final = frozenset({"offset", "count", "block_bytes", "seq"})
+
+
+def largest_block(topic: str, max_packet_bytes: int) -> int:
+    """Return how many bytes a block on `topic` has at most, by the largest packet; below 1 if none fits."""
+    return min(max_packet_bytes - len(topic) - _HEAD_BYTES, MAX_BLOCK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Final
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import EMPTY, Properties
-from agent.mqtt.reason_codes import Reason
+from agent.mqtt.reason_codes import TOO_LARGE_CODES, Reason
 from agent.wire.topics import Topic, parse_topic
 from builder.errors import FleetError
 from edgebundle.broker import Broker
@@ -24,6 +24,8 @@ from edgebundle.errors import UsageError
 
 # How long to wait for the last acknowledgement; a broker that is reachable needs a millisecond.
 _DRAIN_S: Final = 2.0
+# Where to raise the limit of a broker.
+LARGER_PACKETS: Final = "raise the broker's limit for packets (mosquitto: max_packet_size)"
 
 
 class Client:
@@ -69,6 +71,11 @@ class Client:
         """Whether the connection is MQTT 5, whose messages have properties."""
         return self._connection.version == 5
 
+    @property
+    def max_packet_bytes(self) -> int:
+        """Bytes of the largest packet that the broker takes, as far as it says."""
+        return self._connection.max_packet_bytes
+
     async def subscribe(self, topic_filter: str, qos: int = 1) -> None:
         """Subscribe, now and after each reconnection."""
         await self._connection.subscribe(topic_filter, qos)
@@ -103,6 +110,12 @@ class Client:
             raise FleetError(
                 f"the broker did not acknowledge a message to {topic} within {limit_s:g} s"
             ) from error
+        if verdict.code in TOO_LARGE_CODES:
+            raise FleetError(
+                f"expected a broker that takes a message of {len(payload)} bytes to {topic}, "
+                f"got one that takes packets of at most {self.max_packet_bytes}",
+                hint=LARGER_PACKETS,
+            )
         if verdict.failed:
             raise FleetError(
                 f"the broker refused a message to {topic}: {verdict}",

@@ -8,6 +8,7 @@ Leaves to others: every check. The agent trusts nothing that is sent from here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable
@@ -19,12 +20,14 @@ from agent.bundle.names import hex_digest
 from agent.errors import BundleError, SelfTestError
 from agent.mqtt.message import Message
 from agent.wire import topics
+from agent.wire.blocks import MIN_BLOCK_BYTES, Want, largest_block
 from agent.wire.desired import MQTT_SOURCE, DesiredModel
+from agent.wire.document import MAX_SAFE_INTEGER
 from agent.wire.job import JobState, Status
 from agent.wire.reported import CONFLICT, ServiceState
 from builder.errors import FleetError
 from builder.fleet.bundle_file import BundleFile
-from builder.fleet.client import Client
+from builder.fleet.client import LARGER_PACKETS, Client
 from builder.fleet.desired import DesiredState
 from builder.fleet.offer import Offer
 from builder.fleet.presence import ABSENT_LIMIT_S, PresenceWatch, unknown_agent
@@ -41,6 +44,8 @@ CONFIRM_LIMIT_S: Final = 1.0
 _OUT_OF_SERVICE: Final = (ServiceState.FAILED, ServiceState.ROLLED_BACK)
 # How often to write the document again after another tool's has replaced it.
 _MAX_MERGES: Final = 20
+# How many blocks the broker may be too small for: an agent of this version asks for smaller ones at once.
+_MAX_CUT_SHORT: Final = 2
 # Two tools whose documents collided wait for random times up to this before they write again.
 _MAX_BACKOFF_MS: Final = 200
 
@@ -194,6 +199,8 @@ class Deployment:
         self._requested = False
         self._job: JobState | None = None
         self._merges = 0
+        self._cut_short = 0
+        self._failure: FleetError | None = None
         self._changed = asyncio.Event()
 
     async def run(self, client: Client, wait_s: float, broker: Broker) -> DeployResult:
@@ -215,6 +222,8 @@ class Deployment:
             topics.State(self._agent),
         ):
             await client.subscribe(topics.format_topic(topic), 1)
+        if self._offer is not None and MQTT_SOURCE in self._wanted.sources and self._room() < MIN_BLOCK_BYTES:
+            raise self._too_small()
         await asyncio.sleep(SETTLE_S)
         if not await self._presence.wait(min(wait_s, ABSENT_LIMIT_S)):
             raise await unknown_agent(self._agent, broker)
@@ -275,9 +284,37 @@ class Deployment:
 
     def _send_blocks(self, want: bytes) -> None:
         assert self._client is not None
-        for offset, data in () if self._offer is None else self._offer.blocks(want):
+        room = self._room()
+        if self._offer is None or not self._is_sendable(want, room):
+            return
+        for offset, data in self._offer.blocks(want, room):
             topic = topics.format_topic(topics.Block(self._agent, self._hex, offset))
             self._client.publish(topic, data, qos=0)
+
+    def _is_sendable(self, want: bytes, room: int) -> bool:
+        """Return whether the broker takes blocks that are useful; `_wait_for_end` raises if not."""
+        if room >= MIN_BLOCK_BYTES:
+            with contextlib.suppress(BundleError):
+                self._cut_short += Want.from_bytes(want).block_bytes > room
+            if self._cut_short <= _MAX_CUT_SHORT:
+                return True
+        self._failure = self._too_small()
+        self._changed.set()
+        return False
+
+    def _room(self) -> int:
+        """Return how many bytes of a block the broker takes."""
+        assert self._client is not None
+        topic = topics.format_topic(topics.Block(self._agent, self._hex, MAX_SAFE_INTEGER))
+        return largest_block(topic, self._client.max_packet_bytes)
+
+    def _too_small(self) -> FleetError:
+        assert self._client is not None
+        return FleetError(
+            f"expected a broker that takes the blocks that {self._agent} asks for, got one that takes "
+            f"packets of at most {self._client.max_packet_bytes} bytes",
+            hint=LARGER_PACKETS,
+        )
 
     async def _request(self) -> None:
         """Publish a desired document with everything that the one in force has, and our model."""
@@ -292,6 +329,8 @@ class Deployment:
         """Return the job when it has ended; restore the desired document if another replaces it first."""
         while self._job is None or not self._job.status.final:
             left_s = end - time.monotonic()
+            if self._failure is not None:
+                raise self._failure
             if left_s <= 0:
                 raise self._unfinished(wait_s)
             try:

@@ -24,7 +24,8 @@ DEPLOYMENT_HINTS: Final[dict[type[EdgeError], str]] = {
     MixAndMatchError: "the agent received another file than the one deployed: check what --source serves",
     NoSpaceError: "free some space on the device, or remove a model from it",
     SelfTestError: "the samples give other results on that device: compile for its CPU and features",
-    SourceError: "add the https source to the agent's allow-list, or leave out --source to send it over MQTT",
+    SourceError: "over MQTT, keep the command running that sends it, and let the broker take larger packets; "
+    "over https, add the source to the agent's allow-list",
 }
 _HINT_BY_CODE: Final = {error.code: hint for error, hint in DEPLOYMENT_HINTS.items()}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from agent.errors import BundleError
-from agent.wire.blocks import Want
+from agent.wire.blocks import MAX_BLOCK_BYTES, Want
 from builder.errors import PackageError
 
 
@@ -47,8 +47,11 @@ class Offer:
     ) -> None:
         os.close(self._descriptor)
 
-    def blocks(self, request: bytes) -> Iterator[tuple[int, bytes]]:
+    def blocks(self, request: bytes, most_bytes: int = MAX_BLOCK_BYTES) -> Iterator[tuple[int, bytes]]:
         """Return the blocks that a want document asks for, as offset and bytes; none if it is not one.
+
+        If the blocks would have more than `most_bytes`, only the first comes, and as short: from it, the
+        agent learns which blocks to ask for.
 
         Raises
         ------
@@ -59,9 +62,11 @@ class Offer:
             want = Want.from_bytes(request)
         except BundleError:
             return
-        end = min(want.offset + want.count * want.block_bytes, self.size)
-        for start in range(want.offset, end, want.block_bytes):
-            data = os.pread(self._descriptor, min(want.block_bytes, self.size - start), start)
+        block_bytes = min(want.block_bytes, most_bytes)
+        count = 1 if block_bytes < want.block_bytes else want.count
+        end = min(want.offset + count * block_bytes, self.size)
+        for start in range(want.offset, end, block_bytes):
+            data = os.pread(self._descriptor, min(block_bytes, self.size - start), start)
             if not data:
                 raise PackageError(f"{self._path} became shorter while it was sent")
             self.sent += len(data)

@@ -19,9 +19,11 @@ from agent.deploy.fetch.blocks import BLOCK_BYTES, BlockPull, Write
 from agent.deploy.interfaces import Control
 from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.part import Part
-from agent.errors import EdgeError
-from agent.wire.blocks import Want
-from agent.wire.topics import BlockWant, block_filter, format_topic
+from agent.errors import EdgeError, SourceError
+from agent.mqtt.engine import MQTT_5
+from agent.wire.blocks import MIN_BLOCK_BYTES, Want, largest_block
+from agent.wire.document import MAX_SAFE_INTEGER
+from agent.wire.topics import Block, BlockWant, block_filter, format_topic
 
 # How long to wait for a block while the broker is connected: enough to restart `edgebundle deploy` by hand.
 SILENCE_LIMIT_S: Final = 120.0
@@ -100,10 +102,14 @@ class BlockSource:
             If a block is longer than requested.
         NoSpaceError, StoreError
             If the part could not be written.
+        SourceError
+            If the broker does not pass on packets of a useful size.
         """
         key = hex_digest(digest)
         now = self._clock()
-        pulling = _Pulling(part, BlockPull(size=part.size, have=part.written, now=now))
+        pull = BlockPull(size=part.size, have=part.written, now=now, guesses=self._control.version != MQTT_5)
+        pull.limit(self._room(key))
+        pulling = _Pulling(part, pull)
         topic_filter = block_filter(self._device, key)
         self._pulling[key] = pulling
         self._control.want(topic_filter, 0)
@@ -144,10 +150,28 @@ class BlockSource:
         """Ask again after a reconnect: blocks that were under way are lost."""
         self._connected_at = self._clock()
         for key, pulling in self._pulling.items():
+            try:
+                pulling.pull.limit(self._room(key))
+            except EdgeError as error:
+                pulling.failure = error
+                pulling.news.set()
+                continue
             if not pulling.is_writing:  # else each reconnect would request, and keep, another window
                 self._take(key, pulling)
             if not pulling.done:
                 self._decide(key, pulling, pulling.pull.connected(self._connected_at))
+
+    def _room(self, key: str) -> int:
+        """Return how many bytes of a block the broker passes on."""
+        most = self._control.max_packet_bytes
+        topic = format_topic(Block(self._device, key, MAX_SAFE_INTEGER))
+        room = largest_block(topic, most)
+        if room < MIN_BLOCK_BYTES:
+            raise SourceError(
+                f"expected a broker that takes packets of {MIN_BLOCK_BYTES + most - room} bytes, "
+                f"got one that takes at most {most}"
+            )
+        return room
 
     def _pause_s(self, pull: BlockPull) -> float:
         """Return the seconds until the next look; without a connection there is nothing to repeat."""

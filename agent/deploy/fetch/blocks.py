@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.errors import EndlessDataError
-from agent.wire.blocks import MAX_COUNT, Want
+from agent.wire.blocks import MAX_COUNT, MIN_BLOCK_BYTES, Want
 
 # Measured on loopback (docs/decisions/0004): between 64 KiB and 1 MiB the difference is below the noise,
 # and on a slow link a lost small block costs less time.
@@ -31,6 +31,8 @@ WINDOW_BLOCKS: Final = MAX_COUNT
 # A request is repeated after this long without a block; the interval doubles up to the longest.
 SILENCE_S: Final = 2.0
 LONGEST_SILENCE_S: Final = 30.0
+# Where a broker does not state the largest packet, sizes down to this are tried.
+LEAST_GUESS_BYTES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class BlockPull:
 
     The window starts at two blocks, grows by one with each block that arrives, and is halved when none does.
     So requests of a slow link do not pile up in the broker, and a fast link is busy after a few blocks.
+    A block that is too short says what the other side can send: from then on, blocks are as short.
 
     Parameters
     ----------
@@ -55,6 +58,9 @@ class BlockPull:
         Bytes that are already on disk.
     block_bytes, window_blocks
         Bytes of a block, and how many blocks may be under way.
+    guesses
+        Whether the largest packet is unknown: until the first block arrives, each repeated request is for
+        smaller ones, and after the smallest for the largest again.
     silence_s, longest_silence_s
         When to repeat a request, in seconds without a block: the first time, and at most.
     now
@@ -69,6 +75,7 @@ class BlockPull:
         now: float,
         block_bytes: int = BLOCK_BYTES,
         window_blocks: int = WINDOW_BLOCKS,
+        guesses: bool = False,
         silence_s: float = SILENCE_S,
         longest_silence_s: float = LONGEST_SILENCE_S,
     ) -> None:
@@ -78,7 +85,8 @@ class BlockPull:
         self._written = have  # the length of the file
         self._requested = have  # everything before this offset has been requested
         self._early: dict[int, bytes] = {}  # blocks that arrived before their predecessor
-        self._block_bytes = block_bytes
+        self._block_bytes = self._largest_bytes = block_bytes
+        self._guesses = guesses
         self._most_blocks = window_blocks
         self._window_blocks = min(2, window_blocks)
         self._first_silence_s = silence_s
@@ -133,7 +141,13 @@ class BlockPull:
         if len(data) > expected:
             raise EndlessDataError(f"expected a block of {expected} bytes at {offset}, got {len(data)}")
         if len(data) < expected:
-            return  # a short block counts as lost, and is requested again after a while
+            # The other side can send no more; one that is too short counts as lost, and is requested later.
+            if len(data) >= MIN_BLOCK_BYTES:
+                self._heard_at = now
+                self.limit(len(data))
+                yield from self._repeat(now)
+            return
+        self._guesses = False
         # On a link that takes a second for a block, do not repeat a request after two.
         self._silence_s = min(max(self._first_silence_s, 4 * (now - self._heard_at)), self._longest_silence_s)
         self._heard_at = now
@@ -153,12 +167,26 @@ class BlockPull:
             return
         self._silence_s = min(2 * self._silence_s, self._longest_silence_s)
         self._window_blocks = max(1, self._window_blocks // 2)
+        if self._guesses:
+            smaller = self._block_bytes // 4
+            self._resize(smaller if smaller >= LEAST_GUESS_BYTES else self._largest_bytes)
         yield from self._repeat(now)
 
     def connected(self, now: float) -> Iterator[Want]:
         """Request again at once after a reconnect: blocks that were under way are lost."""
         self._silence_s = self._first_silence_s
         yield from self._repeat(now)
+
+    def limit(self, block_bytes: int) -> None:
+        """Request blocks of at most this size from now on."""
+        self._largest_bytes = min(self._largest_bytes, block_bytes)
+        if block_bytes < self._block_bytes:
+            self._resize(block_bytes)
+
+    def _resize(self, block_bytes: int) -> None:
+        self._block_bytes = block_bytes
+        self._early.clear()  # they begin where no block begins now
+        self._requested = self._written
 
     def _repeat(self, now: float) -> Iterator[Want]:
         self._requested_at = now

@@ -24,6 +24,7 @@ from agent.deploy.interfaces import Condition
 from agent.deploy.store.store import Store
 from agent.deploy.trial import Score
 from agent.errors import NoSpaceError, SelfTestError
+from agent.mqtt.limits import LARGEST_PACKET_BYTES
 from agent.mqtt.reason_codes import Reason, reason
 from agent.wire import topics
 from tests.bundles import FILES, KEY, KEYRING, build
@@ -165,6 +166,8 @@ class FakeControl:
     deployment: Deployment | None = None
     filters: set[str] = field(default_factory=set)
     sent_bytes: int = 0
+    version: int = 5
+    max_packet_bytes: int = LARGEST_PACKET_BYTES
     # Called with how often blocks from the beginning of a bundle were asked for.
     on_want: Callable[[int], None] = lambda _count: None
     _wants: int = 0

@@ -23,6 +23,9 @@ NOT_AUTHORIZED = reason(0x87)
 class Broker:
     """A control connection that a test switches on and off, and whose acknowledgements it triggers."""
 
+    version = 5
+    max_packet_bytes = 1 << 20
+
     def __init__(self) -> None:
         self.connected = False
         self.came: list[tuple[str, bytes]] = []

@@ -191,3 +191,54 @@ def test_want_document_is_json() -> None:
         "block_bytes": 256,
         "seq": 7,
     }
+
+
+def test_sizes_are_tried_in_turn_until_a_block_arrives() -> None:
+    pull = BlockPull(size=10_000_000, have=0, now=0.0, block_bytes=65536, guesses=True)
+    now, asked = 0.0, [next(pull.start(0.0)).block_bytes]
+    for _ in range(4):
+        now = pull.ask_again_at
+        (want,) = pull.tick(now)
+        asked.append(want.block_bytes)
+    assert asked == [65536, 16384, 4096, 1024, 65536]
+    list(pull.tick(now := pull.ask_again_at))
+    list(pull.block(0, bytes(16384), now))
+    for _ in range(3):
+        now = pull.ask_again_at
+        assert {want.block_bytes for want in pull.tick(now)} == {16384}, "this size is known to arrive"
+
+
+def test_short_block_says_how_long_the_others_may_be() -> None:
+    pull = BlockPull(size=100_000, have=0, now=0.0, block_bytes=65536)
+    list(pull.start(0.0))
+    (want,) = pull.block(0, bytes(60_000), 1.0)
+    assert isinstance(want, Want)
+    assert (want.offset, want.block_bytes) == (0, 60_000)
+    assert list(pull.block(0, bytes(100), 2.0)) == [], "too short to be meant"
+    pull.limit(70_000)
+    (again,) = pull.connected(3.0)
+    assert again.block_bytes == 60_000
+
+
+@given(st.integers(512, 2000), st.lists(st.integers(512, 2000), max_size=3))
+def test_file_is_whole_whatever_the_limits_of_the_way_become(first: int, limits: list[int]) -> None:
+    file = random.Random(8).randbytes(20_000)
+    pull = BlockPull(size=len(file), have=0, now=0.0, block_bytes=first)
+    offer, disk, wants = Offer(file), bytearray(), list(pull.start(0.0))
+    for limit in (*limits, 512):
+        for _ in range(3):
+            if not wants:
+                wants = list(pull.connected(0.0))
+            for start, data in [block for want in wants for block in offer.answer(want)]:
+                for decision in pull.block(start, data[:limit], 0.0):
+                    if isinstance(decision, Write):
+                        assert decision.offset == len(disk)
+                        disk += decision.data
+            wants = []
+    while not pull.complete:
+        for want in list(pull.connected(0.0)):
+            for start, data in offer.answer(want):
+                for decision in pull.block(start, data, 0.0):
+                    if isinstance(decision, Write):
+                        disk += decision.data
+    assert disk == file
