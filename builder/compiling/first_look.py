@@ -26,7 +26,7 @@ from agent.runtime.postprocess import Postprocessor
 from agent.runtime.quantisation import to_real
 from builder.bundles.package import Package
 from builder.compiling.output_presets import OUTPUT_PRESETS, Signature, step_of
-from builder.compiling.recognition import Proposal
+from builder.compiling.recognition import LARGEST_STEP, Proposal
 from builder.errors import ModelError
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -79,6 +79,7 @@ def look(
         if isinstance(step, TopK) and step.output not in softened:
             lines += _scores(step.output, to_real(values[step.output], quantised.get(step.output)))
         elif isinstance(step, Detect | Objects | Pose):
+            lines += _coarse(step, quantised)
             found = _best(step, outputs, values, quantised)
             if found is not None:
                 _check_units(step, found[0], size, text)
@@ -165,6 +166,17 @@ def _check_units(
         hint=f"add normalised={str(not step.normalised).lower()} to the preset, or "
         f"normalised={str(step.normalised).lower()} if they are {read} all the same",
     )
+
+
+def _coarse(step: Detect | Objects | Pose, quantised: Mapping[str, Quantised]) -> Iterator[str]:
+    names = [part.output for part in step.scores] if isinstance(step, Objects) else [outputs_of(step)[-1]]
+    is_raw = isinstance(step, Objects) and step.activation != "none"
+    for name in dict.fromkeys(names):
+        if not is_raw and name in quantised and quantised[name].scale > LARGEST_STEP:
+            yield (
+                f"scores of {name} are integers in steps of {quantised[name].scale:.3g}, so that few can "
+                "be told apart: export the model with boxes as fractions, or with outputs in float32"
+            )
 
 
 def _boxes(

@@ -34,7 +34,7 @@ _COCO_CLASSES: Final = (80, 91)
 # Class maps have the size of the input, or a half, a quarter or an eighth of it.
 _PICTURE_DIMENSIONS: Final = 4
 # Of a score in integers. As for the levels of an input, fewer than 16 are rather another number's.
-_LARGEST_STEP: Final = 1 / 16
+LARGEST_STEP: Final = 1 / 16
 _MAP_STRIDES: Final = (1, 2, 4, 8)
 _POSE_VALUES: Final = 5 + 3 * COCO_POINTS  # a person's box, score and key points
 _MOVENET_PERSONS: Final = 6
@@ -147,7 +147,7 @@ def _is_coarse(step: Step, hints: Hints) -> bool:
     if not isinstance(step, Objects) or step.activation != "none":
         return False
     parts = (*step.scores, *step.objectness)
-    return any(hints.steps.get(part.output, 0.0) > _LARGEST_STEP for part in parts)
+    return any(hints.steps.get(part.output, 0.0) > LARGEST_STEP for part in parts)
 
 
 def _in_pixels(step: Step) -> bool:

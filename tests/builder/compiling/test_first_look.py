@@ -126,3 +126,14 @@ def test_a_proposal_has_the_units_of_the_sample(unit: float, expected: str, *, i
     proposal = recognise([IMAGE], [spec])
     assert proposal is not None
     assert confirmed(proposal, package).postprocess == expected
+
+
+@pytest.mark.parametrize(("scale", "count"), [(0.3, 1), (1 / 64, 0)])
+def test_scores_in_coarse_steps_are_told(scale: float, count: int) -> None:
+    declared = postprocess("yolov8", [ROWS], [IMAGE])
+    made = np.clip(np.rint(rows(64) / 0.5), 0, 255).astype(np.uint8)
+    spec = replace(ROWS, datatype="UINT8")
+    lines = look(
+        declared, [spec], {"output": made}, (64, 64), {"output": Quantised("output", scale, 0)}, "normalised"
+    )
+    assert sum("in steps of 0.3" in line for line in lines) == count
