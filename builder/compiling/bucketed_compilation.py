@@ -40,6 +40,7 @@ from builder.compiling.compilation import (
     choose_records,
     compare_model,
     describe_model,
+    look_at_sample,
 )
 from builder.compiling.defined_samples import choose
 from builder.compiling.footprint import resources_of_buckets
@@ -171,6 +172,7 @@ def compile_buckets(
         _compare_bucket(models, module, merged.sources, index, each, before, tolerance, progress)
         for index, each in enumerate(buckets.sizes())
     ]
+    look_at_sample(smallest, after, samples[0][1], postprocess or "", progress)
     members = {
         "mod.so": code,
         "mod.params": params,

@@ -179,7 +179,7 @@ def compile(
     runnable = code if device.is_native else build_for_host(lowered.kernels)
     module = _debug_executor(runnable, graph.graph, params)
     compared = compare_model(model, module, graph.sources, inputs, before, tolerance, progress)
-    _look(model, after, compared, postprocess or "", progress)
+    look_at_sample(model, after, compared, postprocess or "", progress)
     framework_parity.check_kernels(model, module, tolerance, progress)
 
     members = {
@@ -305,10 +305,21 @@ def compare_model(
     return Compared(agreement, outputs, max(rtol, tolerances.STEP))
 
 
-def _look(
+def look_at_sample(
     model: ImportedModel, after: Postprocess | None, compared: Compared, text: str, progress: Progress
 ) -> None:
     """Tell what is doubtful about what the postprocess makes of the sample.
+
+    Parameters
+    ----------
+    model
+        The model.
+    after, text
+        The postprocess, and what the user declares; or None and an empty text.
+    compared
+        The comparison, with the sample's outputs.
+    progress
+        Called with each doubt.
 
     Raises
     ------

@@ -170,3 +170,18 @@ def test_a_model_that_padding_changes_is_refused_with_the_output(
     with pytest.raises(ModelError, match=f"padding .* from .* to .* changes output '{output}'") as caught:
         changing_models.compiled(model, tmp_path, bounds)
     assert "mask" in str(caught.value.hint)
+
+
+def test_the_sample_of_the_smallest_size_is_looked_at(tmp_path: Path) -> None:
+    """Boxes as fractions, which the preset takes for pixels."""
+    rows = np.zeros((1, 6, 21), np.float32)
+    rows[0, :, 3] = [0.5, 0.5, 0.5, 0.25, 0, 0.9]
+    source = """<ir_version: 8, opset_import: ["" : 17]> g (float[n,3,32,32] x) => (float[n,6,21] y)
+    { zero = Constant<value = float {0}>() mean = ReduceMean<axes = [1, 2, 3]>(x) none = Mul(mean, zero)
+      flat = Flatten(none) axes = Constant<value_ints = [2]>() column = Unsqueeze(flat, axes)
+      y = Add(column, rows) }"""
+    model = onnx.parser.parse_model(source)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(rows, "rows"))
+    declared = {"preprocess": "yolov8", "postprocess": "yolov8"}
+    with pytest.raises(ModelError, match=r"expected boxes as pixels .* as fractions of the picture do"):
+        changing_models.compiled(model, tmp_path, "x:[1..2,3,32,32]", **declared)
