@@ -9,16 +9,21 @@ the version              what follows
 is out of service        its predecessor comes back: its worker died by itself too often, or does not start
 ends the agent often     its predecessor comes back: `MAX_STARTS` starts of the agent in a trial, none of
                          which lasted `STEADY_S` or ended with a clean stop
-fails nearly always      its predecessor comes back: at least `MIN_FAILED` requests failed or ended the
-                         worker, and they are more than half of all
-fails more often         its predecessor comes back: at least `MIN_ANSWERS` answers, and more than
-                         `MAX_ERROR_SHARE` of them failed, beyond the share of the predecessor
-is much slower           its predecessor comes back: both have `MIN_ANSWERS` answers, and the 95th percentile
-                         of the computing time is over `MAX_SLOWDOWN` times the predecessor's, and more than
-                         `MIN_SLOWDOWN_S` above it
+fails                    its predecessor comes back, if it fails for most clients that count (see below): more
+                         than every second request of a client failed or ended the worker, of one client at
+                         least `MIN_FAILED`; or more than `MAX_ERROR_SHARE` of a client's `MIN_ANSWERS`,
+                         beyond its share with the predecessor
+is much slower           its predecessor comes back: in the same bucket and with as many threads, both have
+                         `MIN_ANSWERS` answers, and the 95th percentile of the computing time is over
+                         `MAX_SLOWDOWN` times the predecessor's, and more than `MIN_SLOWDOWN_S` above it; if
+                         other models run than before, or the device is hot, that is only logged
 serves well              the trial ends after `TRIAL_S` in service and `TRIAL_ANSWERS` answers, at the latest
                          after `LONGEST_S` in service
 =======================  ===========================================================================
+
+A client counts if it has `MIN_SEEN` answers of the version, and had `MIN_KNOWN` good ones of the predecessor;
+if none had, as after a restart of the agent, all count. So a client without a record can neither end a trial
+nor hide that the version fails for those that have one, however often it asks.
 
 A version that was deployed again after it was rolled back is judged only by the first two rules: a person has
 decided that it may fail or be slow. Time is time in service in one run of the agent, so the clock of the
@@ -30,7 +35,7 @@ Promises: no I/O and no clock. Leaves to others: measuring, and bringing the pre
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 TRIAL_S: Final = 600.0
@@ -45,6 +50,10 @@ STEADY_S: Final = 60.0
 MIN_ANSWERS: Final = 100
 # A version that fails more than every second request need not be watched for that long.
 MIN_FAILED: Final = 10
+# Good answers of the predecessor that make a client's failures count.
+MIN_KNOWN: Final = 10
+# A client that asked once or twice says nothing.
+MIN_SEEN: Final = 3
 _HALF: Final = 0.5
 # The reason to bring back the predecessor of a version that ends the agent begins with this.
 AGENT_ENDED: Final = "the agent ended"
@@ -56,26 +65,98 @@ MIN_SLOWDOWN_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """How a version has done.
+class Tally:
+    """What a version did for one client.
 
     Attributes
     ----------
     answers, errors
-        Requests that were computed, and how many of them failed or ended the worker; without those of the
-        client that has the most failures, if there are others (`agent.service.models.track_record`).
-    p95_s
-        The 95th percentile of the graph's computing time in seconds; None before the first answer.
+        Requests that were computed, and how many of them failed or ended the worker.
     """
 
     answers: int = 0
     errors: int = 0
-    p95_s: float | None = None
 
     @property
     def error_share(self) -> float:
         """The share of requests that failed."""
         return self.errors / self.answers if self.answers else 0.0
+
+    def fails(self, before: Tally) -> bool:
+        """Return whether the version fails for this client, which had `before` with the predecessor."""
+        if self.error_share > max(_HALF, before.error_share):
+            return True
+        return self.answers >= MIN_ANSWERS and self.error_share > MAX_ERROR_SHARE + before.error_share
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long one kind of request took.
+
+    Attributes
+    ----------
+    answers
+        How many there were.
+    p95_s
+        The 95th percentile of the graph's computing time in seconds.
+    """
+
+    answers: int
+    p95_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How a version has done.
+
+    Attributes
+    ----------
+    clients
+        For each client, by a digest of its name.
+    times
+        For each bucket and number of threads.
+    others
+        The other models that run beside it.
+    hot
+        Whether the device has been too hot for full speed.
+    """
+
+    clients: Mapping[str, Tally] = field(default_factory=dict)
+    times: Mapping[str, Times] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
+    hot: bool = False
+
+    @property
+    def answers(self) -> int:
+        """Requests that were computed."""
+        return sum(tally.answers for tally in self.clients.values())
+
+    def to_document(self) -> dict[str, object]:
+        """Return the score as a JSON object."""
+        return {
+            "clients": {key: [tally.answers, tally.errors] for key, tally in self.clients.items()},
+            "times": {kind: [times.answers, times.p95_s] for kind, times in self.times.items()},
+            "others": list(self.others),
+            "hot": self.hot,
+        }
+
+    @classmethod
+    def from_document(cls, value: Mapping[str, Any]) -> Score:
+        """Read what `to_document` returned; of an earlier agent's score, nothing is left.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            If `value` is something else.
+        """
+        if "clients" not in value:
+            return cls()
+        return cls(
+            clients={str(key): Tally(int(n), int(bad)) for key, (n, bad) in value["clients"].items()},
+            times={str(kind): Times(int(n), float(p95_s)) for kind, (n, p95_s) in value["times"].items()},
+            others=tuple(map(str, value["others"])),
+            hot=bool(value["hot"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +192,7 @@ class Trial:
         return {
             "starts": self.starts,
             "counter": self.counter,
-            "baseline": None
-            if baseline is None
-            else {"answers": baseline.answers, "errors": baseline.errors, "p95_s": baseline.p95_s},
+            "baseline": None if baseline is None else baseline.to_document(),
         }
 
     @classmethod
@@ -129,13 +208,7 @@ class Trial:
         return cls(
             starts=int(value["starts"]),
             counter=None if value["counter"] is None else int(value["counter"]),
-            baseline=None
-            if baseline is None
-            else Score(
-                answers=int(baseline["answers"]),
-                errors=int(baseline["errors"]),
-                p95_s=None if baseline["p95_s"] is None else float(baseline["p95_s"]),
-            ),
+            baseline=None if baseline is None else Score.from_document(baseline),
         )
 
 
@@ -158,23 +231,46 @@ def fault(trial: Trial, *, out_of_service: str | None, score: Score) -> str | No
     before = trial.baseline
     if before is None:
         return None
-    if score.errors >= MIN_FAILED and score.error_share > max(_HALF, before.error_share):
-        return f"{score.errors} of {score.answers} requests failed"
-    if score.answers < MIN_ANSWERS:
+    if (why := _failure(before, score)) is not None:
+        return why
+    return None if slowness_is_explained(before, score) else slowness(before, score)
+
+
+def _failure(before: Score, score: Score) -> str | None:
+    """Return for how many requests the version fails, if it does for most clients that count."""
+    none = Tally()
+    seen = {key: tally for key, tally in score.clients.items() if tally.answers >= MIN_SEEN}
+    known = {key for key, tally in before.clients.items() if tally.answers - tally.errors >= MIN_KNOWN}
+    if known:
+        seen = {key: tally for key, tally in seen.items() if key in known}
+    failing = [tally for key, tally in seen.items() if tally.fails(before.clients.get(key, none))]
+    if 2 * len(failing) <= len(seen) or all(
+        tally.errors < MIN_FAILED and tally.answers < MIN_ANSWERS for tally in failing
+    ):
         return None
-    if score.error_share > MAX_ERROR_SHARE + before.error_share:
-        return (
-            f"{score.errors} of {score.answers} requests failed, "
-            f"{before.errors} of {before.answers} with the version before"
-        )
-    if score.p95_s is None or before.p95_s is None or before.answers < MIN_ANSWERS:
-        return None
-    if score.p95_s > MAX_SLOWDOWN * before.p95_s and score.p95_s - before.p95_s > MIN_SLOWDOWN_S:
-        return (
-            f"95 % of the requests took up to {1000 * score.p95_s:.0f} ms, "
-            f"{1000 * before.p95_s:.0f} ms with the version before"
-        )
+    return (
+        f"{sum(tally.errors for tally in failing)} of {sum(tally.answers for tally in failing)} requests of "
+        f"{len(failing)} of {len(seen)} clients failed"
+    )
+
+
+def slowness(before: Score, score: Score) -> str | None:
+    """Return how much slower the version is than its predecessor in the same bucket; None if it is not."""
+    for kind, times in score.times.items():
+        known = before.times.get(kind)
+        if known is None or min(known.answers, times.answers) < MIN_ANSWERS:
+            continue
+        if times.p95_s > MAX_SLOWDOWN * known.p95_s and times.p95_s - known.p95_s > MIN_SLOWDOWN_S:
+            return (
+                f"95 % of the requests took up to {1000 * times.p95_s:.0f} ms, "
+                f"{1000 * known.p95_s:.0f} ms with the version before"
+            )
     return None
+
+
+def slowness_is_explained(before: Score, score: Score) -> bool:
+    """Return whether a version may be slower for a reason that is not its own."""
+    return score.hot or score.others != before.others
 
 
 def over(served_s: float, score: Score) -> bool:

@@ -22,7 +22,7 @@ from agent.deploy.store.active import ActiveModel, RolledBack
 from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.state_file import SAVE_LIMIT_S
 from agent.deploy.store.store import Store
-from agent.deploy.trial import STEADY_S, Score, Trial, fault, over
+from agent.deploy.trial import STEADY_S, Score, Trial, fault, over, slowness, slowness_is_explained
 from agent.errors import EdgeError, SelfTestError, StoreError
 from agent.wire.job import MAX_MESSAGE_CHARACTERS, Result, Status
 
@@ -70,6 +70,8 @@ class TrialWatch:
         self._report = report
         # Since when each bundle on trial has been in service, on the event loop's clock.
         self._since_s: dict[str, float] = {}
+        # Digests of bundles whose slowness was logged.
+        self._slow: set[str] = set()
 
     async def run(self) -> None:
         """Once a second, look whether a bundle on trial has failed or passed."""
@@ -115,6 +117,7 @@ class TrialWatch:
         score = self._models.score(model.name)
         out_of_service = condition.message if condition.failed else None
         why = fault(replace(trial, starts=0), out_of_service=out_of_service, score=score)
+        self._note_slowness(model, trial, score)
         if why is not None:
             await self._roll_back(model, why)
         elif over(served_s, score):
@@ -122,6 +125,16 @@ class TrialWatch:
             await self._record(replace(model, trial=None), model)
         elif served_s >= STEADY_S and trial.starts:
             await self._record(replace(model, trial=trial.steady()), model)
+
+    def _note_slowness(self, model: ActiveModel, trial: Trial, score: Score) -> None:
+        """Say once that a version is slower, if that is no reason to bring its predecessor back."""
+        before = trial.baseline
+        if before is None or model.digest in self._slow or not slowness_is_explained(before, score):
+            return
+        if (slower := slowness(before, score)) is not None:
+            self._slow.add(model.digest)
+            why = "the device is hot" if score.hot else "other models run than before"
+            _log.warning("%s %s is slow, but %s: %s", model.name, model.version, why, slower)
 
     async def _record(self, model: ActiveModel, before: ActiveModel) -> None:
         """Record what has become of a trial, if the disk allows it."""

@@ -113,6 +113,11 @@ class BucketedModule:
         return self._sizes
 
     @property
+    def bucket(self) -> tuple[int, ...]:
+        """The sizes of the bucket that was chosen last."""
+        return tuple(self._bucket_sizes[self.buckets.smallest_for(self._sizes)])
+
+    @property
     def specs(self) -> Mapping[str, TensorSpec]:
         """The inputs of the request that a bucket was chosen for, by name."""
         return self._plan.specs

@@ -194,6 +194,10 @@ class Failed:
     hint: str | None = None
 
 
+# A recording is computed window by window, and its length is the client's choice.
+NOT_COMPARABLE: Final = (0,)
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to one request; its payload goes to the requester unchanged.
@@ -217,6 +221,9 @@ class Answer:
         The number of this request in its session, or None.
     sessions, evicted
         How many sessions the model has, and how many ended early since it was loaded.
+    bucket
+        The sizes of the bucket that computed it; empty for a model of one size, `NOT_COMPARABLE` if
+        `compute_us` says nothing about the model's speed.
     """
 
     seq: int
@@ -231,6 +238,7 @@ class Answer:
     step: int | None = None
     sessions: int = 0
     evicted: int = 0
+    bucket: tuple[int, ...] = ()
 
 
 Header = Load | Request | Share | Stop | Ready | Failed | Answer

@@ -32,7 +32,7 @@ from agent.wire.content_types import JSON
 from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.codec import Codec, Decoded, Payload, import_cbor
 from agent.worker.fitting import fitting
-from agent.worker.frames import Answer, Load, Request
+from agent.worker.frames import NOT_COMPARABLE, Answer, Load, Request
 from agent.worker.streams import Step, Streams
 
 if TYPE_CHECKING:
@@ -235,8 +235,13 @@ class Model:
             # Only now: what is refused can be sent again.
             step.commit()
         times.append(clock())
-        answer = Answer(request.seq, OK, "", media_type, tensors, **_durations(request, times))
+        bucket = self._bucket() if step is None else NOT_COMPARABLE
+        answer = Answer(request.seq, OK, "", media_type, tensors, **_durations(request, times), bucket=bucket)
         return answer if self._streams is None else self._streams.counted(answer, step), body
+
+    def _bucket(self) -> tuple[int, ...]:
+        module = self._module
+        return module.bucket if isinstance(module, BucketedModule) else ()
 
     def _ended(self, request: Request, streams: Streams) -> tuple[Answer, Payload]:
         """Answer a request that only ends its session."""
@@ -274,7 +279,8 @@ class Model:
         # Requesters that read only the properties get the hint too.
         message = one_line(str(error) if error.hint is None else f"{error} ({error.hint})")
         body = AnswerHead(self._name, id=request.id, has_envelope=request.client_json).refusal(error)
-        return Answer(request.seq, error.status, message, JSON, (), **_durations(request, times)), body
+        times_us = _durations(request, times)
+        return Answer(request.seq, error.status, message, JSON, (), **times_us, bucket=()), body
 
 
 class Prepared:

@@ -142,8 +142,9 @@ class Device:
     def _answer(self) -> None:
         for _ in range(1 + int(_ANSWERS_EVERY_S * self._rate * self._random.random())):
             total_s = self._random.lognormvariate(math.log(0.04), 0.5)
-            parts = (int(total_s * share * 1e6) for share in (0.05, 0.2, 0.65, 0.1))
-            self._metrics.durations(self.model, Answer(1, 200, "", "", (), *parts), total_s)
+            queue, decode, compute, encode = (int(total_s * share * 1e6) for share in (0.05, 0.2, 0.65, 0.1))
+            answer = Answer(1, 200, queue_us=queue, decode_us=decode, compute_us=compute, encode_us=encode)
+            self._metrics.durations(self.model, answer, total_s)
             self._metrics.request(self.model, 200)
         self._answers = format_metrics(to_document(self._metrics.samples({})))
 

@@ -24,6 +24,8 @@ from agent.wire.info import Capabilities, Hardware, Info, Software
 # bits shifted by 16 say what has happened since the boot.
 _THROTTLE_CAUSES: Final = ("under_voltage", "frequency_capped", "throttled", "soft_temperature_limit")
 _SINCE_BOOT_SHIFT: Final = 16
+# All that happens now.
+_SLOWED_DOWN: Final = 0xF
 # Fields of the first line of /proc/stat, proc(5).
 _CPU_MODES: Final = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 # Enough for the cores of one chip; a server has hundreds of sensors that do not matter for inference.
@@ -136,6 +138,14 @@ class Host:
             for bit, cause in enumerate(_THROTTLE_CAUSES):
                 out["edge_throttled", (("cause", cause),)] = bits >> bit & 1
                 out["edge_throttled_since_boot", (("cause", cause),)] = bits >> bit + _SINCE_BOOT_SHIFT & 1
+
+
+def is_hot(sys: Path = Path("/sys")) -> bool:
+    """Return whether a Raspberry Pi's firmware slows the device down now."""
+    for file in sorted(sys.glob("devices/platform/soc*/*firmware*/get_throttled"))[:1]:
+        with contextlib.suppress(ValueError):
+            return bool(int(_read(file).strip(), 16) & _SLOWED_DOWN)
+    return False
 
 
 def process_cpu_s(pid: int | str) -> float | None:

@@ -314,9 +314,9 @@ class Model:
             sessions_evicted=supervisor.sessions.evicted,
         )
 
-    def score(self) -> Score:
-        """Return how its bundle has done since it was put into service."""
-        return Score() if self._supervisor is None else self._supervisor.record.score()
+    def score(self, others: tuple[str, ...], *, hot: bool) -> Score:
+        """Return how its bundle has done since it was put into service, beside these models."""
+        return Score() if self._supervisor is None else self._supervisor.record.score(others, hot=hot)
 
     async def replace(
         self, verified: VerifiedBundle, settings: WorkerSettings, share: Share

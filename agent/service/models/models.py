@@ -17,6 +17,7 @@ from agent.bundle.verify import VerifiedBundle
 from agent.config.settings import QueueLimits, WorkerSettings
 from agent.deploy.interfaces import Condition
 from agent.deploy.trial import Score
+from agent.service.metrics.host import is_hot
 from agent.service.models.confinement import weakest
 from agent.service.models.cores import Cores
 from agent.service.models.model import Model, ModelStatus
@@ -46,6 +47,8 @@ class Models:
         The processors that they share; None leaves all of them to every worker.
     spawn
         Makes worker processes.
+    is_hot
+        Returns whether the device is slowed down.
     """
 
     def __init__(
@@ -55,7 +58,9 @@ class Models:
         on_change: Callable[[str], None],
         cores: Cores | None = None,
         spawn: Spawn = WorkerProcess,
+        is_hot: Callable[[], bool] = is_hot,
     ) -> None:
+        self._is_hot = is_hot
         self._settings = settings
         self._cores = cores
         self._limits = limits
@@ -120,7 +125,10 @@ class Models:
     def score(self, name: str) -> Score:
         """Return how a model's bundle has done since it was put into service."""
         model = self._models.get(name)
-        return Score() if model is None else model.score()
+        if model is None:
+            return Score()
+        others = sorted(f"{each.name} {each.version}" for each in self if each is not model)
+        return model.score(tuple(others), hot=self._is_hot())
 
     async def activate(self, verified: VerifiedBundle) -> None:
         """Start a worker with the bundle, let it pass its samples, and give it the model's requests.

@@ -348,7 +348,7 @@ class Supervisor:
         if pending.suspect is not None:
             self.quarantine.acquit(pending.suspect)
             self._on_suspect(pending, Verdict.ACQUITTED)
-        self.record.answered(answer, pending.client)
+        self.record.answered(answer, pending.client, self._share.threads)
         if answer.status == OK:
             self.sessions.note(answer)
         pending.answer(answer, payload, self.verified.manifest.version)

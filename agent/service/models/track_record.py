@@ -1,26 +1,29 @@
-"""How a bundle has done since it was put into service: answers, failures of the model, and its speed.
+"""How a bundle has done since it was put into service: for each client, and how long each kind of work took.
 
-Promises: a client's mistakes (400, 415, a deadline that passed) do not count. No client can end a trial for
-all: the failures of the client with the most are left out, unless no other client asks. A request can fail
-because of what it asks for (JSON that is too large, NaN as JSON, inputs that end a worker), and would have
-failed with the predecessor too. Only the computing of the graph counts as time, because clients choose what
-is decoded and encoded.
+Promises: a client's mistakes (400, 415, a deadline that passed) do not count. Only the computing of the graph
+counts as time, because clients choose what is decoded and encoded, and only in the bucket and with the number
+of threads that it was computed with, because clients choose the size, too.
 Leaves to others: what follows from it (`agent.deploy.trial`).
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from typing import Final
 
-from agent.deploy.trial import Score
-from agent.worker.frames import Answer
+from agent.deploy.trial import Score, Tally, Times
+from agent.worker.frames import NOT_COMPARABLE, Answer
 
 # Enough for a 95th percentile that one slow answer does not move.
-_KEEP_DURATIONS: Final = 1024
+_KEEP_DURATIONS: Final = 512
+# Buckets and numbers of threads; those that come later are not timed.
+_MAX_KINDS: Final = 16
+# A worker may say anything; more sizes than this do not change in one model.
+_MAX_SIZES: Final = 8
 # More clients than a device has; those that come later are counted as one.
 _MAX_CLIENTS: Final = 64
-_OTHERS: Final = 0
+_OTHERS: Final = ""
 _OK: Final = 200
 _MODEL_FAILED: Final = 500
 _PERCENTILE: Final = 0.95
@@ -30,38 +33,55 @@ class TrackRecord:
     """The answers of one bundle."""
 
     def __init__(self) -> None:
-        # By a hash of the client's name, which may be long.
-        self._answers: dict[int, int] = {}
-        self._errors: dict[int, int] = {}
-        self._computed_us: deque[int] = deque(maxlen=_KEEP_DURATIONS)
+        self._clients: dict[str, list[int]] = {}
+        self._computed_us: dict[str, deque[int]] = {}
+        self._names: dict[str, str] = {}
+        self._hot = False
 
-    def answered(self, answer: Answer, client: str) -> None:
-        """Count an answer of the worker."""
+    def answered(self, answer: Answer, client: str, threads: int = 0) -> None:
+        """Count an answer of the worker, which computed it with so many threads."""
         if answer.status == _OK:
-            self._count(client)
-            self._computed_us.append(answer.compute_us)
+            self._tally(client)[0] += 1
+            if answer.bucket != NOT_COMPARABLE:
+                bucket = "x".join(map(str, answer.bucket[:_MAX_SIZES]))
+                self._time(f"{bucket}/{threads}", answer.compute_us)
         elif answer.status == _MODEL_FAILED:
             self.failed(client)
 
     def failed(self, client: str) -> None:
         """Count a request that failed, or that ended the worker."""
-        key = self._count(client)
-        self._errors[key] = self._errors.get(key, 0) + 1
+        tally = self._tally(client)
+        tally[0] += 1
+        tally[1] += 1
 
-    def _count(self, client: str) -> int:
-        key = hash(client)
-        if key not in self._answers and len(self._answers) >= _MAX_CLIENTS:
+    def _tally(self, client: str) -> list[int]:
+        """Return the answers and errors of a client, under a digest of its name, which may be long."""
+        key = self._names.get(client)
+        if key is None:
             key = _OTHERS
-        self._answers[key] = self._answers.get(key, 0) + 1
-        return key
+            if len(self._names) < _MAX_CLIENTS:
+                key = self._names[client] = hashlib.blake2b(client.encode(), digest_size=8).hexdigest()
+        return self._clients.setdefault(key, [0, 0])
 
-    def score(self) -> Score:
-        """Return the numbers."""
-        ordered = sorted(self._computed_us)
-        p95_s = ordered[int(_PERCENTILE * (len(ordered) - 1))] / 1e6 if ordered else None
-        answers, errors = sum(self._answers.values()), sum(self._errors.values())
-        if errors and len(self._answers) > 1:
-            most = max(self._errors, key=lambda key: self._errors[key])
-            answers -= self._answers[most]
-            errors -= self._errors[most]
-        return Score(answers=answers, errors=errors, p95_s=p95_s)
+    def _time(self, kind: str, compute_us: int) -> None:
+        durations = self._computed_us.get(kind)
+        if durations is None:
+            if len(self._computed_us) >= _MAX_KINDS:
+                return
+            durations = self._computed_us[kind] = deque(maxlen=_KEEP_DURATIONS)
+        durations.append(compute_us)
+
+    def score(self, others: tuple[str, ...] = (), *, hot: bool = False) -> Score:
+        """Return the numbers, and what else the speed depends on: other models, and heat."""
+        self._hot = self._hot or hot
+        return Score(
+            clients={key: Tally(*tally) for key, tally in self._clients.items()},
+            times={kind: _times(durations) for kind, durations in self._computed_us.items()},
+            others=others,
+            hot=self._hot,
+        )
+
+
+def _times(durations: deque[int]) -> Times:
+    ordered = sorted(durations)
+    return Times(len(ordered), ordered[int(_PERCENTILE * (len(ordered) - 1))] / 1e6)

@@ -23,7 +23,7 @@ from agent.deploy.reconcile import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempts, Pro
 from agent.deploy.store.active import ActiveModel
 from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.store import SPACE_MARGIN_BYTES, Store
-from agent.deploy.trial import MAX_STARTS, Score
+from agent.deploy.trial import MAX_STARTS, Score, Tally, Times
 from agent.errors import StoreError
 from agent.wire.desired import FREE_VERSIONS, MAX_VERSION, Desired
 from agent.wire.reported import Origin
@@ -567,11 +567,11 @@ async def test_version_that_fails_on_trial_is_rolled_back_and_not_tried_again(ag
 
 async def test_rolled_back_version_that_is_deployed_again_is_judged_only_by_crashes(agent: Agent) -> None:
     await upgraded(agent)
-    agent.models.scores["digits"] = Score(answers=100, errors=90)
+    agent.models.scores["digits"] = Score(clients={"a": Tally(100, 90)})
     await until(lambda: agent.models.serving == {"digits": "1.0.0"})
     await agent.settle()
     assert (await agent.deploy(NEW, "job-3"))["status"] == "SUCCEEDED"
-    agent.models.scores["digits"] = Score(answers=100, errors=90)
+    agent.models.scores["digits"] = Score(clients={"a": Tally(100, 90)})
     history = len(agent.models.history)
     trial = agent.store.active()["digits"].trial
     assert trial is not None
@@ -597,9 +597,9 @@ async def test_predecessor_that_is_deployed_after_a_rollback_is_what_should_run(
 async def test_slower_version_is_compared_with_its_predecessor(agent: Agent) -> None:
     await agent.start()
     await agent.deploy(OLD, "job-1")
-    agent.models.scores["digits"] = Score(answers=1000, errors=0, p95_s=0.01)
+    agent.models.scores["digits"] = Score(times={"/1": Times(1000, 0.01)})
     await agent.deploy(NEW, "job-2")
-    agent.models.scores["digits"] = Score(answers=100, errors=0, p95_s=0.1)
+    agent.models.scores["digits"] = Score(times={"/1": Times(100, 0.1)})
     await until(lambda: agent.models.serving == {"digits": "1.0.0"})
     await until(lambda: reported(agent)["state"] == "rolled_back")
     assert "100 ms, 10 ms with the version before" in reported(agent)["message"]
@@ -647,7 +647,7 @@ async def test_trial_ends_and_the_next_failure_is_not_rolled_back(
 ) -> None:
     await upgraded(agent)
     monkeypatch.setattr("agent.deploy.trial.TRIAL_S", 0.01)
-    agent.models.scores["digits"] = Score(answers=1000)
+    agent.models.scores["digits"] = Score(clients={"a": Tally(1000)})
     await until(lambda: agent.store.active()["digits"].trial is None)
     agent.models.fail("digits")
     agent.deployment.on_model_changed("digits")

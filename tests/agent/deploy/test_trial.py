@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,13 +15,21 @@ from agent.deploy.trial import (
     TRIAL_ANSWERS,
     TRIAL_S,
     Score,
+    Tally,
+    Times,
     Trial,
     fault,
     over,
+    slowness,
+    slowness_is_explained,
 )
 
-GOOD = Score(answers=1000, errors=1, p95_s=0.05)
+GOOD = Score(clients={"a": Tally(1000, 1)}, times={"/1": Times(1000, 0.05)})
 TRIAL = Trial(baseline=GOOD)
+
+
+def tallies(**clients: tuple[int, int]) -> Score:
+    return Score(clients={key: Tally(*tally) for key, tally in clients.items()})
 
 
 def judged(trial: Trial, score: Score, out_of_service: str | None = None) -> str | None:
@@ -45,57 +55,99 @@ def test_version_that_ends_the_agent_again_and_again_is_rolled_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "errors", "back"),
-    [(99, 40, False), (100, 5, False), (100, 6, True), (1000, 50, False), (1000, 60, True)],
+    ("before", "after", "back"),
+    [
+        # Its only steady client: sooner if it fails nearly always.
+        ({"a": (1000, 1)}, {"a": (9, 9)}, False),
+        ({"a": (1000, 1)}, {"a": (20, 10)}, False),
+        ({"a": (1000, 1)}, {"a": (19, 10)}, True),
+        ({"a": (1000, 1)}, {"a": (99, 40)}, False),
+        ({"a": (1000, 1)}, {"a": (100, 5)}, False),
+        ({"a": (1000, 1)}, {"a": (100, 6)}, True),
+        # Its own record counts.
+        ({"a": (1000, 100)}, {"a": (1000, 140)}, False),
+        ({"a": (1000, 100)}, {"a": (1000, 160)}, True),
+        ({"a": (100, 90)}, {"a": (100, 89)}, False),
+        # A monitor hides nothing.
+        ({"a": (1000, 1)}, {"a": (200, 200), "monitor": (1, 0)}, True),
+        ({"a": (1000, 1), "monitor": (1, 0)}, {"a": (200, 200), "monitor": (1, 0)}, True),
+        ({"a": (1000, 1), "monitor": (20, 0)}, {"a": (200, 200), "monitor": (1, 0)}, True),
+        ({"a": (1000, 1), "monitor": (20, 0)}, {"a": (200, 200), "monitor": (9, 9)}, True),
+        ({"a": (1000, 1), "monitor": (20, 0)}, {"a": (200, 200), "monitor": (9, 0)}, False),
+        # Who has no record, or fails for itself only, ends no trial.
+        ({"a": (1000, 1)}, {"a": (5, 0), "new": (500, 500)}, False),
+        ({"a": (1000, 1)}, {"new": (500, 500)}, False),
+        ({"a": (1000, 1), "b": (1000, 1)}, {"a": (500, 500), "b": (20, 0)}, False),
+        ({"a": (1000, 1), "b": (10, 1)}, {"a": (30, 0), "b": (500, 500)}, False),
+        # Clients are counted, not requests.
+        ({"a": (50, 0), "b": (50, 0), "c": (9000, 0)}, {"a": (10, 10), "b": (9, 9), "c": (9000, 0)}, True),
+        # Without any record, as after a restart, all count.
+        ({}, {"a": (10, 10)}, True),
+        ({}, {"a": (10, 10), "b": (10, 10)}, True),
+        ({}, {"a": (500, 500), "b": (10, 0)}, False),
+        ({"a": (9, 0)}, {"b": (10, 10)}, True),
+    ],
 )
-def test_version_that_fails_more_requests_is_rolled_back(answers: int, errors: int, back: bool) -> None:
-    why = judged(TRIAL, Score(answers, errors, 0.05))
+def test_version_is_rolled_back_if_most_clients_with_a_record_fail(
+    before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]], back: bool
+) -> None:
+    why = judged(Trial(baseline=tallies(**before)), tallies(**after))
     assert (why is not None) == back
-    if back:
-        assert why == f"{errors} of {answers} requests failed, 1 of 1000 with the version before"
-
-
-def test_version_that_fails_nearly_always_is_rolled_back_sooner() -> None:
-    assert judged(TRIAL, Score(9, 9)) is None
-    assert judged(TRIAL, Score(20, 10)) is None
-    assert judged(TRIAL, Score(19, 10)) == "10 of 19 requests failed"
-
-
-def test_share_of_failures_is_compared_with_the_predecessors() -> None:
-    bad_already = Trial(baseline=Score(answers=1000, errors=100, p95_s=0.05))
-    assert judged(bad_already, Score(1000, 140, 0.05)) is None
-    assert judged(bad_already, Score(1000, 160, 0.05)) is not None
+    if why is not None:
+        assert "clients failed" in why
 
 
 @pytest.mark.parametrize(
     ("before", "after", "back"),
     [
-        (Score(1000, 0, 0.05), Score(100, 0, 0.21), True),
-        (Score(1000, 0, 0.05), Score(100, 0, 0.19), False),
-        (Score(1000, 0, 0.05), Score(99, 0, 0.21), False),
-        (Score(99, 0, 0.05), Score(100, 0, 0.21), False),
-        (Score(1000, 0, 0.001), Score(1000, 0, 0.02), False),
-        (Score(1000, 0, 0.001), Score(1000, 0, 0.022), True),
+        ({"/1": (1000, 0.05)}, {"/1": (100, 0.21)}, True),
+        ({"/1": (1000, 0.05)}, {"/1": (100, 0.19)}, False),
+        ({"/1": (1000, 0.05)}, {"/1": (99, 0.21)}, False),
+        ({"/1": (99, 0.05)}, {"/1": (100, 0.21)}, False),
+        ({"/1": (1000, 0.001)}, {"/1": (1000, 0.02)}, False),
+        ({"/1": (1000, 0.001)}, {"/1": (1000, 0.022)}, True),
+        # Another size, or fewer threads.
+        ({"8/4": (1000, 0.001)}, {"8/4": (100, 0.001), "512/4": (1000, 0.1)}, False),
+        ({"8/4": (1000, 0.001)}, {"8/1": (1000, 0.1)}, False),
+        ({"8/4": (1000, 0.001), "512/4": (200, 0.1)}, {"8/4": (100, 0.1), "512/4": (1000, 0.1)}, True),
     ],
 )
-def test_version_that_is_much_slower_is_rolled_back(before: Score, after: Score, back: bool) -> None:
-    assert (judged(Trial(baseline=before), after) is not None) == back
+def test_version_that_is_much_slower_at_the_same_work_is_rolled_back(
+    before: dict[str, tuple[int, float]], after: dict[str, tuple[int, float]], back: bool
+) -> None:
+    first, second = (Score(times={k: Times(*v) for k, v in each.items()}) for each in (before, after))
+    assert (judged(Trial(baseline=first), second) is not None) == back
+
+
+@pytest.mark.parametrize("circumstances", [{"hot": True}, {"others": ("other 1.0.0",)}])
+def test_slowness_with_another_explanation_rolls_nothing_back(circumstances: dict[str, Any]) -> None:
+    slow = Score(times={"/1": Times(1000, 1.0)})
+    assert judged(TRIAL, slow) is not None
+    slow = replace(slow, **circumstances)
+    assert judged(TRIAL, slow) is None
+    assert slowness_is_explained(GOOD, slow)
+    assert slowness(GOOD, slow) is not None
 
 
 def test_version_that_was_deployed_again_is_judged_only_by_crashes() -> None:
     again = Trial(baseline=None)
-    assert judged(again, Score(1000, 1000, 60.0)) is None
+    assert judged(again, tallies(a=(1000, 1000))) is None
     assert judged(again, Score(), "3 workers died within 60 s") is not None
 
 
 def test_trial_ends_after_ten_minutes_and_a_thousand_answers_or_after_a_day() -> None:
-    assert not over(TRIAL_S - 1, Score(10 * TRIAL_ANSWERS))
-    assert not over(LONGEST_S - 1, Score(TRIAL_ANSWERS - 1))
-    assert over(TRIAL_S, Score(TRIAL_ANSWERS))
-    assert over(LONGEST_S, Score(0))
+    assert not over(TRIAL_S - 1, tallies(a=(10 * TRIAL_ANSWERS, 0)))
+    assert not over(LONGEST_S - 1, tallies(a=(TRIAL_ANSWERS - 1, 0)))
+    assert over(TRIAL_S, tallies(a=(TRIAL_ANSWERS, 0)))
+    assert over(LONGEST_S, Score())
     assert MIN_ANSWERS < TRIAL_ANSWERS
 
 
 @pytest.mark.parametrize("trial", [Trial(), Trial(2, GOOD, 7), Trial(1, Score(), None)])
 def test_what_is_written_is_read_again(trial: Trial) -> None:
     assert Trial.from_document(json.loads(json.dumps(trial.to_document()))) == trial
+
+
+def test_baseline_of_an_earlier_agent_is_read_as_none_at_all() -> None:
+    earlier = {"starts": 1, "counter": 7, "baseline": {"answers": 10, "errors": 0, "p95_s": 0.1}}
+    assert Trial.from_document(earlier) == Trial(1, Score(), 7)

@@ -47,6 +47,7 @@ def test_each_size_is_computed_by_its_bucket_and_cut() -> None:
         x = np.random.default_rng(n).standard_normal((n, 3)).astype(np.float32)
         np.testing.assert_allclose(module.compute({"x": x})["y"], np.maximum(x, 0) @ (2 * W), rtol=1e-5)
         assert module.modules.index(module.module) == (0 if n <= 2 else 1)
+        assert module.bucket == ((2,) if n <= 2 else (8,))
     assert fake.calls["double"] == 1  # by both graphs
 
 

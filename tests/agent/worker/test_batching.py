@@ -53,6 +53,15 @@ def test_answers_together_are_those_of_each_request_alone() -> None:
         assert fake.calls["relu"] <= -(-sum(sizes) // 3)
 
 
+def test_answers_name_the_bucket_that_computed_them() -> None:
+    batches = batching()
+    [(alone, _)] = answered(batches, [request(0, 1)])
+    together = [answer.bucket for answer, _ in answered(batches, [request(seq, 1) for seq in range(6)])]
+    [(again, _)] = answered(batches, [request(0, 1)])
+    assert alone.bucket == again.bucket != together[0]
+    assert set(together) == {together[0]}
+
+
 def test_six_requests_are_one_run() -> None:
     fake = FakeModule()
     answered(batching(fake), [request(seq, 1) for seq in range(6)])

@@ -2,65 +2,74 @@
 
 from __future__ import annotations
 
-from agent.deploy.trial import Score, Trial, fault
+from agent.deploy.trial import Tally, Times, Trial, fault
 from agent.service.models import track_record
 from agent.service.models.track_record import TrackRecord
-from agent.worker.frames import Answer
+from agent.worker.frames import NOT_COMPARABLE, Answer
 
 OK = Answer(1, 200, compute_us=1000)
 FAILED = Answer(1, 500)
 
 
+def tallies(record: TrackRecord) -> list[Tally]:
+    return list(record.score().clients.values())
+
+
 def test_answers_and_failures_of_the_model_count_and_faults_of_clients_do_not() -> None:
     record = TrackRecord()
-    assert record.score() == Score(0, 0, None)
+    assert tallies(record) == []
     for status in (200, 400, 408, 415, 500):
         record.answered(Answer(1, status, compute_us=2000), "a")
     record.failed("a")
-    assert record.score() == Score(answers=3, errors=2, p95_s=0.002)
+    assert tallies(record) == [Tally(3, 2)]
+    assert record.score().times == {"/0": Times(1, 0.002)}
+
+
+def test_times_are_kept_for_each_bucket_and_number_of_threads() -> None:
+    record = TrackRecord()
+    for threads, bucket, compute_us in ((1, (8,), 10), (1, (8,), 20), (4, (8,), 30), (1, (8, 512), 40)):
+        record.answered(Answer(1, 200, compute_us=compute_us, bucket=bucket), "a", threads)
+    record.answered(Answer(1, 200, compute_us=10**9, bucket=NOT_COMPARABLE), "a", 1)
+    assert record.score().times == {"8/1": Times(2, 1e-5), "8/4": Times(1, 3e-5), "8x512/1": Times(1, 4e-5)}
 
 
 def test_speed_is_the_95th_percentile_of_the_last_answers() -> None:
     record = TrackRecord()
     for _ in range(2000):
         record.answered(Answer(1, 200, compute_us=10**6), "a")
-    for number in range(1024):
+    for number in range(600):
         record.answered(Answer(1, 200, compute_us=1000 * (number % 100)), "a")
-    assert record.score().p95_s == 0.094
+    assert record.score().times["/0"] == Times(512, 0.095)
 
 
-def test_client_that_asks_for_slow_formats_does_not_make_a_bundle_slow() -> None:
+def test_client_that_asks_for_slow_formats_or_sizes_does_not_make_a_bundle_slow() -> None:
     before, after = TrackRecord(), TrackRecord()
     for _ in range(200):
         before.answered(OK, "a")
         after.answered(Answer(1, 200, decode_us=10**6, compute_us=1000, encode_us=10**6), "a")
+        after.answered(Answer(1, 200, compute_us=10**6, bucket=(512,)), "b")
     assert fault(Trial(baseline=before.score()), out_of_service=None, score=after.score()) is None
 
 
-def test_one_client_cannot_end_a_trial_while_others_are_answered() -> None:
+def test_heat_at_any_time_of_a_trial_is_remembered() -> None:
     record = TrackRecord()
-    record.answered(OK, "honest")
-    for _ in range(1000):
-        record.answered(FAILED, "hostile")
-        record.failed("hostile")
-    assert record.score() == Score(answers=1, errors=0, p95_s=0.001)
-    assert fault(Trial(baseline=Score()), out_of_service=None, score=record.score()) is None
+    assert record.score(("b 1.0.0",), hot=True).others == ("b 1.0.0",)
+    assert record.score().hot
 
 
-def test_version_that_fails_for_all_is_seen_to_fail() -> None:
-    single, together = TrackRecord(), TrackRecord()
-    for _ in range(20):
-        single.answered(FAILED, "a")
-        for client in ("a", "b"):
-            together.answered(FAILED, client)
-    for record in (single, together):
-        assert record.score().errors == 20
-        assert fault(Trial(baseline=Score()), out_of_service=None, score=record.score()) is not None
-
-
-def test_names_of_clients_take_bounded_memory() -> None:
+def test_names_of_clients_and_kinds_of_requests_take_bounded_memory() -> None:
     record = TrackRecord()
     for number in range(10 * track_record._MAX_CLIENTS):
-        record.answered(OK, str(number))
-    assert record.score().answers == 10 * track_record._MAX_CLIENTS
-    assert len(record._answers) == track_record._MAX_CLIENTS + 1
+        record.answered(Answer(1, 200, bucket=(number,) * 100), "a" * 1000 + str(number))
+    score = record.score()
+    assert score.answers == 10 * track_record._MAX_CLIENTS
+    assert len(score.clients) == track_record._MAX_CLIENTS + 1
+    assert len(score.times) == track_record._MAX_KINDS
+    assert max(map(len, [*score.clients, *score.times])) < 50
+
+
+def test_the_same_client_has_the_same_key_in_every_process() -> None:
+    first, second = TrackRecord(), TrackRecord()
+    first.answered(OK, "camera")
+    second.answered(OK, "camera")
+    assert first.score().clients.keys() == second.score().clients.keys() == {"34d0dd53602671df"}
