@@ -7,7 +7,6 @@ What our own comparison refuses is compiled once more without it: the table says
 
 from __future__ import annotations
 
-import math
 import sys
 import traceback
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import numpy as np
 
 from agent.errors import EdgeError
 from benchmarks.conformance.case import Array, Case
+from benchmarks.conformance.unchecked import run_imported
 from benchmarks.conformance.verdict import (
     APART,
     FIXED,
@@ -30,7 +30,7 @@ from benchmarks.conformance.verdict import (
     difference,
 )
 from builder import compile, load
-from builder.errors import BuildError, ParityError, UnsupportedOperatorError
+from builder.errors import BuildError, ParityError, ShapeError, UnsupportedOperatorError
 from builder.importer import ImportedModel
 from builder.running.local_run import Runner
 
@@ -116,20 +116,20 @@ def _run(
         input_values=dict(values) or None,
         max_iterations=steps,
     )
+    specs = {spec.name: spec for spec in model.inputs}
+    for name in specs:
+        if name not in feeds:
+            raise ShapeError(f"expected a value of '{name}', an optional input, got none")
+    given = {name: _given(model, name, feeds[name], spec.dtype) for name, spec in specs.items()}
     compared = ""
     try:
-        package = compile(model, target="host")
+        outputs = list(Runner(compile(model, target="host"), 1)(given).outputs.values())
     except ParityError as error:
         compared = f"our own comparison: {error}"
-        package = compile(model, target="host", tolerance=math.inf)
-    dtypes = {spec.name: spec.dtype for spec in package.manifest.inputs}
-    given = {
-        name: _given(model, name, value, dtypes[name]) for name, value in feeds.items() if name in dtypes
-    }
-    outputs = [np.asarray(value) for value in Runner(package, 1)(given).outputs.values()]
-    return compared, [
-        _texts(model, spec.name, value) for spec, value in zip(package.manifest.outputs, outputs, strict=True)
-    ]
+        outputs = run_imported(model, given)
+    names = [spec.name for spec in model.outputs]
+    named = zip(names, outputs, strict=True)
+    return compared, [_texts(model, name, np.asarray(value)) for name, value in named]
 
 
 def _given(model: ImportedModel, name: str, value: Array, dtype: str) -> Array:

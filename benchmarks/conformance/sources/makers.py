@@ -9,9 +9,8 @@ import argparse
 import importlib
 import json
 import re
-import sys
+import signal
 import tempfile
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,8 @@ from benchmarks.conformance.case import Case, is_written, write
 # A case's name, and what makes it: the model's file is written into the folder that it is given.
 Maker = tuple[str, Callable[[Path], Case]]
 LOG: Final = "made.jsonl"
+# An exporter that takes longer ends, and its process with it.
+LIMIT_S: Final = 60
 
 
 def folder_of(name: str) -> str:
@@ -54,12 +55,13 @@ def make_all(makers: Iterator[Maker], folder: Path) -> None:
                 continue
             note(name, "begun")
             with tempfile.TemporaryDirectory() as temporary:
+                signal.alarm(LIMIT_S)
                 try:
                     write(place, make(Path(temporary)))
                 except Exception as error:  # noqa: BLE001 - any error of an exporter: it is no case
                     note(name, f"{type(error).__name__}: {error}".partition("\n")[0][:300])
-                    if "--verbose" in sys.argv:
-                        traceback.print_exc()
+                finally:
+                    signal.alarm(0)
 
 
 def not_made(folder: Path) -> dict[str, str]:
@@ -79,7 +81,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("source")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     module = importlib.import_module(f"benchmarks.conformance.sources.{arguments.source}")

@@ -7,6 +7,7 @@ concatenations, reductions. An operator that is not one of images stays as it is
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Set
 from typing import Final
 
@@ -30,7 +31,7 @@ _BINARY: Final = {
     f"relax.{n}" for n in ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
 }
 ELEMENTWISE: Final = _UNARY | _BINARY | _OF_ONE
-_LOWEST: Final = -3.4028234663852886e38  # float32's most negative finite number: the identity of a maximum
+_LOWEST: Final = -math.inf  # the identity of a maximum
 REDUCTIONS: Final = {
     "relax.max": relax.op.max,
     "relax.mean": relax.op.mean,

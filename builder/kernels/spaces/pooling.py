@@ -22,13 +22,11 @@ from builder.target.device_target import DeviceTarget
 KIND: Final = "pool"
 # The most pixels whose bytes, minus their zero point, have a sum that fits into int32.
 LARGEST_PLANE: Final = (2**31 - 1) // 255
-# The most negative finite numbers: the identity of a maximum.
-_LOWEST: Final = {"float32": -3.4028234663852886e38, "float16": -65504.0}
 
 
 def _lowest(dtype: str) -> tirx.Expr:
     """Return the identity of a maximum."""
-    return tirx.const(_LOWEST[dtype], dtype) if dtype in _LOWEST else tirx.min_value(dtype)
+    return tirx.const(-math.inf, dtype) if dtype.startswith("float") else tirx.min_value(dtype)
 
 
 def emit(bb: relax.BlockBuilder, call: Call, x: relax.Expr) -> relax.Expr | None:

@@ -25,7 +25,7 @@ from builder.target.device_target import DeviceTarget
 
 KIND: Final = "rows"
 _PARTS: Final = 16  # the most lanes of a vector
-LOWEST: Final = -3.4028234663852886e38  # float32's most negative finite number: the identity of a maximum
+LOWEST: Final = -math.inf  # the identity of a maximum
 _MARK: Final = {SPACE_MARK: KIND}
 # Reductions over rows: the function of two elements, and its identity.
 REDUCTIONS: Final[Mapping[str, tuple[Callable[..., tirx.Expr], float]]] = {

@@ -14,10 +14,10 @@ from onnx import helper
 
 from agent.runtime.lengths import cut
 from benchmarks.conformance.sources.onnx_nodes import collected
+from benchmarks.conformance.unchecked import run_as_shipped
 from builder.compiling.sample_inputs import make_inputs
 from builder.errors import ModelError, UnsupportedOperatorError
 from builder.importer import ImportedModel, import_onnx, load
-from tests.as_shipped import run_as_shipped
 from tests.builder.importer.conftest import ModelMaker, Runner
 from tests.builder.importer.rewrites.cases import BOOL, INT64, operators
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
+from benchmarks.conformance.unchecked import run_as_shipped
 from builder.compiling.lower import lower
 from builder.importer import import_onnx
 from builder.kernels.decisions import Schedules
 from builder.kernels.spaces import rows
-from tests.as_shipped import run_as_shipped
 from tests.builder.kernels.machines import Randn, Result, close, in_turn, machine, run
 
 op = relax.op

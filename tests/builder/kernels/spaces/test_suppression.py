@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.as_shipped import run_as_shipped
+from benchmarks.conformance.unchecked import run_as_shipped
 
 
 @pytest.mark.parametrize("centred", [0, 1])

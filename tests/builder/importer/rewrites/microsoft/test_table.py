@@ -11,10 +11,10 @@ import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
 from benchmarks.architectures import generate
+from benchmarks.conformance.unchecked import run_as_shipped
 from builder.errors import UnsupportedOperatorError
 from builder.importer import import_onnx
 from builder.importer.rewrites.microsoft import CONTRIB, DOMAIN
-from tests.as_shipped import run_as_shipped
 from tests.builder.importer.rewrites.microsoft.contrib import run_unoptimised
 
 LEVEL = onnxruntime.GraphOptimizationLevel
