@@ -30,7 +30,7 @@ _LARGEST, SMALLEST = 88.7228317, -87.3365402
 _EXP: Final = tuple(1.0 / math.factorial(n) for n in range(7))
 # Rational approximations x * p(x**2) / q(x**2) of tanh and erf, highest power first, up to the limit from
 # where on they round to 1: those of Eigen's `generic_fast_tanh_float` and `generic_fast_erf_float`.
-_TANH_LIMIT: Final = 9.0
+_TANH_LIMIT: Final = 10.0  # where the quotient is more than 1, whatever rounding does
 _TANH_P: Final = (
     -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
     1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,

@@ -79,6 +79,13 @@ def test_every_float_has_its_value(name: str, target: DeviceTarget) -> None:
     assert not ((got != 0) & (np.abs(got) < SMALLEST_NORMAL) & (np.abs(x) > 1)).any(), "a denormal result"
 
 
+def test_tanh_of_a_large_number_is_one(target: DeviceTarget) -> None:
+    """What GELU multiplies with a large negative number is 0, not the rounding of a quotient."""
+    x = np.concatenate([np.linspace(9.1, 20, 500), [1e6, 1e38, np.inf]]).astype("f4")
+    got = run(relax.op.tanh, {"x": np.concatenate([x, -x])}, target).outputs[0]
+    np.testing.assert_array_equal(got, np.repeat([1, -1], x.size))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FORMULAS if name != "log"])
 def test_formula_is_accurate_over_the_whole_range(name: str, target: DeviceTarget) -> None:
