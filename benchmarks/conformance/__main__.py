@@ -28,7 +28,13 @@ from benchmarks.conformance.verdict import KINDS, Verdict
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 # Source -> its row in the table. Each is a module of `benchmarks.conformance.sources`.
-TITLES: Final = MappingProxyType({"onnx_nodes": "ONNX's node tests"})
+TITLES: Final = MappingProxyType(
+    {
+        "onnx_nodes": "ONNX's node tests",
+        "scikit_learn": "scikit-learn's estimators, by skl2onnx",
+        "pytorch": "PyTorch's operators (OpInfo), by both exporters",
+    }
+)
 _ATTEMPTS: Final = 50  # that making the cases of a source may die
 EXAMPLE: Final = """example:
   python -m benchmarks.conformance onnx_nodes --filter attention
@@ -113,7 +119,14 @@ def made(source: str, folder: Path, python: Path) -> None:
     program = [str(python), "-m", "benchmarks.conformance.sources.makers", source, str(folder)]
     print(f"{TITLES[source]}: making cases", file=sys.stderr)
     for _ in range(_ATTEMPTS):
-        if subprocess.run(program, cwd=ROOT, check=False, stdout=subprocess.DEVNULL).returncode >= 0:
+        done = subprocess.run(
+            program,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+        if done.returncode >= 0:
             return
 
 

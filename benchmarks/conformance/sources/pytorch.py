@@ -122,4 +122,4 @@ def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _array(tensor: torch.Tensor) -> Array:
-    return np.ascontiguousarray(tensor.detach().resolve_conj().resolve_neg().numpy())
+    return np.array(tensor.detach().resolve_conj().resolve_neg().numpy(), order="C")
