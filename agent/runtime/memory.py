@@ -44,8 +44,9 @@ class GraphMemory:
         # By root: its own memory, and the caller's, which takes precedence.
         self._own: dict[int, Block] = {}
         self._adopted: dict[int, Block] = {}
-        # By storage.
+        # By storage. Their sizes are computed once, for they take as long as the graph.
         self._pools: dict[int, Block] = {}
+        self._sizes: dict[int, int] = {}
         # By entry: making a view takes longer than copying a row of numbers into it.
         self._views: dict[int, Array] = {}
         self.freed: set[int] = set()
@@ -105,6 +106,7 @@ class GraphMemory:
         self._joined = joined(self._graph, self.root, self._constant)
         self._views.clear()
         self._pools.clear()
+        self._sizes = {}
         for root in self._own.keys() - self._constant - self._arguments:
             del self._own[root]
 
@@ -143,7 +145,7 @@ class GraphMemory:
         return block
 
     def _pool(self, storage: int) -> Block:
-        sizes = self.storage_bytes()
+        sizes = self._sizes = self._sizes or self.storage_bytes()
         if self._shared is None:
             return allocate(sizes[storage])
         ranked = sorted(sizes, key=lambda each: (-sizes[each], each))

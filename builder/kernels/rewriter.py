@@ -190,16 +190,28 @@ def widened(bits: te.Tensor) -> te.Tensor:
 def users_of(main: relax.Function) -> Mapping[relax.Var, int]:
     """Return how often each variable of `main` is read; returning a variable counts as a read."""
     counts: dict[relax.Var, int] = {}
-
-    def visit(expr: relax.Expr) -> None:
-        if isinstance(expr, relax.Var):
-            counts[expr] = counts.get(expr, 0) + 1
-
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            relax.analysis.post_order_visit(binding.value, visit)
-    relax.analysis.post_order_visit(main.body.body, visit)
+    values = [binding.value for block in main.body.blocks for binding in block.bindings]
+    for value in (*values, main.body.body):
+        for var in _variables(value):
+            counts[var] = counts.get(var, 0) + 1
     return counts
+
+
+def _variables(expr: relax.Expr) -> list[relax.Var]:
+    """Return the variables that an expression reads, as often as it reads them.
+
+    TVM's visitor would also visit the type of each of them: all parts of a Split for each part.
+    """
+    match expr:
+        case relax.Var():
+            return [expr]
+        case relax.Tuple():
+            return [var for field in expr.fields for var in _variables(field)]
+        case relax.TupleGetItem():
+            return _variables(expr.tuple_value)
+        case Call():
+            return [var for arg in expr.args for var in _variables(arg)]
+    return []
 
 
 def definition(table: Values, expr: relax.Expr, *names: str) -> Call | None:

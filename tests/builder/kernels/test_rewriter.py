@@ -177,3 +177,15 @@ def test_weights_that_are_small_integers_are_kept_as_bytes(weights: list[float],
     module(build)
     assert str(kept[0].dtype) == dtype
     assert np.array_equal(kept[0].astype("f4"), np.array(weights, "f4"), equal_nan=True)
+
+
+def test_a_part_is_counted_without_its_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        parts = bb.emit(op.split(x, 3, 1))
+        chosen = [bb.emit(parts[i]) for i in range(3)]
+        return bb.emit(op.concat([chosen[0], chosen[1], chosen[1]], 1))
+
+    main = module(build)["main"]
+    monkeypatch.setattr(relax.analysis, "post_order_visit", None)  # visits all parts of each part's type
+    counts = {var.name: count for var, count in users_of(main).items()}
+    assert sorted(counts.values()) == [1, 1, 1, 1, 2, 3]  # the second part is joined twice
