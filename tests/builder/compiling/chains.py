@@ -125,6 +125,18 @@ def _roll(g: Chain, x: str, y: str) -> None:
         x = g.op("Concat", *reversed(parts), axis=axis, to=y if axis == 3 else "")
 
 
+def _lstm(g: Chain, x: str, y: str) -> None:
+    weights = g.weight(np.full((1, 32, 8), 0.1, "f4")), g.weight(np.full((1, 32, 8), 0.2, "f4"))
+    rows = g.op("Reshape", x, g.weight([32, 1, 8]))
+    g.op("Reshape", g.op("LSTM", rows, *weights, hidden_size=8), g.weight([1, 4, 8, 8]), to=y)
+
+
+def _resized_bytes(g: Chain, x: str, y: str) -> None:
+    resized = g.op("Resize", x, "", g.weight(np.array([1, 1, 2, 1], "f4")), mode="linear")
+    for source, target, kind in ((resized, f"{y}_bytes", "INT8"), (f"{y}_bytes", y, "FLOAT")):
+        g.nodes.append(helper.make_node("Cast", [source], [target], to=TensorProto.DataType.Value(kind)))
+
+
 LINKS: Final[Mapping[str, Link]] = {
     "reflecting pads": _pad("reflect"),
     "edge pads": _pad("edge"),
@@ -148,6 +160,8 @@ LINKS: Final[Mapping[str, Link]] = {
     "boxes": _roi_align,
     "convolutions": _convolution,
     "differences": _broadcast,
+    "LSTMs": _lstm,
+    "resized bytes": _resized_bytes,
 }
 
 

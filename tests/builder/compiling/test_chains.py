@@ -44,6 +44,8 @@ def sizes(kind: str, count: int) -> list[int]:
         "softmaxes",
         "running sums",
         "convolutions",
+        "LSTMs",
+        "resized bytes",
     ],
 )
 def test_twice_the_chain_is_at_most_twice_the_work(kind: str) -> None:
@@ -51,3 +53,10 @@ def test_twice_the_chain_is_at_most_twice_the_work(kind: str) -> None:
     once, twice = sizes(kind, 4), sizes(kind, 8)
     assert sum(twice) <= 2.2 * sum(once)
     assert max(twice) <= 1.2 * max(once)
+
+
+@pytest.mark.slow
+def test_two_hundred_elementwise_operators_are_a_few_kernels_of_bounded_size() -> None:
+    found = sizes("elementwise", 70)
+    assert len(found) < 20
+    assert max(found) < 60_000
