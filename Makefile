@@ -108,6 +108,10 @@ bench-agent: needs-broker $(STAMP) ## measure latency, throughput, overload and 
 deb: $(STAMP) ## build the Debian packages of the agent in dist/
 	$(BIN)/python packaging/build_deb.py
 
+.PHONY: client
+client: $(STAMP) ## build the client for other computers in dist/: a wheel for pip, a package for npm
+	$(BIN)/python packaging/build_client.py
+
 .PHONY: docs
 docs: $(STAMP) ## make the site of the documentation in dist/docs, with search; every warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs/reference . dist/docs
@@ -124,6 +128,9 @@ install: $(STAMP) ## only set up the virtual environment
 clean: ## remove all build outputs and the virtual environments
 	rm -rf .venv .venv-bench .venv-frameworks .venv-conformance build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# By path: a program in the folder that has the clone, named edgebundle like the package, would find the clone first.
+EDITABLE := --config-settings editable_mode=compat --editable
 
 # The stamp is newer than pyproject.toml if the dependencies in that file are installed.
 $(STAMP): pyproject.toml
@@ -142,13 +149,13 @@ $(STAMP): pyproject.toml
 	fi; \
 	echo "make: installing the packages of pyproject.toml into .venv (a few minutes, once)"; \
 	test -x $(BIN)/python || "$$python" -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[builder,demo,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(EDITABLE) '.[builder,demo,dev]'
 	@touch $@
 
 .venv-bench/.installed: $(STAMP)
 	@echo 'make: installing the other engines into .venv-bench (a few minutes, once)'
 	@test -x .venv-bench/bin/python || $(BIN)/python -m venv .venv-bench
-	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[builder,bench]'
+	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check $(EDITABLE) '.[builder,bench]'
 	@# A dependency of litert-torch requires a typing-extensions that is too old for tvm-ffi; it works with a newer one.
 	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check 'litert-torch==0.10.*'
 	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'typing-extensions>=4.13' 2>/dev/null
@@ -157,14 +164,14 @@ $(STAMP): pyproject.toml
 .venv-frameworks/.installed: $(STAMP)
 	@echo 'make: installing PyTorch, Keras and TensorFlow into .venv-frameworks (a few minutes, once)'
 	@test -x .venv-frameworks/bin/python || $(BIN)/python -m venv .venv-frameworks
-	@.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[builder,frameworks]'
+	@.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check $(EDITABLE) '.[builder,frameworks]'
 	@touch $@
 
 # The packages whose tests are the cases, without the builder: tvm-ffi imports torch if it is installed.
 .venv-conformance/.installed: pyproject.toml $(STAMP)
 	@echo 'make: installing the packages whose tests are run into .venv-conformance (a few minutes, once)'
 	@test -x .venv-conformance/bin/python || $(BIN)/python -m venv .venv-conformance
-	@.venv-conformance/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[conformance]'
+	@.venv-conformance/bin/python -m pip install --quiet --disable-pip-version-check $(EDITABLE) '.[conformance]'
 	@touch $@
 
 # What a target needs comes first, before some minutes of pip. Tests that need what is missing are left out, and the

@@ -28,6 +28,7 @@ TARGETS |= {
     "herd",
     "man",
     "docs",
+    "client",
 }
 # Programs that the recipes need, besides Python.
 TOOLS = ("sh", "bash", "env", "make", "sed", "expand", "echo", "test", "touch", "dirname", "sort", "id")
