@@ -188,6 +188,11 @@ class Keyring:
         """Return whether a key is revoked, by its present or its former id."""
         return not self.revoked.isdisjoint((key.key_id, key.former_id))
 
+    def revokes_id(self, key_id: str) -> bool:
+        """Return whether the key with this id, which was trusted before, is revoked."""
+        key = self.keys.get(key_id)
+        return key_id in self.revoked if key is None else self.revokes(key)
+
     def require_complete(self) -> None:
         """Check that no revoked key may be missing, before a bundle is accepted that did not run before.
 

@@ -54,11 +54,14 @@ class Condition:
         Why it is not ready, or empty.
     next_try_s
         When a failed one is tried again, in seconds since the epoch; None otherwise.
+    revoked
+        Whether the key that signed its bundle was revoked since; it serves until it is loaded again.
     """
 
     failed: bool = False
     message: str = ""
     next_try_s: float | None = None
+    revoked: bool = False
 
 
 class Models(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from agent.deploy.interfaces import Condition
 from agent.deploy.jobs import Request
@@ -14,6 +15,9 @@ from agent.errors import EdgeError
 from agent.wire.desired import Desired
 from agent.wire.job import MAX_MESSAGE_CHARACTERS
 from agent.wire.reported import Rejection, Reported, ReportedModel, ServiceState
+
+# Of a model that goes on answering.
+KEY_REVOKED: Final = "key revoked: deploy a bundle that another key has signed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ def _state(model: ActiveModel, running: str | None, serving: Serving) -> tuple[S
         return ServiceState.ROLLED_BACK, Problem(back.reason, None)
     if problem is not None and (wanted is None or wanted.digest != running or back is not None):
         return ServiceState.DEGRADED, problem
-    return ServiceState.ACTIVE, None
+    return ServiceState.ACTIVE, Problem(KEY_REVOKED, None) if condition.revoked else None
 
 
 def _missing(request: Request, store: Store, problem: Problem) -> ReportedModel:

@@ -97,7 +97,16 @@ class Service:
         self._storage = StorageWatch(config.state_dir, self._on_storage)
         self._host = host.Host(lambda: self._storage.usage)
         cores = Cores.detect(os.environ, threads=config.worker.threads, apart=config.worker.share_cores)
-        self.models = Models(config.worker, config.queue, self._model_changed, cores, spawn)
+        self.models = Models(
+            config.worker,
+            config.queue,
+            self._model_changed,
+            cores,
+            spawn,
+            revokes=self._trusted_keys.revokes,
+        )
+        # Models whose bundles revoked keys have signed.
+        self._revoked: set[str] = set()
         try:
             within(_DISK_LIMIT_S, _make_folder, config.state_dir)
             self._responds = True
@@ -352,8 +361,21 @@ class Service:
         while True:
             await asyncio.sleep(_FILES_INTERVAL_S)
             self._trusted_keys.check()
+            self._look_at_keys()
             if self._certificates is not None and self._certificates.changed():
                 self.reload()
+
+    def _look_at_keys(self) -> None:
+        """Report what runs although the key that signed it was revoked, and what has replaced it."""
+        statuses = [status for model in self.models if (status := model.status()) is not None]
+        revoked = {status.name for status in statuses if self.models.revoked(status)}
+        changed, self._revoked = revoked ^ self._revoked, revoked
+        for name in sorted(changed):
+            if name in revoked:
+                _log.error(
+                    "%s: the key that signed its bundle is revoked; it serves until it is replaced", name
+                )
+            self._deployment.on_model_changed(name)
 
     async def _record_use(self) -> None:
         """Store which models were used last, so that the next start loads these first."""
@@ -387,6 +409,9 @@ class Service:
             gauges.update(gauges_of.of_connection(connection))
         for model in self.models:
             gauges.update(gauges_of.of_model(model))
+            if (status := model.status()) is not None:
+                key_revoked = int(self.models.revoked(status))
+                gauges["edge_model_key_revoked", (("model", model.name),)] = key_revoked
         return self._metrics.samples(gauges)
 
     def _on_control_up(self, _session_present: bool) -> None:

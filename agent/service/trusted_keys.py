@@ -32,11 +32,14 @@ class TrustedKeys:
     ----------
     faults
         What could not be used when it was last read, one line for each file or line.
+    keyring
+        What was read last; None before the first time.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.faults: tuple[str, ...] = ()
+        self.keyring: Keyring | None = None
 
     def read(self) -> Keyring:
         """Return the trusted keys.
@@ -52,7 +55,12 @@ class TrustedKeys:
             self._note((str(error),))
             raise
         self._note(keyring.faults)
+        self.keyring = keyring
         return keyring
+
+    def revokes(self, key_id: str) -> bool:
+        """Return whether the key that signed what runs was revoked when the folder was last read."""
+        return self.keyring is not None and self.keyring.revokes_id(key_id)
 
     def check(self) -> None:
         """Note what cannot be used now: without any key, the agent can still be reached."""

@@ -58,6 +58,9 @@ METRICS: Final = {
     "edge_model_state": Metric(
         GAUGE, "1 for the state of a model in the reported document, 0 for the others.", (*_MODEL, "state")
     ),
+    "edge_model_key_revoked": Metric(
+        GAUGE, "Whether the key that signed what a model runs was revoked.", _MODEL
+    ),
     "edge_model_queue_length": Metric(GAUGE, "Requests that wait for a model or are computed.", _MODEL),
     "edge_model_sessions": Metric(GAUGE, "Sessions of a model's clients.", _MODEL),
     "edge_model_sessions_evicted_total": Metric(

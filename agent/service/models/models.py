@@ -49,6 +49,8 @@ class Models:
         Makes worker processes.
     is_hot
         Returns whether the device is slowed down.
+    revokes
+        Returns whether the key with this id is revoked.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class Models:
         cores: Cores | None = None,
         spawn: Spawn = WorkerProcess,
         is_hot: Callable[[], bool] = is_hot,
+        revokes: Callable[[str], bool] = lambda _key_id: False,
     ) -> None:
         self._is_hot = is_hot
+        self._revokes = revokes
         self._settings = settings
         self._cores = cores
         self._limits = limits
@@ -120,7 +124,13 @@ class Models:
         status = self.status(name)
         if status is None:
             return None
-        return Condition(status.phase is ModelPhase.FAILED, status.message, status.next_try_s)
+        return Condition(
+            status.phase is ModelPhase.FAILED, status.message, status.next_try_s, self.revoked(status)
+        )
+
+    def revoked(self, status: ModelStatus) -> bool:
+        """Return whether the key that signed what a model runs is revoked."""
+        return self._revokes(status.key_id)
 
     def score(self, name: str) -> Score:
         """Return how a model's bundle has done since it was put into service."""

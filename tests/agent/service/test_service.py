@@ -21,7 +21,7 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.mqtt.settings import BrokerSettings
-from agent.service import presence
+from agent.service import presence, service
 from agent.wire.job import Status
 from agent.wire.reported import Origin
 from agent.wire.topics import GroupInfer, Infer, Job, State, format_topic
@@ -479,3 +479,35 @@ async def test_requests_for_a_model_that_cannot_be_loaded_are_refused_with_the_r
             assert status_of(answer) == 503
             assert json.loads(answer.payload)["error"] == "echo is out of service: the bundle is damaged"
         assert watcher.latest("models/echo/state")["message"] == "the bundle is damaged"
+
+
+async def test_model_whose_key_is_revoked_while_it_runs_is_reported(
+    mosquitto: BrokerProcess,
+    start_service: StartService,
+    signer: Signer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(service, "_FILES_INTERVAL_S", 0.05)
+    keep_active(tmp_path / "state-kitchen", signer.packed())
+    async with Watcher(mosquitto.port) as watcher, start_service(mosquitto.port) as rig:
+        revoked = 'edge_model_key_revoked{model="echo"}'
+
+        def reported() -> tuple[str, str | None] | None:
+            (model,) = (watcher.latest("reported") or {}).get("models", {}).values() or [None]
+            return None if model is None else (model["state"], model["message"])
+
+        await until(lambda: reported() == ("active", None))
+        assert rig.service.samples()[revoked] == 0
+        status = rig.service.models.status("echo")
+        assert status is not None
+        (signer.trust / "revoked").write_text(f"{status.key_id}\n")
+        await until(lambda: rig.service.samples()[revoked] == 1)
+        await until(lambda: str((reported() or ("", ""))[1]).startswith("key revoked"))
+        assert reported() is not None
+        client = await rig.client()
+        assert status_of(await client.ask(b"still there")) == 200
+        (signer.trust / "revoked").unlink()
+        await until(lambda: reported() == ("active", None))
+    assert caplog.text.count("echo: the key that signed its bundle is revoked") == 1
