@@ -92,8 +92,9 @@ def add_parsers(subparsers: SubParsers) -> None:
         "--outputs",
         "--output",
         metavar="NPZ|CSV|JSON",
-        help="write output_0, output_1, ... to this .npz file; for a table of rows, write the answers to "
-        "this .csv, .json or .jsonl file",
+        help="write output_0, output_1, ... to this .npz file, of a model with states those of all inputs, "
+        "one after the other along a new first axis; for a table of rows, write the answers to this .csv, "
+        ".json or .jsonl file",
     )
     parser.add_argument("--print-time", action="store_true", help="measure the time and print a summary")
     parser.add_argument(
@@ -341,9 +342,17 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
     from builder.running.accuracy import Accuracy, read_truths
     from builder.running.detection_accuracy import DetectionAccuracy
     from builder.running.input_files import input_files
-    from builder.running.local_run import Runner
+    from builder.running.local_run import Runner, save_steps
 
-    for flag in ("outputs", "print_time", "print_top", "profile", "show_input", "rpc_tracker"):
+    is_stream = bool(package.manifest.states)
+    for flag in (
+        *(() if is_stream else ("outputs",)),
+        "print_time",
+        "print_top",
+        "profile",
+        "show_input",
+        "rpc_tracker",
+    ):
         if getattr(args, flag):
             raise ModelError(f"--{flag.replace('_', '-')}: expected one input, got several or --accuracy")
     truths, detections = {}, None
@@ -361,7 +370,7 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
         raise ModelError(f"--accuracy: {args.accuracy} has no row for {missing[0]}")
     drawn = drawn_names(files, args.draw) if args.draw else [None] * len(files)
     runner, summary, accuracy = Runner(package, args.threads), Summary(), Accuracy()
-    documents, failed, began = [], 0, time.monotonic()
+    documents, steps, failed, began = [], [], 0, time.monotonic()
     for number, (file, output) in enumerate(zip(files, drawn, strict=True), 1):
         if sys.stderr.isatty():
             print(f"\r\033[K{number} of {len(files)}: {file.name[:60]}", end="", file=sys.stderr, flush=True)
@@ -379,6 +388,8 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
             print(f"edgebundle: error: {where}{reason}", file=sys.stderr)
             continue
         summary.add(result.answers)
+        if args.outputs:
+            steps.append(result)
         if truths:
             accuracy.add(result.get_output("output_0"), truths[file])
         if args.json:
@@ -387,6 +398,8 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
             clear_line()
             _print_lines([f"{file}:", *table(result.answers or {})])
     clear_line()
+    if steps:
+        save_steps(args.outputs, steps)
     if args.json:
         numbers = accuracy.document() if detections is None else detections.document()
         counts = {"accuracy": numbers} if args.accuracy else {}

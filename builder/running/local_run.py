@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -77,6 +77,26 @@ class RunResult:
         """Write the outputs as an .npz file."""
         with Path(path).open("wb") as file:
             np.savez(file, allow_pickle=False, **dict(self.outputs))
+
+
+def save_steps(path: str | os.PathLike[str], steps: Sequence[RunResult]) -> None:
+    """Write the outputs of the steps of a stream as an .npz file, stacked along a new first axis.
+
+    Raises
+    ------
+    ShapeError
+        If an output has another shape in another step.
+    """
+    for name, first in steps[0].outputs.items():
+        for number, step in enumerate(steps, 1):
+            if (found := step.outputs[name].shape) != first.shape:
+                raise ShapeError(
+                    f"--outputs: expected a {name} of one shape, got {list(first.shape)} in step 1 and "
+                    f"{list(found)} in step {number}"
+                )
+    stacked = {name: np.stack([step.outputs[name] for step in steps]) for name in steps[0].outputs}
+    with Path(path).open("wb") as file:
+        np.savez(file, allow_pickle=False, **stacked)
 
 
 def run(

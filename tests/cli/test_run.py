@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 
@@ -59,6 +60,32 @@ def test_arrays_give_output_0(terminal: Terminal, digits: Path, tmp_path: Path) 
     with np.load(tmp_path / "out.npz") as outputs:
         assert outputs.files == ["output_0"]
         assert outputs["output_0"].shape == (1, 10)
+
+
+def test_a_streams_outputs_are_those_of_all_steps(terminal: Terminal, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[1,2] x, float[1,2] sum)
+        => (float[1,2] total, float[1,2] kept) { total = Add(x, sum) kept = Identity(total) }"""
+    )
+    onnx.save(model, tmp_path / "sum.onnx")
+    bundle, totals = tmp_path / "sum.bundle", tmp_path / "totals.npz"
+    assert terminal("compile", tmp_path / "sum.onnx", "--state", "sum:kept", "-o", bundle).code == 0
+    files = [tmp_path / f"{step}.npz" for step in (1, 2, 3)]
+    for step, file in enumerate(files, 1):
+        np.savez(file, x=np.full((1, 2), step, np.float32))
+    result = terminal("run", bundle, "--inputs", *files, "-o", totals)
+    assert result.code == 0, result
+    with np.load(totals) as outputs:
+        assert outputs["output_0"].tolist() == [[[1, 1]], [[3, 3]], [[6, 6]]]
+
+
+def test_outputs_of_several_inputs_that_are_no_stream(
+    terminal: Terminal, digits: Path, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "in.npz", image=np.zeros((1, 1, 8, 8), np.float32))
+    twice = [tmp_path / "in.npz"] * 2
+    result = terminal("run", digits, "--inputs", *twice, "-o", tmp_path / "o.npz")
+    fails(result, "--outputs: expected one input, got several")
 
 
 def test_fill_modes_differ_and_random_is_reproducible(
