@@ -35,10 +35,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import onnx
+
+# What to do about a file that cannot be written.
+OTHER_FOLDER: Final = "free some space there, or write to another folder with -o"
 
 
 class BuildError(Exception):

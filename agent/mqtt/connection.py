@@ -207,15 +207,23 @@ class Connection:
             diagnosis = diagnose_error(error, self.settings)
             raise BrokerError(diagnosis.message, LOST.code, hint=diagnosis.hint) from error
         except OSError as error:  # TimeoutError is one
-            from agent.mqtt.diagnosis import describe
+            from agent.mqtt.diagnosis import describe, other_port
 
             raise BrokerError(
                 f"cannot reach the broker at {self.settings.url}: {describe(error, self.settings)}",
                 LOST.code,
-                hint="check the address, and whether the broker runs there",
+                hint="check the address, and whether the broker runs there"
+                + (other_port(self.settings) if isinstance(error, ConnectionResetError) else ""),
             ) from error
         if not self.connected:
-            raise BrokerError(f"the broker at {self.settings.url} refused the connection: {why}", why.code)
+            from agent.mqtt.diagnosis import diagnose_refusal, other_port
+
+            diagnosis = diagnose_refusal(why, self.settings)
+            raise BrokerError(
+                f"the broker at {self.settings.url} refused the connection: {why}",
+                why.code,
+                hint=diagnosis.hint + ("" if diagnosis.kind != "silence" else other_port(self.settings)),
+            )
         self.start()
 
     async def wait_connected(self) -> None:

@@ -162,6 +162,13 @@ def diagnose_refusal(why: Reason, settings: BrokerSettings) -> Diagnosis:
     return Diagnosis("broker", f"the broker at {settings.url} refused: {why}", "check the broker's log")
 
 
+def other_port(settings: BrokerSettings) -> str:
+    """Return what to add to a hint if the port closed the connection: perhaps it speaks TLS, or does not."""
+    if settings.tls is None:
+        return f"; if it needs TLS, write mqtts://{settings.host}, usually with port 8883"
+    return f"; if it has no TLS, give the port that has it, usually 8883, not {settings.port}"
+
+
 def not_tls(settings: BrokerSettings) -> Diagnosis:
     """Explain a connection with TLS to a port without TLS."""
     return Diagnosis(

@@ -22,7 +22,7 @@ from agent.bundle.signature import make_signature
 from agent.errors import EdgeError, MixAndMatchError
 from agent.reading import open_at_once
 from builder.bundles.integer_work import IntegerWork
-from builder.errors import PackageError
+from builder.errors import OTHER_FOLDER, PackageError
 from builder.spelling import similar_file
 
 
@@ -160,7 +160,7 @@ class Package:
         try:
             write_archive(path, self._files())
         except OSError as error:
-            raise PackageError(f"{path}: cannot be written ({error.strerror})") from error
+            raise PackageError(f"{path}: cannot be written ({error.strerror})", hint=OTHER_FOLDER) from error
 
     def to_bytes(self) -> bytes:
         """Return the bytes that `save` writes."""

@@ -72,7 +72,14 @@ def _deploy(args: argparse.Namespace) -> int:
         with naming_file(str(file)):
             BundleFile.read(file).require_signature(str(file))
     for agent in dict.fromkeys(args.agent):
-        _deploy_to(args, files, agent)
+        try:
+            _deploy_to(args, files, agent)
+        except KeyboardInterrupt:
+            print_line(
+                f"stopped waiting for {agent}: what is wished stays, and an agent with the bundle goes on; "
+                "see `edgebundle agents`, or return with `edgebundle rollback`"
+            )
+            raise
     return 0
 
 

@@ -7,11 +7,12 @@ tell the same mistakes earlier. They are silent about what only the compiler can
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from builder.cli.arguments import import_options
-from builder.errors import PackageError, RecordsError, ShapeError
+from builder.errors import OTHER_FOLDER, PackageError, RecordsError, ShapeError
 from builder.model_path import check_exists, check_format
 from builder.spelling import did_you_mean
 from builder.target.presets import PRESETS, unknown_target
@@ -139,7 +140,7 @@ def check_folder_of(path: str) -> None:
     Raises
     ------
     PackageError
-        If the folder does not exist, or the path is a folder itself.
+        If the folder does not exist or cannot be written, or the path is a folder itself.
     """
     folder = Path(path).parent
     if not folder.is_dir():
@@ -150,3 +151,7 @@ def check_folder_of(path: str) -> None:
         raise PackageError(
             f"{path}: expected a file, got a folder", hint=f"name the file: -o {path}/NAME.bundle"
         )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PackageError(f"{path}: this user may not write to the folder {folder}", hint=OTHER_FOLDER)
+    if os.statvfs(folder).f_bavail == 0:
+        raise PackageError(f"{path}: the disk of the folder {folder} is full", hint=OTHER_FOLDER)

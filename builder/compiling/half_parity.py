@@ -108,7 +108,7 @@ class HalfParity:
                     f"tensor {block.name[:80]}: expected a signal-to-noise ratio of at least "
                     f"{LEAST_OF_BLOCK:g} dB, and {LEAST_OF_CHANNEL:g} dB in each channel, got "
                     f"{block.decibels:.1f} and {block.worst_channel:.1f} dB",
-                    hint="this is a fault of the compiler, not of the model: please report it with the model",
+                    hint="compile it in float32, and please report it with the model",
                 )
         for name, ratio in self.outputs.items():
             if not ratio >= LEAST_OF_OUTPUT:

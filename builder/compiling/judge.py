@@ -253,7 +253,7 @@ class Judge:
             return ParityError("the model was changed while it was compiled", hint="compile it again")
         return ParityError(
             f"after normalising, {reason}{_first_difference(model, self._model.onnx, inputs)}",
-            hint="the importer is wrong about this model: please report it with the model",
+            hint="please report it with the model: it and what the importer made of it differ",
         )
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 import pytest
 
 from builder.bundles import key_files
 from builder.bundles.package import Package
+from builder.cli.early_checks import check_folder_of
+from builder.errors import PackageError
 from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
 from tests.cli.terminal import Edgebundle
 from tests.patience import PATIENCE_S
@@ -293,3 +297,18 @@ def _save(path: Path, inputs: dict[str, list[int | str]], outputs: dict[str, lis
         ]
         weights = [helper.make_tensor("w", TensorProto.FLOAT, [3, size], [0.0] * 3 * size)]
     save(helper.make_model(helper.make_graph(nodes, "g", *values, weights)), path)
+
+
+def test_output_that_cannot_be_written_is_an_error_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = str(tmp_path / "o.bundle")
+    check_folder_of(output)
+    with monkeypatch.context() as changed:
+        changed.setattr(os, "access", lambda _path, mode: not mode & os.W_OK)  # root may write anywhere
+        with pytest.raises(PackageError, match="may not write to the folder") as refused:
+            check_folder_of(output)
+    assert refused.value.hint == "free some space there, or write to another folder with -o"
+    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_bavail=0))
+    with pytest.raises(PackageError, match=r"the disk of the folder .* is full"):
+        check_folder_of(output)

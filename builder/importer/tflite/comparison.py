@@ -170,7 +170,7 @@ def compare(raw: bytes, model: TfliteModel, converted: Converted, progress: Prog
     if worst is not None:
         raise ParityError(
             f"{worst}, which is not what LiteRT gives",
-            hint="the importer is wrong about this operator: please report it with the model",
+            hint="please report it with the model: the importer and LiteRT compute this operator differently",
         )
 
 

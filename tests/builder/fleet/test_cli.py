@@ -112,4 +112,18 @@ async def test_password_from_the_url_or_a_file_is_accepted_and_a_wrong_one_is_no
         broker.stop()
     said = capsys.readouterr().err
     assert "refused the connection" in said
+    assert "hint: check user name and password at the broker (mosquitto: mosquitto_passwd)" in said
     assert "wrong" not in said
+
+
+def test_interrupted_deployment_says_that_the_wish_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "a.bundle"
+    path.write_bytes(make_bundle().raw)
+    monkeypatch.setattr("builder.cli.deploy._deploy_to", interrupted)
+    assert main(["deploy", str(path), "--agent", "kitchen", "--broker", "mqtt://localhost"]) == 130
+    assert "stopped waiting for kitchen: what is wished stays" in capsys.readouterr().err
