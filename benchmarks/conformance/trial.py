@@ -120,7 +120,9 @@ def _is_disputed(case: Case, outputs: Sequence[Array]) -> bool:
         theirs = run_session(session(case.model), None, case.inputs)
     except ModelError:
         return False
-    return not any(difference(got, np.asarray(want)) for got, want in zip(outputs, theirs, strict=True))
+    arrays = [np.asarray(value) for value in theirs]
+    known = [value.astype(str) if value.dtype.kind == "O" else value for value in arrays]
+    return not any(difference(got, want) for got, want in zip(outputs, known, strict=True))
 
 
 def _run(

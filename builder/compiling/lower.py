@@ -23,7 +23,6 @@ from builder.kernels.passes.classic import write_classic
 from builder.kernels.passes.convolutions import to_conv2d
 from builder.kernels.passes.fusion import fuse_operators
 from builder.kernels.passes.halves import use_halves
-from builder.kernels.passes.identities import begin_with_infinities
 from builder.kernels.passes.integers import use_integers
 from builder.kernels.passes.layouts import choose_layouts
 from builder.kernels.passes.legalise import legalise
@@ -88,7 +87,7 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
         mod = _run(mod, t.AnnotateTIROpPattern(), t.DeadCodeElimination(["main"]))
         mod = join_separables(fuse_operators(mod), target)
         mod = _run(mod, t.CanonicalizeBindings(), t.DeadCodeElimination(["main"]))
-        return shorten_names(begin_with_infinities(mod))
+        return shorten_names(mod)
 
 
 def _run(mod: tvm.IRModule, *passes: tvm.transform.Pass) -> tvm.IRModule:

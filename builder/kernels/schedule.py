@@ -17,6 +17,7 @@ from tvm.s_tir.schedule import Trace
 
 from builder.errors import BuildError, UnsuitedError, lines_of
 from builder.kernels.decisions import UNTUNED, Chooser, Schedules, Shipped
+from builder.kernels.identities import begin_with_infinities, surround_with_infinities
 from builder.kernels.postprocessing import postprocess
 from builder.kernels.signature import SPACE_MARK, signature_of
 from builder.kernels.spaces import (
@@ -126,8 +127,8 @@ def schedule(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules = U
     BuildError
         If `schedules` is strict and the design space of the function's anchor fails.
     """
-    func = without_pragmas(func)
-    return postprocess(_ordered(func, target, schedules), target)
+    func = surround_with_infinities(without_pragmas(func))
+    return postprocess(begin_with_infinities(_ordered(func, target, schedules)), target)
 
 
 def _ordered(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules) -> tirx.PrimFunc:
