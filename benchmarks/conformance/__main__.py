@@ -24,7 +24,7 @@ from benchmarks.conformance.case import is_written
 from benchmarks.conformance.pool import try_all
 from benchmarks.conformance.results import Results, fingerprint
 from benchmarks.conformance.sources.makers import folder_of, not_made
-from benchmarks.conformance.verdict import KINDS, Verdict
+from benchmarks.conformance.verdict import FAULTS, KINDS, Verdict
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 # Source -> its row in the table. Each is a module of `benchmarks.conformance.sources`.
@@ -46,13 +46,14 @@ def main() -> int:
     """Make and try the cases, print the table, and return the exit status."""
     options = _parser().parse_args()
     product = None if options.keep or options.again else fingerprint(ROOT)
+    again = [kind for each in options.again for kind in (FAULTS if each == "faults" else (each,))]
     found: dict[str, list[Verdict]] = {}
     for source in options.sources:
         folder = options.folder / "cases" / source
         if not options.made:
             made(source, folder, options.python)
         chosen = chosen_of(folder, options.filter, options.share, options.seed)
-        results = Results(options.folder / f"{source}.jsonl", product, options.again)
+        results = Results(options.folder / f"{source}.jsonl", product, again)
         try_them(source, chosen, results, options.jobs)
         names = {path.name for path in chosen}
         found[source] = [v for v in results.verdicts.values() if folder_of(v.name) in names]

@@ -67,7 +67,13 @@ def make(name: str, kind: type[Any], task: str, folder: Path) -> Case:
     model = to_onnx(estimator, asked[:1], options=options, target_opset={"": 17, "ai.onnx.ml": 3})
     path = folder / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    outputs = expected(estimator, asked, len(model.graph.output))
+    found = expected(estimator, asked, len(model.graph.output))
+    # skl2onnx writes what a regressor predicts as a column.
+    ranks = [len(value.type.tensor_type.shape.dim) for value in model.graph.output]
+    outputs = [
+        each.reshape(-1, 1) if rank == 2 and each.ndim == 1 else each
+        for each, rank in zip(found, ranks, strict=True)
+    ]
     [value] = model.graph.input
     return Case("scikit_learn", f"{name}_{task}", name, path, {value.name: asked}, outputs, _RTOL, _ATOL)
 
