@@ -13,7 +13,7 @@ The sandbox is closed in two steps: `close_files` before the model's library is 
 constructors are native code; then `close_loading`, which also forbids what the dynamic linker needs: opening
 files, and new executable memory.
 
-References: linux/landlock.h, linux/seccomp.h, linux/filter.h; Documentation/userspace-api/landlock.rst.
+The filter is built with `bpf`; files are refused with `landlock`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ import os
 import resource
 import signal
 import socket
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agent.worker import bpf
+from agent.worker import landlock as landlock_rules
 from agent.worker import system_calls as calls
 from agent.worker.frames import SANDBOX_REPORT
 from agent.worker.system_calls import Architecture, Numbers, Rule
@@ -39,32 +40,10 @@ _PR_SET_NO_NEW_PRIVS: Final = 38
 
 _PR_SET_PDEATHSIG: Final = 1
 
-_LANDLOCK_CREATE_RULESET_VERSION: Final = 1
-# Rights that Landlock handles, and so refuses, each with the version of the ABI that introduced them.
-_LANDLOCK_FS: Final = ((1, 0x1FFF), (2, 1 << 13), (3, 1 << 14), (5, 1 << 15))
-_LANDLOCK_NET: Final = ((4, 0b11),)
-_LANDLOCK_SCOPED: Final = ((6, 0b11),)
-
-_SECCOMP_SET_MODE_FILTER: Final = 1
 _FLAG_TSYNC: Final = 1
 _FLAG_NEW_LISTENER: Final = 8
 # With a listener the result is its descriptor, so a thread that cannot take the filter is told by an errno.
 _FLAG_TSYNC_ESRCH: Final = 16
-_RET_ALLOW: Final = 0x7FFF0000
-_RET_KILL_PROCESS: Final = 0x80000000
-_RET_ERRNO: Final = 0x00050000
-_RET_USER_NOTIF: Final = 0x7FC00000
-
-# Classic BPF, and offsets in struct seccomp_data: nr, arch, instruction pointer, six arguments of 64 bits.
-_LOAD: Final = 0x20
-_JUMP_EQUAL: Final = 0x15
-_JUMP_ANY_BIT: Final = 0x45
-_JUMP_AT_LEAST: Final = 0x35
-_RETURN: Final = 0x06
-_NR: Final = 0
-_ARCH: Final = 4
-_ARGUMENT: Final = 16
-_X32_BIT: Final = 0x40000000
 
 # As if it used half of the memory more; see proc_pid_oom_score_adj(5).
 _OOM_SCORE: Final = "500"
@@ -162,13 +141,13 @@ def close_files(limits: Limits, gate: socket.socket | None = None) -> Status:
         raise OSError(ctypes.get_errno(), "no_new_privs")
     reasons: list[str] = []
     threads = len(list(Path("/proc/self/task").iterdir()))
-    landlock = _attempt(lambda: _restrict_files(libc), "landlock", reasons)
+    landlock = _attempt(landlock_rules.restrict, "landlock", reasons)
     if threads > 1:
         # Landlock applies to the calling thread and those it starts, but an import has started others.
         reasons.append(f"{threads - 1} threads without landlock")
         landlock = 0
-    listener = 0 if gate is None else _attempt(lambda: _filter_and_ask(libc), "threads", reasons)
-    seccomp = listener > 0 or bool(_attempt(lambda: _filter(libc, loading=True), "seccomp", reasons))
+    listener = 0 if gate is None else _attempt(_filter_and_ask, "threads", reasons)
+    seccomp = listener > 0 or bool(_attempt(lambda: _filter(loading=True), "seccomp", reasons))
     if gate is not None:
         _report(gate, landlock, seccomp=seccomp, listener=listener)
     return Status(landlock, seccomp, listener > 0, tuple(reasons))
@@ -183,7 +162,7 @@ def close_loading(status: Status) -> None:
         If the kernel refuses, although it accepted the first filter.
     """
     if status.seccomp:
-        _filter(ctypes.CDLL(None, use_errno=True), loading=False)
+        _filter(loading=False)
 
 
 def end_with_parent() -> None:
@@ -225,27 +204,27 @@ def filter_program(architecture: Architecture, pid: int, *, loading: bool, ask: 
         Whether a listener decides about new threads.
     """
     program = [
-        _instruction(_LOAD, _ARCH),
-        _instruction(_JUMP_EQUAL, architecture.audit, 1, 0),
-        _instruction(_RETURN, _RET_KILL_PROCESS),
-        _instruction(_LOAD, _NR),
+        bpf.instruction(bpf.LOAD, bpf.ARCH),
+        bpf.instruction(bpf.JUMP_EQUAL, architecture.audit, 1, 0),
+        bpf.instruction(bpf.RETURN, bpf.RET_KILL_PROCESS),
+        bpf.instruction(bpf.LOAD, bpf.NR),
         # x32 calls have x86-64's architecture but other numbers.
-        _instruction(_JUMP_AT_LEAST, _X32_BIT, 0, 1),
-        _instruction(_RETURN, _RET_ERRNO | errno.EPERM),
+        bpf.instruction(bpf.JUMP_AT_LEAST, bpf.X32_BIT, 0, 1),
+        bpf.instruction(bpf.RETURN, bpf.RET_ERRNO | errno.EPERM),
     ]
 
     def when(numbers: Numbers, *then: bytes) -> None:
         number = architecture.number(numbers)
         if number is not None:
-            program.extend((_instruction(_JUMP_EQUAL, number, 0, len(then)), *then))
+            program.extend((bpf.instruction(bpf.JUMP_EQUAL, number, 0, len(then)), *then))
 
     for numbers in calls.ALLOWED.values():
         when(numbers, _ALLOW)
     checked = {**calls.CHECKED, **(calls.LOADING if loading else calls.SERVING)}
-    allow_thread = _instruction(_RETURN, _RET_USER_NOTIF) if ask else _ALLOW
+    allow_thread = bpf.instruction(bpf.RETURN, bpf.RET_USER_NOTIF) if ask else _ALLOW
     for call, allow in (*((each, _ALLOW) for each in checked.values()), (calls.CLONE, allow_thread)):
         when(call.numbers, *(each for rule in call.rules for each in _refuse_unless(rule, pid)), allow)
-    when(calls.CLONE3, _instruction(_RETURN, _RET_ERRNO | errno.ENOSYS))
+    when(calls.CLONE3, bpf.instruction(bpf.RETURN, bpf.RET_ERRNO | errno.ENOSYS))
     program.append(_REFUSE)
     return b"".join(program)
 
@@ -255,24 +234,27 @@ def _refuse_unless(rule: Rule, pid: int) -> tuple[bytes, ...]:
     low = _load(rule.argument)
     match rule:
         case calls.OneOf(_, values):
-            tests = (_instruction(_JUMP_EQUAL, value, len(values) - i, 0) for i, value in enumerate(values))
+            tests = (
+                bpf.instruction(bpf.JUMP_EQUAL, value, len(values) - i, 0) for i, value in enumerate(values)
+            )
             return low, *tests, _REFUSE
         case calls.NoneOf(_, values):
             last = len(values) - 1
             tests = (
-                _instruction(_JUMP_EQUAL, value, last - i, int(i == last)) for i, value in enumerate(values)
+                bpf.instruction(bpf.JUMP_EQUAL, value, last - i, int(i == last))
+                for i, value in enumerate(values)
             )
             return low, *tests, _REFUSE
         case calls.AtLeast(_, value):
-            return low, _instruction(_JUMP_AT_LEAST, value, 1, 0), _REFUSE
+            return low, bpf.instruction(bpf.JUMP_AT_LEAST, value, 1, 0), _REFUSE
         case calls.Without(_, bits):
-            return low, _instruction(_JUMP_ANY_BIT, bits, 0, 1), _REFUSE
+            return low, bpf.instruction(bpf.JUMP_ANY_BIT, bits, 0, 1), _REFUSE
         case calls.Null():
-            high = _instruction(_LOAD, _ARGUMENT + 8 * rule.argument + 4)
-            zero = _instruction(_JUMP_EQUAL, 0, 1, 0)
+            high = bpf.instruction(bpf.LOAD, bpf.ARGUMENT + 8 * rule.argument + 4)
+            zero = bpf.instruction(bpf.JUMP_EQUAL, 0, 1, 0)
             return low, zero, _REFUSE, high, zero, _REFUSE
         case calls.OwnProcess():
-            return low, _instruction(_JUMP_EQUAL, pid, 1, 0), _REFUSE
+            return low, bpf.instruction(bpf.JUMP_EQUAL, pid, 1, 0), _REFUSE
 
 
 def _limit(kind: int, value: int) -> None:
@@ -294,31 +276,15 @@ def _attempt(apply: Callable[[], int], name: str, reasons: list[str]) -> int:
         return 0
 
 
-def _restrict_files(libc: ctypes.CDLL) -> int:
-    version = _call(libc, calls.LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_CREATE_RULESET_VERSION)
-    handled = [
-        sum(bits for since, bits in rights if version >= since)
-        for rights in (_LANDLOCK_FS, _LANDLOCK_NET, _LANDLOCK_SCOPED)
-    ]
-    # struct landlock_ruleset_attr; an older kernel accepts a longer one if its end is zero.
-    attr = struct.pack("=QQQ", *handled)
-    ruleset = _call(libc, calls.LANDLOCK_CREATE_RULESET, attr, len(attr), 0)
-    try:
-        _call(libc, calls.LANDLOCK_RESTRICT_SELF, ruleset, 0)
-    finally:
-        os.close(ruleset)
-    return version
-
-
-def _filter(libc: ctypes.CDLL, *, loading: bool) -> int:
-    thread = _set_filter(libc, _FLAG_TSYNC, loading=loading, ask=False)
+def _filter(*, loading: bool) -> int:
+    thread = _set_filter(_FLAG_TSYNC, loading=loading, ask=False)
     if thread:
         raise OSError(errno.EBUSY, f"thread {thread} could not take the filter")
     return 1
 
 
-def _filter_and_ask(libc: ctypes.CDLL) -> int:
-    return _set_filter(libc, _FLAG_TSYNC | _FLAG_TSYNC_ESRCH | _FLAG_NEW_LISTENER, loading=True, ask=True)
+def _filter_and_ask() -> int:
+    return _set_filter(_FLAG_TSYNC | _FLAG_TSYNC_ESRCH | _FLAG_NEW_LISTENER, loading=True, ask=True)
 
 
 def _report(gate: socket.socket, landlock: int, *, seccomp: bool, listener: int) -> None:
@@ -332,37 +298,18 @@ def _report(gate: socket.socket, landlock: int, *, seccomp: bool, listener: int)
             os.close(listener)
 
 
-def _set_filter(libc: ctypes.CDLL, flags: int, *, loading: bool, ask: bool) -> int:
+def _set_filter(flags: int, *, loading: bool, ask: bool) -> int:
     architecture = calls.detect_architecture()
     if architecture is None:
         raise OSError(errno.ENOSYS, "no table of system calls for this architecture")
-    number = architecture.number(calls.LOADING["seccomp"].numbers)
-    assert number is not None
     program = filter_program(architecture, os.getpid(), loading=loading, ask=ask)
-    buffer = ctypes.create_string_buffer(program, len(program))
-    # struct sock_fprog: count, padding, pointer.
-    description = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
-    return _call(libc, number, _SECCOMP_SET_MODE_FILTER, flags, description)
-
-
-def _call(libc: ctypes.CDLL, number: int, *arguments: int | bytes | None) -> int:
-    # Each is a C long, so that the upper half of every register is defined.
-    converted = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
-    result: int = libc.syscall(ctypes.c_long(number), *converted)
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
+    return bpf.install(program, architecture, flags)
 
 
 def _load(argument: int) -> bytes:
     # The lower half, which is first on a little-endian machine: only C ints are compared here.
-    return _instruction(_LOAD, _ARGUMENT + 8 * argument)
+    return bpf.instruction(bpf.LOAD, bpf.ARGUMENT + 8 * argument)
 
 
-def _instruction(code: int, k: int, jump_true: int = 0, jump_false: int = 0) -> bytes:
-    return struct.pack("=HBBI", code, jump_true, jump_false, k)
-
-
-_ALLOW: Final = _instruction(_RETURN, _RET_ALLOW)
-_REFUSE: Final = _instruction(_RETURN, _RET_ERRNO | errno.EPERM)
+_ALLOW: Final = bpf.instruction(bpf.RETURN, bpf.RET_ALLOW)
+_REFUSE: Final = bpf.instruction(bpf.RETURN, bpf.RET_ERRNO | errno.EPERM)

@@ -219,9 +219,6 @@ SERVING: Final[Mapping[str, Checked]] = MappingProxyType(
 )
 # Refused with ENOSYS: the C library then makes a thread with clone, whose flags a filter can check.
 CLONE3: Final[Numbers] = (435, 435, 435)
-# For the sandbox itself.
-LANDLOCK_CREATE_RULESET: Final = 444
-LANDLOCK_RESTRICT_SELF: Final = 446
 
 
 @dataclass(frozen=True, slots=True)

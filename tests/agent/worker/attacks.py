@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from agent.worker import sandbox
+from agent.worker import landlock, sandbox
 
 victim = int(sys.argv[1])
 libc = ctypes.CDLL(None, use_errno=True)
@@ -291,10 +291,10 @@ def main() -> None:
     else:
         if "without-landlock" in options:
 
-            def absent(_libc: ctypes.CDLL) -> int:
+            def absent() -> int:
                 raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-            vars(sandbox)["_restrict_files"] = absent
+            vars(landlock)["restrict"] = absent
         status = sandbox.close_files(sandbox.Limits())
         sandbox.close_loading(status)
     print(json.dumps({name: outcome(attack) for name, attack in chosen.items()}))

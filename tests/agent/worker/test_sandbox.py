@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from agent.bundle.tensor_spec import TensorSpec
-from agent.worker import system_calls
+from agent.worker import landlock, system_calls
 from agent.worker.frames import Failed, Ready, Request
 from agent.worker.sandbox import Status, filter_program
 from tests.agent.worker.conftest import Spawn, compile_c, processor_s
@@ -254,8 +254,8 @@ def test_numbers_are_those_of_the_kernels_headers(architecture: system_calls.Arc
     for name, each in table.items():
         number = architecture.number(each)
         assert number == numbers.get(name), name
-    assert numbers["landlock_create_ruleset"] == system_calls.LANDLOCK_CREATE_RULESET
-    assert numbers["landlock_restrict_self"] == system_calls.LANDLOCK_RESTRICT_SELF
+    assert numbers["landlock_create_ruleset"] == landlock.CREATE_RULESET
+    assert numbers["landlock_restrict_self"] == landlock.RESTRICT_SELF
 
 
 PID, OTHER, ALL = 4711, 4712, 0xFFFFFFFFFFFFFFFF
