@@ -59,6 +59,12 @@ def add_model_file(parser: Parser) -> None:
         help="a Python that has PyTorch or Keras, for their models (default: $EDGEBUNDLE_PYTHON, or the "
         "first that has it: this Python, the active virtual environment's, or python3 of the PATH)",
     )
+    parser.add_argument(
+        "--trust-model",
+        action="store_true",
+        help="let PyTorch or Keras use all of your files and the network for this model; without it they see "
+        "their own installation and a copy of the model only",
+    )
 
 
 def add_declarations(parser: argparse._ActionsContainer) -> None:
@@ -102,6 +108,7 @@ def load_model(args: argparse.Namespace, progress: Callable[[str], None] | None 
         **import_options(args),
         max_iterations=args.max_iterations,
         python=args.python,
+        trusted=args.trust_model,
         progress=progress,
     )
 

@@ -154,6 +154,7 @@ def compile_bounded(
         input_values=parse_input_values(args.input_values) if args.input_values else None,
         max_iterations=args.max_iterations,
         python=args.python,
+        trusted=args.trust_model,
         quantise=quantise,
         preprocess=args.preprocess,
         postprocess=args.postprocess,

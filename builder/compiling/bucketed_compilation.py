@@ -80,6 +80,7 @@ def compile_buckets(
     input_values: Mapping[str, ArrayLike] | None = None,
     max_iterations: int | None = None,
     python: str | None = None,
+    trusted: bool = False,
     quantise: Callable[[ImportedModel], ImportedModel] | None = None,
     preprocess: str | None = None,
     postprocess: str | None = None,
@@ -103,7 +104,7 @@ def compile_buckets(
     pads
         Input name -> how it is padded, as `builder.compiling.bucket_options.parse_pads` says; the others
         are padded with zeros.
-    input_values, max_iterations, python
+    input_values, max_iterations, python, trusted
         As in `builder.load`.
     quantise
         Called with the model at each size that is imported, the largest first; returns what is compiled
@@ -135,6 +136,7 @@ def compile_buckets(
             input_values=input_values,
             max_iterations=max_iterations,
             python=python,
+            trusted=trusted,
         )
         if quantise is not None:
             model = quantise(model)

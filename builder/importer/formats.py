@@ -41,6 +41,7 @@ def load(
     input_values: Mapping[str, ArrayLike] | None = None,
     max_iterations: int | None = None,
     python: str | os.PathLike[str] | None = None,
+    trusted: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> ImportedModel:
     """Import a model file, whose suffix decides the format, or a model of PyTorch in memory.
@@ -61,6 +62,9 @@ def load(
         Path of a Python that has PyTorch or Keras, for models that need them. With None, the environment
         variable `EDGEBUNDLE_PYTHON` names it; without that, it is looked for: this one, the active virtual
         environment, and `python3` of the `PATH`.
+    trusted
+        Whether the model may use all files and the network of its user: PyTorch, Keras and TensorFlow are
+        else confined to their installations and a copy of the model.
 
     Raises
     ------
@@ -74,7 +78,12 @@ def load(
         If LiteRT is installed and gives other numbers for a `.tflite` file.
     """
     settings = Settings(
-        input_shapes, input_values, None if python is None else os.fspath(python), progress, max_iterations
+        input_shapes,
+        input_values,
+        None if python is None else os.fspath(python),
+        progress,
+        max_iterations,
+        trusted,
     )
     if is_in_memory(model):
         return load_in_memory(model, example_inputs, settings)

@@ -63,6 +63,8 @@ class Settings:
         As in `builder.importer.import_onnx`.
     python
         Path of the Python that has the framework; None to look for one.
+    trusted
+        Whether the user trusts the model, so that its framework is not confined.
     """
 
     input_shapes: Mapping[str, Sequence[int]] | None
@@ -70,6 +72,7 @@ class Settings:
     python: str | None
     progress: Callable[[str], None] | None
     max_iterations: int | None = None
+    trusted: bool = False
 
 
 def import_with(
@@ -97,7 +100,9 @@ def import_with(
     """
     progress = settings.progress or (lambda _: None)
     python = find_python(framework.packages, settings.python, model, framework.install)
-    with FrameworkProcess(python, framework.program, framework.name, model) as process:
+    with FrameworkProcess(
+        python, framework.program, framework.name, model, trusted=settings.trusted
+    ) as process:
         place(process.folder)
         progress(f"exporting with {framework.name} of {python}")
         try:

@@ -7,6 +7,7 @@ who names one gets that one or an error. Nothing is installed, and no package is
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -24,6 +25,12 @@ _TIMEOUT_S: Final = 60
 _MISSING: Final = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import importlib.util; "
     "print(' '.join(n for n in sys.argv[1:] if importlib.util.find_spec(n) is None))"
+)
+
+# What a Python reads: its installations, the folders of its modules, and where .pth files find others.
+_PLACES: Final = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; import json; "
+    "print(json.dumps([sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *sys.path]))"
 )
 
 
@@ -79,6 +86,18 @@ def find_python(alternatives: Sequence[Sequence[str]], wanted: str | None, model
     )
 
 
+def places_of(python: str) -> tuple[Path, ...]:
+    """Return what a Python reads, its installation and the folders of its modules; empty if it fails."""
+    try:
+        found = json.loads(_printed([python, "-c", _PLACES]) or "[]")
+    except ValueError:
+        return ()
+    if not found:
+        return ()
+    # The program itself may be a link to a Python elsewhere.
+    return (Path(python).absolute(), *(Path(each) for each in found if isinstance(each, str) and each))
+
+
 def _candidates() -> Iterator[str]:
     """Yield other Pythons that the user works with."""
     seen = {Path(sys.executable)}
@@ -96,16 +115,16 @@ def _candidates() -> Iterator[str]:
 
 def _missing(python: str, packages: Sequence[str]) -> tuple[str, ...] | None:
     """Return which packages a Python lacks; None if it does not run."""
+    printed = _printed([python, "-c", _MISSING, *packages])
+    return None if printed is None else tuple(printed.split())
+
+
+def _printed(command: Sequence[str]) -> str | None:
+    """Return what a Python of the user's prints; None if it does not run."""
     try:
         ended = subprocess.run(  # noqa: S603 - a Python of the user's
-            [python, "-c", _MISSING, *packages],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TIMEOUT_S,
-            check=False,
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False
         )
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
-    if ended.returncode:
-        return None
-    return tuple(ended.stdout.decode(errors="replace").split())
+    return None if ended.returncode else ended.stdout.decode(errors="replace")

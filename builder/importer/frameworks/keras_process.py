@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any, Final
 
 MEMORY_BYTES: Final = 24 << 30
+# Older ones run code that a file in the old format holds (CVE-2025-9905).
+LEAST_KERAS: Final = (3, 11, 3)
 _SAVE: Final = (
     "in the program that has its code: model.export('FOLDER') makes a SavedModel, which needs no code"
 )
@@ -61,6 +63,14 @@ class Conversion:
             return self._convert_saved_model(shapes)
         import keras
 
+        found = tuple(int(part) for part in re.findall(r"\d+", keras.__version__)[:3])
+        if found < LEAST_KERAS:
+            least = ".".join(map(str, LEAST_KERAS))
+            raise _RefusalError(
+                f"expected Keras {least} or newer, because older ones run the code of a model; "
+                f"got Keras {keras.__version__}",
+                f"{sys.executable} -m pip install --upgrade 'keras>={least}'",
+            )
         model = _load()
         name = f"Keras {keras.__version__}"
         inputs = list(getattr(model, "inputs", None) or [])

@@ -3,7 +3,8 @@
 Promises an answer or one `ModelError`, whatever the framework does (prints, crashes, hangs, fills memory).
 Requests and replies are JSON, one a line; models and arrays are files in a folder that both know, which is
 removed at the end. The process inherits the environment, for a user's own installation, but no GPU, and may
-not unpickle objects.
+not unpickle objects. It is confined (`confinement.py`): it reads its installation, writes the folder, and
+has no network and no home. Where the kernel cannot do that, only a model that the user trusts is opened.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import contextlib
 import json
 import os
 import selectors
+import shutil
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -24,6 +27,9 @@ from numpy.typing import NDArray
 
 from agent.array_file import damage, read_arrays, reason_of
 from builder.errors import ModelError, Obstacle, UnsupportedOperatorError
+from builder.importer.frameworks import confinement
+from builder.importer.frameworks.confinement import UNCONFINED
+from builder.importer.frameworks.interpreter import places_of
 
 # A large model is exported in one or two minutes; one that takes longer does not end.
 TIMEOUT_S: Final = 600.0
@@ -60,6 +66,8 @@ class FrameworkProcess:
         The framework's name, for messages.
     model
         The model's name, for messages.
+    trusted
+        Whether the user trusts the model: then the framework is not confined.
     timeout_s
         How long one request may take, in seconds.
 
@@ -70,20 +78,35 @@ class FrameworkProcess:
     """
 
     def __init__(
-        self, python: str, program: Path, framework: str, model: str, *, timeout_s: float = TIMEOUT_S
+        self,
+        python: str,
+        program: Path,
+        framework: str,
+        model: str,
+        *,
+        trusted: bool = False,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._framework, self._model, self._timeout_s = framework, model, timeout_s
+        places = () if trusted else (*places_of(python), program.resolve().parent)
+        if len(places) == 1:
+            raise ModelError(f"cannot run {python}", hint="name its program: --python VENV/bin/python")
         self._files = tempfile.TemporaryDirectory(prefix="edgebundle-", ignore_cleanup_errors=True)
         self.folder = Path(self._files.name)
         self._errors = (self.folder / "stderr").open("wb")
+        command = [str(Path(shutil.which(python) or python).absolute()), "-c", _START, str(program.resolve())]
+        environment = {**os.environ, **_ENVIRONMENT}
+        if not trusted:
+            command = [*_confined(places, self.folder), *command]
+            environment |= _own_places(self.folder)
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program, by the user's Python
-                [python, "-c", _START, str(program.resolve())],
+                command,
                 cwd=self.folder,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                env={**os.environ, **_ENVIRONMENT},
+                env=environment,
             )
         except OSError as error:
             self._errors.close()
@@ -164,29 +187,38 @@ class FrameworkProcess:
                 if len(line) > MAX_REPLY_BYTES:
                     raise self._failure("sent a reply that is too long")
                 if not piece:
-                    raise self._failure(self._end())
+                    raise self._ended()
         return line
 
-    def _end(self) -> str:
-        """Return how the process has ended."""
+    def _ended(self) -> ModelError:
+        """Return an error that says how the process has ended."""
         try:
             status = self._process.wait(5)
         except subprocess.TimeoutExpired:
-            return "closed its output"
+            return self._failure("closed its output")
         if status < 0:
-            return f"crashed (signal {-status})"
+            return self._failure(f"crashed (signal {-status})")
         self._errors.flush()
         with (self.folder / "stderr").open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = stream.read().decode(errors="replace").strip().splitlines()
-        return f"ended: {_one_line(lines[-1]) if lines else f'status {status}'}"
+        last = _one_line(lines[-1]) if lines else f"status {status}"
+        if status == UNCONFINED:
+            return ModelError(
+                f"{self._framework} cannot be confined on this machine ({last}), and {self._model} may hold "
+                "code that it runs",
+                hint="use Linux 5.13 or newer with Landlock, or add --trust-model for a model that you trust",
+            )
+        return self._failure(f"ended: {last}")
 
     def _failure(self, what: str) -> ModelError:
-        return ModelError(f"{self._framework} cannot import {self._model}: it {what}")
+        return ModelError(
+            f"{self._framework} cannot import {self._model}: it {what}", hint=_needs_trust(what)
+        )
 
     def _refusal(self, reply: dict[str, Any]) -> ModelError:
         message = f"{self._framework} cannot import {self._model}: {_one_line(reply['error'])}"
-        hint = _one_line(reply.get("hint") or "") or None
+        hint = _one_line(reply.get("hint") or "") or _needs_trust(message)
         listed = reply.get("obstacles")
         obstacles = []
         for entry in (listed if isinstance(listed, list) else [])[:_MOST_OBSTACLES]:
@@ -198,6 +230,30 @@ class FrameworkProcess:
         if obstacles:
             return UnsupportedOperatorError(message, hint=hint, obstacles=obstacles)
         return ModelError(message, hint=hint)
+
+
+def _confined(places: Sequence[Path], folder: Path) -> list[str]:
+    """Return the words that start a program which reads some places and writes one folder."""
+    given = json.dumps({"read": [str(place) for place in places], "write": str(folder)})
+    return [sys.executable, "-I", str(Path(confinement.__file__).resolve()), given]
+
+
+def _own_places(folder: Path) -> dict[str, str]:
+    """Return an environment with home and temporary files in a folder; Keras keeps its backend."""
+    home = folder / "home"
+    (home / ".keras").mkdir(parents=True)
+    with contextlib.suppress(OSError):
+        shutil.copyfile(Path.home() / ".keras" / "keras.json", home / ".keras" / "keras.json")
+    return {"HOME": str(home), "TMPDIR": str(home), "XDG_CACHE_HOME": str(home), "XDG_CONFIG_HOME": str(home)}
+
+
+def _needs_trust(message: str) -> str | None:
+    """Return a hint if a failure looks as if it came of the confinement."""
+    if not any(
+        text in message for text in ("Permission denied", "PermissionDenied", "Operation not permitted")
+    ):
+        return None
+    return "a model may use no file but its own; add --trust-model if you trust it with all of yours"
 
 
 def _one_line(text: object) -> str:

@@ -1,7 +1,7 @@
 """A stand-in for a Python that has a framework: it answers as the real one was recorded, or misbehaves.
 
-It is asked in the two ways that `interpreter.py` and `process.py` ask a Python: which packages are missing,
-and to run a program that reads requests.
+It is asked as `interpreter.py` and `process.py` ask a Python: which packages are missing, which folders it
+reads, and to run a program that reads requests.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ if "find_spec" in sys.argv[2]:
     print({missing!r})
     sys.exit()
 vectors = {vectors!r}
+if "sys.prefix" in sys.argv[2]:
+    print(json.dumps([sys.prefix, sys.base_prefix, *filter(None, sys.path), vectors]))
+    sys.exit()
 for line in sys.stdin:
     request = json.loads(line)
     {before}
