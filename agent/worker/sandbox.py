@@ -13,7 +13,7 @@ The sandbox is closed in two steps: `close_files` before the model's library is 
 constructors are native code; then `close_loading`, which also forbids what the dynamic linker needs: opening
 files, and new executable memory.
 
-The filter is built with `bpf`; files are refused with `landlock`.
+The filter is built with `agent.confinement.bpf`; files are refused with `agent.confinement.landlock`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.worker import bpf
-from agent.worker import landlock as landlock_rules
+from agent.confinement import bpf
+from agent.confinement import landlock as landlock_rules
+from agent.confinement.architecture import Architecture, Numbers, detect_architecture
 from agent.worker import system_calls as calls
 from agent.worker.frames import SANDBOX_REPORT
-from agent.worker.system_calls import Architecture, Numbers, Rule
+from agent.worker.system_calls import Rule
 
 _PR_SET_NO_NEW_PRIVS: Final = 38
 
@@ -299,7 +300,7 @@ def _report(gate: socket.socket, landlock: int, *, seccomp: bool, listener: int)
 
 
 def _set_filter(flags: int, *, loading: bool, ask: bool) -> int:
-    architecture = calls.detect_architecture()
+    architecture = detect_architecture()
     if architecture is None:
         raise OSError(errno.ENOSYS, "no table of system calls for this architecture")
     program = filter_program(architecture, os.getpid(), loading=loading, ask=ask)

@@ -6,15 +6,12 @@ with the kernel headers of each architecture.
 
 from __future__ import annotations
 
-import platform
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-# name -> (x86-64, arm64 and riscv64, arm EABI); None where an architecture has no such call.
-Numbers = tuple[int | None, int | None, int | None]
+from agent.confinement.architecture import SECCOMP, Numbers
 
 # Memory, threads, time, signals, and descriptors that are already open. All other calls are refused.
 ALLOWED: Final[Mapping[str, Numbers]] = MappingProxyType(
@@ -208,7 +205,7 @@ LOADING: Final[Mapping[str, Checked]] = MappingProxyType(
         # A library whose kernels use AMX asks for the state of its tiles; no other command of this call.
         "arch_prctl": Checked((158, None, None), (OneOf(0, (_REQ_XCOMP_PERM,)), OneOf(1, (_XTILEDATA,)))),
         # For the second filter.
-        "seccomp": Checked((317, 277, 383), ()),
+        "seccomp": Checked(SECCOMP, ()),
     }
 )
 SERVING: Final[Mapping[str, Checked]] = MappingProxyType(
@@ -219,35 +216,3 @@ SERVING: Final[Mapping[str, Checked]] = MappingProxyType(
 )
 # Refused with ENOSYS: the C library then makes a thread with clone, whose flags a filter can check.
 CLONE3: Final[Numbers] = (435, 435, 435)
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """A column of the table, and its AUDIT_ARCH for filters (linux/audit.h)."""
-
-    name: str
-    column: int
-    audit: int
-
-    def number(self, numbers: Numbers) -> int | None:
-        """Return a call's number, or None where this architecture has no such call."""
-        return numbers[self.column]
-
-
-_X86_64: Final = Architecture("x86_64", 0, 0xC000003E)
-_ARCHITECTURES: Final = MappingProxyType(
-    {
-        ("x86_64", 8): _X86_64,
-        ("aarch64", 8): Architecture("aarch64", 1, 0xC00000B7),
-        ("riscv64", 8): Architecture("riscv64", 1, 0xC00000F3),
-        ("armv7l", 4): Architecture("arm", 2, 0x40000028),
-        # A 32-bit system on a 64-bit kernel, as in Raspberry Pi OS.
-        ("aarch64", 4): Architecture("arm", 2, 0x40000028),
-        ("armv8l", 4): Architecture("arm", 2, 0x40000028),
-    }
-)
-
-
-def detect_architecture() -> Architecture | None:
-    """Return this process's architecture, or None if there is no table for it."""
-    return _ARCHITECTURES.get((platform.machine(), struct.calcsize("P")))

@@ -26,8 +26,8 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from agent.worker import bpf, landlock
-from agent.worker.system_calls import Architecture, detect_architecture
+from agent.confinement import bpf, landlock
+from agent.confinement.architecture import Architecture, detect_architecture
 
 UNCONFINED: Final = 96
 _PR_SET_NO_NEW_PRIVS: Final = 38
@@ -68,7 +68,7 @@ def filter_program(architecture: Architecture, pid: int) -> bytes:
     architecture
         x86-64 or arm64.
     pid
-        This process, which alone may be sent signals.
+        This process, the only one that may be sent signals.
     """
     refuse = bpf.instruction(bpf.RETURN, bpf.RET_ERRNO | errno.EPERM)
     allow = bpf.instruction(bpf.RETURN, bpf.RET_ALLOW)

@@ -21,7 +21,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-from agent.worker import landlock, sandbox
+from agent.confinement import landlock
+from agent.worker import sandbox
 
 victim = int(sys.argv[1])
 libc = ctypes.CDLL(None, use_errno=True)

@@ -16,7 +16,10 @@ import numpy as np
 import pytest
 
 from agent.bundle.tensor_spec import TensorSpec
-from agent.worker import landlock, system_calls
+from agent.confinement import architecture as architectures
+from agent.confinement import landlock
+from agent.confinement.architecture import Architecture
+from agent.worker import system_calls
 from agent.worker.frames import Failed, Ready, Request
 from agent.worker.sandbox import Status, filter_program
 from tests.agent.worker.conftest import Spawn, compile_c, processor_s
@@ -226,7 +229,7 @@ def run_filter(program: bytes, arch: int, number: int, *arguments: int) -> int:
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 EPERM, ENOSYS = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
-ARCHITECTURES = sorted(set(system_calls._ARCHITECTURES.values()), key=lambda each: each.name)
+ARCHITECTURES = sorted(set(architectures._ARCHITECTURES.values()), key=lambda each: each.name)
 
 
 def header_numbers(name: str) -> dict[str, int]:
@@ -244,7 +247,7 @@ def header_numbers(name: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda each: each.name)
-def test_numbers_are_those_of_the_kernels_headers(architecture: system_calls.Architecture) -> None:
+def test_numbers_are_those_of_the_kernels_headers(architecture: Architecture) -> None:
     numbers = header_numbers(architecture.name)
     checked = {**system_calls.CHECKED, **system_calls.LOADING, **system_calls.SERVING}
     table = dict(system_calls.ALLOWED) | {name: call.numbers for name, call in checked.items()}
@@ -319,9 +322,7 @@ ARGUMENTS: list[tuple[str, tuple[int, ...], tuple[int, ...] | None]] = [
 
 @pytest.mark.parametrize("loading", [True, False])
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda each: each.name)
-def test_the_filter_allows_its_list_and_nothing_else(
-    architecture: system_calls.Architecture, loading: bool
-) -> None:
+def test_the_filter_allows_its_list_and_nothing_else(architecture: Architecture, loading: bool) -> None:
     program = filter_program(architecture, 4711, loading=loading)
     # BPF_MAXINSNS
     assert len(program) // 8 <= 4096

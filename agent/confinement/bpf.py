@@ -9,8 +9,8 @@ import ctypes
 import struct
 from typing import Final
 
-from agent.worker.kernel import call
-from agent.worker.system_calls import LOADING, Architecture
+from agent.confinement.architecture import SECCOMP, Architecture
+from agent.confinement.raw_call import call
 
 _SET_MODE_FILTER: Final = 1
 RET_ALLOW: Final = 0x7FFF0000
@@ -43,7 +43,7 @@ def install(program: bytes, architecture: Architecture, flags: int = 0) -> int:
     OSError
         If the kernel refuses.
     """
-    number = architecture.number(LOADING["seccomp"].numbers)
+    number = architecture.number(SECCOMP)
     assert number is not None
     buffer = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: count, padding, pointer.

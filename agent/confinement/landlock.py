@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from agent.worker.kernel import call
+from agent.confinement.raw_call import call
 
 # The same numbers on every architecture.
 CREATE_RULESET: Final = 444

@@ -1,0 +1,1 @@
+"""What the kernel keeps a process from: files by Landlock, and system calls by a filter."""
