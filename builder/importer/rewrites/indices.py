@@ -15,6 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from builder.errors import ModelError
 from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node
 from builder.importer.rewrites.replacement import Replacement
 
@@ -65,6 +66,11 @@ def one_hot(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] 
     if indices is None or depth is None or depth.size != 1 or found is None or found.dtype.kind == "b":
         return None
     count = int(depth.reshape(()))
+    if count < 1:
+        raise ModelError(
+            f"OneHot ({node.name}): expected a depth of 1 or more, got {count}",
+            hint="name the number of classes at the export: torch.nn.functional.one_hot(x, NUMBER)",
+        )
     rank = len(indices) + 1
     axis = int(attributes(node).get("axis", -1)) % rank
     new = Replacement(node, graph)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builder.errors import ModelError
 from builder.importer import import_onnx
 from tests.builder.importer.rewrites.cases import INT64, Case, ModelMaker, check_case, one
 
@@ -61,3 +62,12 @@ def test_the_largest_in_any_order_are_those_in_order(
     x = {"x": noise(3, 9)}
     found, wanted = run_onnx(import_onnx(model).onnx, x), run_onnx(model, x)
     np.testing.assert_array_equal(found[0], np.sort(wanted[0])[:, ::-1])
+
+
+@pytest.mark.parametrize("depth", [-1, 0])
+def test_a_depth_that_holds_no_class_is_refused(make_model: ModelMaker, depth: int) -> None:
+    weights = {"depth": np.array(depth), "values": np.array([0, 1])}
+    node = one("OneHot", ["i", "depth", "values"])
+    with pytest.raises(ModelError, match=f"expected a depth of 1 or more, got {depth}") as caught:
+        import_onnx(make_model([node], {"i": ([5], INT64)}, {"y": [5, None]}, weights))
+    assert "one_hot(x, NUMBER)" in str(caught.value.hint)
