@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from onnx.backend.test.case import test_case
 
+from benchmarks.conformance import trial
 from benchmarks.conformance.case import Case, read, write
 from benchmarks.conformance.sources import onnx_nodes
 from benchmarks.conformance.trial import try_case
@@ -39,11 +40,14 @@ def test_a_sampled_node_test_is_right_or_refused(module: str, number: int, tmp_p
     assert verdict.kind in (RIGHT, FIXED, REFUSED, APART), (case.name, verdict)
 
 
-def test_a_wrong_number_is_noticed(tmp_path: Path) -> None:
+def test_a_wrong_number_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [case] = [case for case in onnx_nodes.collected(["add"]) if case.name == "test_add"]
     found = made(case, tmp_path)
     assert try_case(found).kind == RIGHT
-    wrong = try_case(dataclasses.replace(found, outputs=[found.outputs[0] + 1]))
+    # Where ONNX Runtime agrees with us, the source is disputed.
+    assert try_case(dataclasses.replace(found, outputs=[found.outputs[0] + 1])).kind == APART
+    monkeypatch.setattr(trial, "_run", lambda *_: ("", [found.outputs[0] + 1]))
+    wrong = try_case(found)
     assert wrong.kind == WRONG
     assert "60 of 60 elements differ" in wrong.reason
 

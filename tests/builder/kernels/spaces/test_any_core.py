@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
-from builder.kernels.spaces import tile_convolution, tile_matmul, winograd
+from builder.kernels.spaces import half_winograd, tile_convolution, tile_matmul, winograd
 from builder.target.core import Core
 from tests.builder.kernels.core_models import CORE_COUNTS, CORES
 from tests.builder.kernels.integer_machines import any_bytes, device, numbers, run_here
@@ -60,7 +60,7 @@ def test_sums_of_small_integers_are_exact(name: str) -> None:
 
 @pytest.mark.slow
 @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
-@given(CORES, CORE_COUNTS, st.sampled_from([1, 3]), st.tuples(*[SIZES] * 4))
+@given(CORES, CORE_COUNTS, st.sampled_from([1, 3]), st.tuples(*[st.integers(3, 40)] * 4))
 def test_sums_of_halves_are_right(
     core: Core, cores: int, window: int, sizes: tuple[int, int, int, int]
 ) -> None:
@@ -73,8 +73,10 @@ def test_sums_of_halves_are_right(
     def build(v: relax.Expr) -> relax.Expr:
         return relax.op.nn.conv2d(v, relax.const(weights), padding=padding, out_dtype="float32")
 
-    [got] = run(build, {"x": x}, replace(element_machine(), core=core, cores=cores)).outputs
-    assert decibels(got, conv2d(x.astype("f4"), weights.astype("f4"), padding=padding)) > 52
+    result = run(build, {"x": x}, replace(element_machine(), core=core, cores=cores))
+    wanted = conv2d(x.astype("f4"), weights.astype("f4"), padding=padding)
+    least = 44 if half_winograd.KIND in result.schedules else 52
+    assert decibels(result.outputs[0], wanted) > least
 
 
 @pytest.mark.slow
