@@ -23,6 +23,7 @@ from typing import Final
 from agent.wire.metrics import parse_metrics
 from agent.wire.presence import AgentState, Presence
 from benchmarks.hostile.honest import Honest, asking
+from benchmarks.hostile.outcome import Outcome
 from benchmarks.hostile.packets import Packet, RawClient
 from benchmarks.hostile.stage import HONEST, Stage, stage
 from benchmarks.hostile.strategies import CHUNK, CLIENT, DEPLOYER, DEVICE, NEIGHBOUR, hostile_packets
@@ -46,7 +47,7 @@ _END_LIMIT_S: Final = 60.0
 
 
 @dataclass
-class Result:
+class Result(Outcome):
     """What a campaign found.
 
     Attributes
@@ -65,8 +66,6 @@ class Result:
         Resident memory of the agent: after the warm-up, and at the end.
     worker_restarts
         Workers that died; requests that crash a model are among the hostile ones.
-    complaints
-        What was not as promised.
     """
 
     number: int
@@ -79,16 +78,6 @@ class Result:
     median_s: float = 0.0
     memory_bytes: tuple[int, int] = (0, 0)
     worker_restarts: int = 0
-    complaints: list[str] = field(default_factory=list)
-
-    @property
-    def passed(self) -> bool:
-        """Whether every promise was kept."""
-        return not self.complaints
-
-    def to_json(self) -> dict[str, object]:
-        """Return the report's JSON document."""
-        return {**asdict(self), "passed": self.passed}
 
 
 Progress = Callable[[Result], None]

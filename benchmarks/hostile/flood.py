@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -18,6 +18,7 @@ from typing import Final
 from agent.wire.metrics import parse_metrics
 from benchmarks.hostile.firehose import pour
 from benchmarks.hostile.honest import Honest, asking
+from benchmarks.hostile.outcome import Outcome
 from benchmarks.hostile.packets import RESPONSE_TOPIC, Packet, string
 from benchmarks.hostile.stage import HONEST, stage
 from benchmarks.hostile.strategies import CLIENT, DEPLOYER, DEVICE
@@ -40,7 +41,7 @@ _FLOODS: Final = (
 
 
 @dataclass
-class FloodResult:
+class FloodResult(Outcome):
     """What a flood did.
 
     Attributes
@@ -57,8 +58,6 @@ class FloodResult:
         Resident memory of the agent before the flood, and the most during it.
     lost
         Honest requests without an answer.
-    complaints
-        What was not as promised.
     """
 
     seconds: float = 0.0
@@ -70,16 +69,6 @@ class FloodResult:
     median_s: float = 0.0
     memory_bytes: tuple[int, int] = (0, 0)
     lost: int = 0
-    complaints: list[str] = field(default_factory=list)
-
-    @property
-    def passed(self) -> bool:
-        """Whether every promise was kept."""
-        return not self.complaints
-
-    def to_json(self) -> dict[str, object]:
-        """Return the report's JSON document."""
-        return {**asdict(self), "passed": self.passed}
 
 
 async def run_flood(seconds: float, folder: Path, *, log: Path) -> FloodResult:

@@ -8,7 +8,7 @@ import random
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,7 @@ from agent.service.notify import Notifier
 from agent.service.service import Service
 from agent.worker.channel import Decoder
 from benchmarks.hostile.hostile_worker import damage, hostile_frame, valid_frames
+from benchmarks.hostile.outcome import Outcome
 from tests.agent.service.conftest import FAKE_WORKER, Client, configure, connected_client, status_of
 from tests.bundles import Signer
 from tests.conftest import BrokerProcess
@@ -35,7 +36,7 @@ _MOST_REFUSED: Final = 0.8
 
 
 @dataclass
-class FramesResult:
+class FramesResult(Outcome):
     """What hostile frames did.
 
     Attributes
@@ -48,8 +49,6 @@ class FramesResult:
         Status -> number of answers for the hostile worker's requests.
     slowest_s
         Latency of the slowest honest answer.
-    complaints
-        What was not as promised.
     """
 
     frames: int = 0
@@ -58,16 +57,6 @@ class FramesResult:
     honest: int = 0
     statuses: dict[int, int] = field(default_factory=dict)
     slowest_s: float = 0.0
-    complaints: list[str] = field(default_factory=list)
-
-    @property
-    def passed(self) -> bool:
-        """Whether every promise was kept."""
-        return not self.complaints
-
-    def to_json(self) -> dict[str, object]:
-        """Return the report's JSON document."""
-        return {**asdict(self), "passed": self.passed}
 
 
 async def run_frames(number: int, frames: int, answers: int) -> FramesResult:

@@ -218,10 +218,10 @@ def _leaky_relu(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 def _prelu(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     """Legalise `prelu` as `leakyrelu`: an infinite slope of 0 would be NaN."""
     axis = int(call.attrs.axis) % len(shape_of(call))
-    alone = shape_of(call.args[1]) == (1,)
+    single = shape_of(call.args[1]) == (1,)
 
     def compute(x: te.Tensor, slopes: te.Tensor) -> te.Tensor:
-        return te.compute(x.shape, lambda *i: _leaking(x(*i), slopes(0 if alone else i[axis])), name="prelu")
+        return te.compute(x.shape, lambda *i: _leaking(x(*i), slopes(0 if single else i[axis])), name="prelu")
 
     return bb.call_te(compute, *call.args, primfunc_name_hint="prelu")
 
