@@ -65,12 +65,13 @@ def one_hot(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] 
     found = graph.type_of(node.input[2])
     if indices is None or depth is None or depth.size != 1 or found is None or found.dtype.kind == "b":
         return None
-    count = int(depth.reshape(()))
-    if count < 1:
+    given = depth.reshape(()).item()
+    if not 1 <= given < 1 << 31:  # not even if it is NaN
         raise ModelError(
-            f"OneHot ({node.name}): expected a depth of 1 or more, got {count}",
+            f"OneHot ({node.name}): expected a depth of 1 or more, got {given}",
             hint="name the number of classes at the export: torch.nn.functional.one_hot(x, NUMBER)",
         )
+    count = int(given)
     rank = len(indices) + 1
     axis = int(attributes(node).get("axis", -1)) % rank
     new = Replacement(node, graph)

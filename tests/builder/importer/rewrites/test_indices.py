@@ -64,8 +64,8 @@ def test_the_largest_in_any_order_are_those_in_order(
     np.testing.assert_array_equal(found[0], np.sort(wanted[0])[:, ::-1])
 
 
-@pytest.mark.parametrize("depth", [-1, 0])
-def test_a_depth_that_holds_no_class_is_refused(make_model: ModelMaker, depth: int) -> None:
+@pytest.mark.parametrize("depth", [-1, 0, np.nan, np.inf])
+def test_a_depth_that_holds_no_class_is_refused(make_model: ModelMaker, depth: float) -> None:
     weights = {"depth": np.array(depth), "values": np.array([0, 1])}
     node = one("OneHot", ["i", "depth", "values"])
     with pytest.raises(ModelError, match=f"expected a depth of 1 or more, got {depth}") as caught:
