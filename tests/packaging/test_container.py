@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,10 +29,14 @@ HARDENING = ("--read-only", "--cap-drop=all", "--security-opt=no-new-privileges"
 
 
 class Engine:
-    """Podman and buildah with a private store. The base image is a Debian root, so no registry is needed."""
+    """Podman and buildah with a private store. The base image is a Debian root, so no registry is needed.
 
-    def __init__(self, folder: Path) -> None:
-        self._store = [f"--root={folder}/store", f"--runroot={folder}/run", "--storage-driver=overlay"]
+    `run` is a folder of its own with a short name: podman refuses one of more than 50 characters, which pytest's
+    folders have when tests run in parallel.
+    """
+
+    def __init__(self, store: Path, run: Path) -> None:
+        self._store = [f"--root={store}", f"--runroot={run}", "--storage-driver=overlay"]
 
     def buildah(self, *words: str | Path) -> str:
         # Most build machines are containers, in which no other isolation works.
@@ -74,7 +79,8 @@ def engine(
 ) -> Iterator[Engine]:
     """The image, built by the recipe from the wheel and the locked dependencies, without a network."""
     folder = tmp_path_factory.mktemp("container")
-    engine = Engine(folder)
+    short = Path(tempfile.mkdtemp(prefix="run"))
+    engine = Engine(folder / "store", short)
     context = folder / "context"
     shutil.copytree(
         PROJECT / "packaging", context / "packaging", ignore=shutil.ignore_patterns("__pycache__")
@@ -96,6 +102,7 @@ def engine(
     )
     yield engine
     subprocess.run(engine.podman("volume", "rm", "--all", "--force"), capture_output=True, check=False)
+    shutil.rmtree(short, ignore_errors=True)
 
 
 def test_a_container_enrolls_serves_and_is_confined(
