@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
-from agent.mqtt.engine import PACKETS_IN_A_TURN
+from agent.mqtt.turns import PACKETS_IN_A_TURN
 from tests import flooding_broker
 from tests.patience import PATIENCE_S
 

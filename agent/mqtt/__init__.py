@@ -9,6 +9,7 @@ workers. From the outside in::
     subscriptions.py   which filters are wanted, asked for and granted
     sending.py         QoS 1 messages that wait or are in flight
     engine.py          paho on the event loop: one session
+    turns.py           how a connection shares the event loop, and what a flood may cost
     paho_client.py     the methods of paho that are replaced
     transport.py       the TCP or TLS socket
     message.py, properties.py, reason_codes.py    what packets carry

@@ -7,19 +7,14 @@ paho gets a connected socket, after any TLS handshake, is called when that socke
 runs no thread. The methods that every message passes through are replaced in `paho_client`, the only other
 file that imports paho.
 
-No I/O happens here: the socket passed to `connect` reads, writes and watches itself.
-
-Promises: no peer has the event loop to itself. A turn reads `PACKETS_IN_A_TURN` packets or for `TURN_S`,
-writes what they led to, and lets everything else go on. A broker that does not read what we answer is not
-read either (`PAUSE_BYTES`), and one that sends more than it may is left. If more arrives than can be read,
-messages at QoS 0 may be dropped before they are decoded (`Callbacks.shed`).
+No I/O happens here: the socket passed to `connect` reads, writes and watches itself. What arrives is read in
+turns (`turns`); a broker that sends more than it may is left.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -37,21 +32,11 @@ from agent.mqtt.paho_client import PahoClient
 from agent.mqtt.reason_codes import NOT_CONNECTED, TOO_LARGE, Reason, reason
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.transport import BrokerSocket, Packet
+from agent.mqtt.turns import Turns
 
 MQTT_5: Final = 5
 MQTT_3_1_1: Final = 4
 
-# What one connection may do before the event loop goes on. For a burst of honest requests that costs a few
-# more system calls.
-PACKETS_IN_A_TURN: Final = 64
-TURN_S: Final = 0.005
-# Above the first, the socket is not read until no more than the second waits to be written.
-PAUSE_BYTES: Final = 1 << 20
-RESUME_BYTES: Final = 512 << 10
-# Turns that were used up and follow each other within `_TOGETHER_S` belong to one flood. A burst of honest
-# requests is over before messages are dropped.
-SHED_AFTER_S: Final = 0.1
-_TOGETHER_S: Final = 0.25
 # MQTT 3.1.1 knows no Receive Maximum; there are no more identifiers than these.
 _ALL_IDENTIFIERS: Final = 65535
 _RECEIVE_MAXIMUM_EXCEEDED: Final = 0x93
@@ -142,8 +127,6 @@ class Engine:
     ----------
     limits
         What the broker accepts, once it has accepted the connection.
-    dropped
-        How many messages at QoS 0 were dropped because more arrived than could be read.
     """
 
     def __init__(
@@ -159,20 +142,12 @@ class Engine:
     ) -> None:
         self.version = version
         self.limits = NO_LIMITS
-        self.dropped = 0
         self._keepalive_s = 0
         self._epoch = 0
         self._persistent = persistent
         self._bare = bare
         self._callbacks = callbacks
         self._socket: BrokerSocket | None = None
-        self._reading = False
-        self._next_turn: asyncio.Handle | None = None
-        # Since when turns were used up, and when the last one was.
-        self._flooded_since_s = self._flooded_s = -_TOGETHER_S
-        self._flooded_for_s = 0.0
-        # What was decided about topics in this turn.
-        self._shed: dict[bytes, bool] = {}
         # Messages of QoS 1 and 2 that are not acknowledged, and how many there may be.
         self._unacknowledged = 0
         self._receive_maximum = _ALL_IDENTIFIERS
@@ -198,6 +173,7 @@ class Engine:
         if will is not None:
             client.will_set(will.topic, will.payload, will.qos, will.retain)
         self._client = client
+        self._turns = Turns(client, is_over=self._is_over, ended=self._turn_ended, shed=callbacks.shed)
 
     async def connect(
         self, sock: BrokerSocket, epoch: int, settings: BrokerSettings, password: str | None = None
@@ -229,7 +205,7 @@ class Engine:
                 properties.SessionExpiryInterval = settings.session_expiry_s
             options = {"clean_start": not self._persistent, "properties": properties}
         client.connect_async(settings.host, settings.port, keepalive=settings.keepalive_s, **options)
-        sock.watch(self._readable)
+        self._turns.begin(sock)
         try:
             client.reconnect()
             answer = await self._connack
@@ -244,6 +220,11 @@ class Engine:
     def connected(self) -> bool:
         """Whether the engine has a socket."""
         return self._socket is not None
+
+    @property
+    def dropped(self) -> int:
+        """How many messages at QoS 0 were dropped because more arrived than could be read."""
+        return self._turns.dropped
 
     @property
     def unsent_bytes(self) -> int:
@@ -341,57 +322,22 @@ class Engine:
     def drop(self) -> None:
         """Close the socket without sending DISCONNECT."""
         self._accepted = False
-        if self._next_turn is not None:
-            self._next_turn.cancel()
-            self._next_turn = None
+        self._turns.end()
         sock, self._socket = self._socket, None
         if sock is not None:
             sock.close()
 
-    # Called by the socket.
+    # Called by the turns and the socket.
 
-    def _readable(self) -> None:
-        if self._next_turn is None:
-            self._take_turn()
+    def _is_over(self) -> bool:
+        return self._unacknowledged > self._receive_maximum
 
-    def _take_turn(self) -> None:
-        self._next_turn = None
-        sock = self._socket
-        if sock is None or not self._client.reading:
-            return
-        sock.wake()
-        began_s = time.monotonic()
-        is_flood = began_s - self._flooded_s < _TOGETHER_S
-        self._flooded_for_s = began_s - self._flooded_since_s if is_flood else 0.0
-        self._shed.clear()
-        more = True
-        self._reading = True
-        try:
-            for _ in range(PACKETS_IN_A_TURN):
-                if self._flooded_for_s >= SHED_AFTER_S:
-                    self.dropped += sock.skip(self._is_shed)
-                self._client.loop_read()
-                # The kernel does not report bytes that are already in the buffers of the socket and of TLS.
-                if self._socket is not sock or not sock.pending():
-                    more = False
-                    break
-                if time.monotonic() - began_s > TURN_S or self._unacknowledged > self._receive_maximum:
-                    break
-        finally:
-            self._reading = False
-        if self._socket is not sock:
-            return
-        if self._unacknowledged > self._receive_maximum:
+    def _turn_ended(self, is_used_up: bool) -> None:
+        if self._is_over():
             self._leave_broker()
-            return
-        if more:
-            if not self._flooded_for_s:
-                self._flooded_since_s = began_s
-            self._flooded_s = time.monotonic()
-            self._next_turn = asyncio.get_running_loop().call_soon(self._take_turn)
-        if not self._client.want_write():
-            return
-        if self._persistent or more:
+        elif not self._client.want_write():
+            pass
+        elif self._persistent or is_used_up:
             # At once: what is lost before it is acknowledged would be delivered again.
             self._flush()
         else:
@@ -405,23 +351,9 @@ class Engine:
             return
         if self._client.want_write():
             self._socket.watch_writing(self._flush)
-            self._match_reading()
+            self._turns.match_writing()
         elif not self._client.reading:
-            self._match_reading()
-
-    def _match_reading(self) -> None:
-        """Read no more than the broker reads of what that leads to."""
-        assert self._socket is not None
-        unsent_bytes = self._client.unsent_bytes
-        if self._client.reading:
-            if unsent_bytes > PAUSE_BYTES:
-                self._client.reading = False
-                self._socket.unwatch()
-        elif unsent_bytes <= RESUME_BYTES:
-            self._client.reading = True
-            self._socket.watch(self._readable)
-            if self._next_turn is None:  # what was read ahead
-                self._next_turn = asyncio.get_running_loop().call_soon(self._take_turn)
+            self._turns.match_writing()
 
     def _leave_broker(self) -> None:
         """End the connection to a broker that sends more than we have said that we accept (MQTT 5.0, 4.9)."""
@@ -446,11 +378,11 @@ class Engine:
     def _write_requested(self, _client: object, _data: object, _sock: object) -> None:
         # Answers to received packets go out together once all are read; anything else goes out at once. The
         # selector is asked only when the socket's buffer is full.
-        if self._reading or self._socket is None:
+        if self._turns.running or self._socket is None:
             return
         if self._socket.is_full:
             self._client.count_last()
-            self._match_reading()
+            self._turns.match_writing()
         else:
             self._flush()
 
@@ -469,15 +401,6 @@ class Engine:
             cut_bytes=packet.cut_bytes,
         )
         self._callbacks.message(message)
-
-    def _is_shed(self, name: bytes) -> bool:
-        if self._callbacks.shed is None:
-            return False
-        is_shed = self._shed.get(name)
-        if is_shed is None:
-            topic = name.decode("utf-8", "replace")
-            is_shed = self._shed[name] = self._callbacks.shed(topic, self._flooded_for_s)
-        return is_shed
 
     def _connected(
         self,

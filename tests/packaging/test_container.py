@@ -31,8 +31,8 @@ HARDENING = ("--read-only", "--cap-drop=all", "--security-opt=no-new-privileges"
 class Engine:
     """Podman and buildah with a private store. The base image is a Debian root, so no registry is needed.
 
-    `run` is a folder of its own with a short name: podman refuses one of more than 50 characters, which pytest's
-    folders have when tests run in parallel.
+    `run` is a folder of its own with a short name: podman refuses one of more than 50 characters, which
+    pytest's folders have when tests run in parallel.
     """
 
     def __init__(self, store: Path, run: Path) -> None:
