@@ -154,7 +154,6 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 def _compile(args: argparse.Namespace) -> int:
     from builder.bundles.key_files import read_private
-    from builder.errors import ModelError
 
     # Loading the compiler takes seconds, and compiling minutes.
     identity = Identity(args.name, args.model_version, args.security_counter, args.compatible)
@@ -217,8 +216,6 @@ def _compile(args: argparse.Namespace) -> int:
         if model is not None and proposal is None and not declares:  # the file does not give its shapes
             proposal = recognise(model.inputs, answered(model.outputs, model.lengths))
         if model is None:
-            if is_audio(args.preprocess or ""):
-                raise ModelError("--input-shapes: expected fixed shapes with recordings, got bounds")
             package, quantisation = compile_bounded(args, target, identity, labels, progress)
         else:
             package = compile(

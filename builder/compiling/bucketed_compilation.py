@@ -19,7 +19,6 @@ from numpy.typing import ArrayLike
 
 from agent.bundle.buckets import Buckets
 from agent.bundle.graph import Graph
-from agent.bundle.output_length import answered
 from agent.bundle.params import dump_params
 from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
@@ -30,7 +29,7 @@ from builder.codegen.graph_codegen import generate
 from builder.codegen.kernel_object import compile_kernels, count_flops
 from builder.codegen.link.linker import link
 from builder.codegen.merged_graphs import MergedGraphs
-from builder.compiling import block_parity, declarations, parity, tolerances
+from builder.compiling import audio_presets, block_parity, framework_parity, parity, tolerances
 from builder.compiling.bucket_plan import check_declared, plan_buckets
 from builder.compiling.columns import Names
 from builder.compiling.compilation import (
@@ -50,11 +49,11 @@ from builder.compiling.judge import Judge
 from builder.compiling.labels import Labels, label_lines
 from builder.compiling.layers import Layers
 from builder.compiling.lower import LoweredModule, lower
-from builder.compiling.over_time import Declarations, columns_of_model
+from builder.compiling.over_time import over_time_of
 from builder.compiling.padding import request_samples
 from builder.compiling.sized_models import SizedModels, Sizes
 from builder.compiling.uncovered import uncovered_kernels
-from builder.errors import ModelError
+from builder.errors import ShapeError
 from builder.importer import load
 from builder.importer.bounded.widening import Capacities, capacities, widened
 from builder.importer.bounded_shapes import BoundedShapes
@@ -127,6 +126,8 @@ def compile_buckets(
     progress = progress or (lambda _: None)
     identity = identity or Identity()
     identity.check()
+    if audio_presets.is_audio(preprocess or ""):
+        raise ShapeError("--input-shapes: expected fixed shapes with recordings, got bounds")
     device = target if isinstance(target, DeviceTarget) else resolve(target)
 
     def imported(at: Mapping[str, tuple[int, ...]]) -> ImportedModel:
@@ -144,17 +145,22 @@ def compile_buckets(
 
     room: Capacities | None = None
     models = SizedModels(imported, shapes)
-    room = capacities(models.at(tuple(dimension.high for dimension in shapes.dimensions)))
+    first = models.at(tuple(dimension.high for dimension in shapes.dimensions))
+    if first.states:
+        kept = ", ".join(repr(state.input) for state in first.states)
+        raise ShapeError(f"--input-shapes: expected fixed shapes with states ({kept:.200}), got bounds")
+    room = capacities(first)
     buckets = plan_buckets(models, sizes=sizes or {}, pads=pads or {}, tolerance=tolerance, progress=progress)
     smallest = models.at(buckets.lowest)
-    before = declarations.preprocess(preprocess, smallest.inputs, smallest.scales) if preprocess else None
-    answers = answered(smallest.outputs, smallest.lengths)
-    after = None
-    if postprocess:
-        after = declarations.postprocess(postprocess, answers, smallest.inputs, smallest.scales)
+    own = smallest.preprocess
+    if own is not None and any(axis.tensor == own.input and axis.axis for axis in buckets.inputs):
+        smallest = replace(smallest, preprocess=None)  # it is for pictures of one size
+    for note in smallest.notes:
+        progress(note)
+    over_time = over_time_of(smallest, preprocess, postprocess, (), columns, progress)
+    before, after = over_time.preprocess, over_time.postprocess
     check_declared(buckets, before, after)
     names_of_classes = label_lines(labels, smallest.labels, smallest.outputs, after, smallest.class_counts)
-    table = columns_of_model(smallest, smallest.inputs, columns, has_media=before is not None)
 
     largest = models.at(tuple(dimension.high for dimension in buckets.dimensions))
     tuned, shipped = choose_records(tuning_records, device, largest, progress)
@@ -184,23 +190,20 @@ def compile_buckets(
     if names_of_classes is not None:
         members["labels.txt"] = names_of_classes
     weights = [spec.name for spec, _ in merged.weights]
+    worst = max((compared for _, compared in samples), key=lambda compared: compared.agreement.error)
+    rtol = max(compared.self_test_rtol for _, compared in samples)
     manifest = describe_model(
         identity,
         device,
         largest,
         members,
-        over_time=Declarations(before, after, None, None),
+        over_time=over_time,
         resources=resources_of_buckets(merged.graphs, weights, kernels.workspaces, buckets, largest.inputs),
-        compared=max((compared for _, compared in samples), key=lambda compared: compared.agreement.error),
+        compared=replace(worst, self_test_rtol=rtol),
         tuned=tuned,
         shipped=shipped,
+        buckets=buckets,
     )
-    rtol = max(compared.self_test_rtol for _, compared in samples)
-    try:
-        samples_of_all = replace(manifest.samples, count=len(samples), rtol=rtol)
-        manifest = replace(manifest, buckets=buckets, columns=table, samples=samples_of_all)
-    except ValueError as error:
-        raise ModelError(f"the bundle cannot be described: {error}") from error
     return Package(
         manifest,
         members,
@@ -282,7 +285,11 @@ def _compare_bucket(
     inputs = choose(exact.onnx, request_samples(exact, before), progress)
     judge = Judge(exact)
     wanted = judge.outputs(inputs)
-    outputs = [np.array(output) for output in module.compute(inputs).values()]
+
+    def compute(inputs: Mapping[str, Array]) -> list[Array]:
+        return [np.array(output) for output in module.compute(inputs).values()]
+
+    outputs = compute(inputs)
     names = [spec.name for spec in exact.outputs]
     agreement = parity.compare(names, outputs, wanted)
     quantised = block_parity.is_quantised(exact.onnx)
@@ -294,6 +301,7 @@ def _compare_bucket(
         check_rounding(judge, inputs, outputs, wanted, agreement, progress)
     else:
         parity.check(agreement, limit)
+    framework_parity.check_kernels(exact, compute, tolerance, progress)
     if agreement.error > compared.agreement.error and not quantised:
         compared = replace(compared, agreement=replace(agreement, reference=judge.reference))
     return inputs, replace(compared, samples=outputs if quantised else wanted)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy.typing as npt
 import tvm
 
 from agent import __version__
+from agent.bundle.buckets import Buckets
 from agent.bundle.graph import Graph
 from agent.bundle.manifest import Manifest, Resources, Runtime, Samples
 from agent.bundle.manifest import Target as ManifestTarget
@@ -55,7 +57,6 @@ from builder.compiling.layers import Layers
 from builder.compiling.lower import lower
 from builder.compiling.output_presets import Signature
 from builder.compiling.over_time import Declarations, over_time_of
-from builder.compiling.pixel_steps import cut_off_note
 from builder.compiling.sample_inputs import samples
 from builder.compiling.special_samples import is_elementwise, special_samples
 from builder.compiling.uncovered import uncovered_kernels
@@ -73,6 +74,7 @@ from builder.target.device_target import DeviceTarget, resolve
 from builder.target.half_arithmetic import require_bfloat_arithmetic, require_half_arithmetic
 
 Progress = Callable[[str], None]
+Array = npt.NDArray[np.generic]
 
 
 def compile(
@@ -147,13 +149,9 @@ def compile(
         require_half_arithmetic(device)
     if rounds_products(model.mod):
         require_bfloat_arithmetic(device)
-    over_time = over_time_of(model, preprocess, postprocess, states, columns)
+    over_time = over_time_of(model, preprocess, postprocess, states, columns, progress)
     before = over_time.preprocess
     after = over_time.postprocess
-    if before is not None:
-        spec = next(spec for spec in model.inputs if spec.name == before.input)
-        if note := cut_off_note(before, spec, by_name(model.scales.quantisation.inputs).get(spec.name)):
-            progress(note)
     labels = labels or over_time.labels
     names_of_classes = label_lines(labels, model.labels, model.outputs, after, model.class_counts)
 
@@ -180,7 +178,6 @@ def compile(
     module = _debug_executor(runnable, graph.graph, params)
     compared = compare_model(model, module, graph.sources, inputs, before, tolerance, progress)
     look_at_sample(model, after, compared, postprocess or "", progress)
-    framework_parity.check_kernels(model, module, tolerance, progress)
 
     members = {
         "mod.so": code,
@@ -226,7 +223,7 @@ class Compared:
     """
 
     agreement: parity.Parity
-    samples: Sequence[npt.NDArray[np.generic]]
+    samples: Sequence[Array]
     self_test_rtol: float
 
 
@@ -234,12 +231,12 @@ def compare_model(
     model: ImportedModel,
     module: GraphModuleDebug,
     sources: Sequence[tuple[str, ...]],
-    inputs: Mapping[str, npt.NDArray[np.generic]],
+    inputs: Mapping[str, Array],
     before: Preprocess | None,
     tolerance: float | None,
     progress: Progress,
 ) -> Compared:
-    """Compare a compiled model with the reference.
+    """Compare a compiled model with the reference, and with its own framework if that was asked.
 
     Parameters
     ----------
@@ -269,8 +266,7 @@ def compare_model(
     compare_steps = tolerance is None and (quantised or halves)
     ran = module.debug_get_outputs() if compare_steps else []
     steps = [Step(array, sources[node]) for node, array in ran]
-    module.run()
-    outputs = [np.array(module.get_output(i)) for i in range(len(names))]
+    outputs = computed(module, inputs)
     half = any(spec.datatype == "FP16" for spec in model.outputs)
     judge = Judge(model)
     reference = judge.outputs(inputs)
@@ -296,6 +292,7 @@ def compare_model(
         check_rounding(judge, inputs, outputs, reference, agreement, progress)
     if tolerance is None and not halves and judge.compares_floats:
         check_special(model, judge, module, inputs, before)
+    framework_parity.check_kernels(model, partial(computed, module), tolerance, progress)
     rtol = tolerances.self_test_rtol(agreement.error, half=half)
     agreement = replace(agreement, reference=judge.reference)
     # The bytes of a quantised model are the same on every device, but for a few that are rounded to the other
@@ -303,6 +300,14 @@ def compare_model(
     if not quantised:
         return Compared(agreement, reference, rtol)
     return Compared(agreement, outputs, max(rtol, tolerances.STEP))
+
+
+def computed(module: GraphModuleDebug, inputs: Mapping[str, Array]) -> list[Array]:
+    """Return the outputs for inputs."""
+    for name, value in inputs.items():
+        module.set_input(name, value)
+    module.run()
+    return [np.array(module.get_output(index)) for index in range(module.get_num_outputs())]
 
 
 def look_at_sample(
@@ -339,7 +344,7 @@ def check_special(
     model: ImportedModel,
     judge: Judge,
     module: GraphModuleDebug,
-    inputs: Mapping[str, npt.NDArray[np.generic]],
+    inputs: Mapping[str, Array],
     before: Preprocess | None,
 ) -> None:
     """Compare a compiled model with the reference on NaN, infinities and other special numbers.
@@ -356,10 +361,7 @@ def check_special(
         reference = judge.outputs_if_defined(sample)
         if reference is None:
             continue
-        for name, value in sample.items():
-            module.set_input(name, value)
-        module.run()
-        outputs = [np.array(module.get_output(i)) for i in range(len(names))]
+        outputs = computed(module, sample)
         agreement = parity.compare(names, outputs, reference, by_element=by_element)
         if agreement.error <= tolerances.PARITY:
             continue
@@ -371,9 +373,9 @@ def check_special(
 
 def check_rounding(
     judge: Judge,
-    inputs: Mapping[str, npt.NDArray[np.generic]],
-    outputs: Sequence[npt.NDArray[np.generic]],
-    reference: Sequence[npt.NDArray[np.generic]],
+    inputs: Mapping[str, Array],
+    outputs: Sequence[Array],
+    reference: Sequence[Array],
     agreement: parity.Parity,
     progress: Progress,
 ) -> None:
@@ -485,8 +487,9 @@ def describe_model(
     compared: Compared,
     tuned: Tuned,
     shipped: ShippedChoices | None,
+    buckets: Buckets | None = None,
 ) -> Manifest:
-    """Describe a compiled model and the files of its bundle.
+    """Describe a compiled model and the files of its bundle; there is one sample, or one for each bucket.
 
     Raises
     ------
@@ -512,7 +515,10 @@ def describe_model(
             lengths=model.lengths or None,
             quantisation=model.scales.declared,
             class_counts=_counts(model),
-            samples=Samples(1, compared.self_test_rtol, tolerances.SELF_TEST_ATOL),
+            buckets=buckets,
+            samples=Samples(
+                1 if buckets is None else buckets.count, compared.self_test_rtol, tolerances.SELF_TEST_ATOL
+            ),
             resources=resources,
             files=digests(members),
             provenance=Provenance(
@@ -561,7 +567,7 @@ def _runtime(code: bytes) -> Runtime:
     )
 
 
-def _dump_samples(specs: Sequence[TensorSpec], arrays: Sequence[npt.NDArray[np.generic]]) -> bytes:
+def _dump_samples(specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> bytes:
     return dump_params(
         (TensorSpec(f"0/{spec.name}", spec.datatype, spec.shape), np.array(array, order="C").data)
         for spec, array in zip(specs, arrays, strict=True)

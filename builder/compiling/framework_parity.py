@@ -8,13 +8,12 @@ otherwise changes everything after it. There, the framework's own steps take the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from agent.runtime.debug_executor import GraphModuleDebug
 from builder.compiling import block_parity, parity, tolerances
 from builder.compiling.block_agreement import Step
 from builder.compiling.noise import compare_with_noise, noise_of
@@ -94,9 +93,23 @@ def _steps(model: ImportedModel, sample: FrameworkSample) -> list[Step]:
 
 
 def check_kernels(
-    model: ImportedModel, module: GraphModuleDebug, tolerance: float | None, progress: Progress
+    model: ImportedModel,
+    compute: Callable[[Mapping[str, npt.NDArray[np.generic]]], Sequence[npt.NDArray[np.generic]]],
+    tolerance: float | None,
+    progress: Progress,
 ) -> None:
     """Compare compiled kernels with the model's framework, if it was asked.
+
+    Parameters
+    ----------
+    model
+        The model.
+    compute
+        Runs the kernels: takes the inputs, returns the outputs in their order.
+    tolerance
+        The largest relative error of an output, None for what the framework's numbers deserve.
+    progress
+        Called with what is worth saying.
 
     Raises
     ------
@@ -114,11 +127,7 @@ def check_kernels(
         # Our kernels agree with the definition block by block, and so must the framework.
         agreement = check_import(model)
     else:
-        for name, value in sample.inputs.items():
-            module.set_input(name, value)
-        module.run()
-        found = [np.array(module.get_output(i)) for i in range(len(model.outputs))]
-        agreement = _check(model, sample, found, tolerance)
+        agreement = _check(model, sample, compute(sample.inputs), tolerance)
     if agreement is not None:
         progress(agreement.text)
 

@@ -5,19 +5,20 @@ Promises declarations that fit the model and each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agent.bundle.audio import Audio
 from agent.bundle.columns import InputColumns
 from agent.bundle.output_length import answered
 from agent.bundle.processing import Postprocess, Preprocess
+from agent.bundle.quantisation import by_name
 from agent.bundle.state import State, requested
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling import audio_presets, declarations
 from builder.compiling.columns import Names, declare_columns, own_columns, read_names
 from builder.compiling.missing_values import takes_nan
-from builder.compiling.pixel_steps import on_scale
+from builder.compiling.pixel_steps import cut_off_note, on_scale
 from builder.compiling.states import states as declare_states
 from builder.errors import ModelError
 from builder.importer import ImportedModel
@@ -50,7 +51,8 @@ def over_time_of(
     preprocess: str | None,
     postprocess: str | None,
     states: Sequence[str],
-    columns: Names | None = None,
+    columns: Names | None,
+    progress: Callable[[str], None],
 ) -> Declarations:
     """Declare what surrounds a model.
 
@@ -64,6 +66,8 @@ def over_time_of(
         As `builder.compiling.states` takes them; added to those that the model's file declares.
     columns
         As `builder.compiling.columns.read_names` takes them; None for the model's own.
+    progress
+        Told if the preprocess hardly fits a quantised input.
 
     Raises
     ------
@@ -82,6 +86,10 @@ def over_time_of(
         postprocess = postprocess or preset.postprocess
     elif preprocess:
         before = declarations.preprocess(preprocess, inputs, model.scales)
+    if before is not None:
+        spec = next(spec for spec in inputs if spec.name == before.input)
+        if note := cut_off_note(before, spec, by_name(model.scales.quantisation.inputs).get(spec.name)):
+            progress(note)
     after = declarations.postprocess(postprocess, outputs, inputs, model.scales) if postprocess else None
     labels = None if preset is None else audio_presets.labels_for(preset, outputs)
     table = columns_of_model(model, inputs, columns, has_media=before is not None or audio is not None)

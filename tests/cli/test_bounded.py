@@ -161,13 +161,13 @@ if request['command'] == 'run':
     import numpy
     given = numpy.load('inputs.npz')['x']
     weight = numpy.load(os.path.join(vectors, 'weight.npy'))
-    numpy.savez('outputs.npz', output_0=numpy.maximum(given @ weight, 0))
+    numpy.savez('outputs.npz', output_0=FACTOR * numpy.maximum(given @ weight, 0))
 """
 
 
-@pytest.mark.slow
-def test_a_program_of_pytorch(edgebundle: Edgebundle, tmp_path: Path) -> None:
-    vectors, out = tmp_path / "vectors", tmp_path / "rows.bundle"
+def rows_of_pytorch(folder: Path, factor: str) -> tuple[list[str], np.ndarray]:
+    """Return how to compile rows whose framework says `factor` times the right answer, and their weight."""
+    vectors = folder / "vectors"
     vectors.mkdir()
     model = changing_models.rows()
     onnx.save(model, str(vectors / "model.onnx"))
@@ -178,10 +178,28 @@ def test_a_program_of_pytorch(edgebundle: Edgebundle, tmp_path: Path) -> None:
     np.savez(vectors / "outputs.npz", output_0=np.zeros((2, 2), np.float32))
     reply = {"framework": "PyTorch 2.14.1", "inputs": ["x"], "outputs": ["y"]}
     (vectors / "reply.json").write_text(json.dumps(reply))
-    python = stand_in(tmp_path, vectors, after=f"exec({_ROWS_IN_PYTORCH!r})")
-    path = write_pt2(tmp_path / "rows.pt2")
-    bounds = ["--input-shapes", "x:[n=1..8,3]", "--python", python]
-    result = edgebundle("compile", str(path), *bounds, "-o", str(out))
+    answers = _ROWS_IN_PYTORCH.replace("FACTOR", factor)
+    python = stand_in(folder, vectors, after=f"exec({answers!r})")
+    path = write_pt2(folder / "rows.pt2")
+    return ["compile", str(path), "--input-shapes", "x:[n=1..8,3]", "--python", python], weight
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", ["1.01", "(1.01 if len(given) == 5 else 1)"])
+def test_a_framework_that_says_otherwise(edgebundle: Edgebundle, tmp_path: Path, factor: str) -> None:
+    """At every size, or only at the smallest of one bucket, of which a part is padding."""
+    arguments, _ = rows_of_pytorch(tmp_path, factor)
+    result = edgebundle(*arguments, "--buckets", "4,8", "-o", str(tmp_path / "rows.bundle"))
+    assert result.returncode == 4, result
+    assert "against PyTorch 2.14.1" in result.stderr
+    assert not (tmp_path / "rows.bundle").exists()
+
+
+@pytest.mark.slow
+def test_a_program_of_pytorch(edgebundle: Edgebundle, tmp_path: Path) -> None:
+    out = tmp_path / "rows.bundle"
+    arguments, weight = rows_of_pytorch(tmp_path, "1")
+    result = edgebundle(*arguments, "-o", str(out))
     assert result.returncode == 0, result
     assert "n=1..8: compiled for" in result.stdout
     package = Package.load(out)

@@ -85,8 +85,11 @@ def load_tflite(
         progress("comparing the import with LiteRT")
     compare(raw, model, converted, note)
     declared = read_metadata(raw, model)
-    if input_shapes:
-        declared = replace(declared, preprocess=None)  # it is for pictures of the file's own size
+    own = declared.preprocess
+    if own is not None and own.resize is not None:
+        shape = (1, *own.resize, 1 if own.colour == "GRAY" else 3)
+        if tuple((input_shapes or {}).get(own.input, shape)) != shape:
+            declared = replace(declared, preprocess=None)  # it is for pictures of the file's own size
     if (text := describe(declared)) is not None:
         note(text)
     return TfliteFile(

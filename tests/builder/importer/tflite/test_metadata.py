@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from builder import compile, load
+from builder.compiling.bucketed_compilation import compile_buckets
+from builder.importer.bounded_shapes import declared_dims, parse_bounded_shapes, resolve_bounds
 from builder.importer.tflite.metadata import Declared, describe, read_metadata
 from builder.importer.tflite.schema import read
 from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
@@ -173,6 +175,23 @@ def test_another_shape_has_no_pictures(tmp_path: Path) -> None:
     path = tmp_path / "classifier.tflite"
     path.write_bytes(classifier(metadata([127.5], [127.5])))
     assert load(path, input_shapes={"picture": (1, 8, 6, 3)}).preprocess is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bounds", "has_pictures"), [("1..2,4,6,3", True), ("1,4..5,6,3", False)])
+def test_bounds_of_the_batch_leave_it_its_pictures(
+    tmp_path: Path, bounds: str, *, has_pictures: bool
+) -> None:
+    path = tmp_path / "classifier.tflite"
+    graph = FileSubgraph()
+    graph.inputs = [graph.tensor((1, 4, 6, 3), name="picture")]
+    graph.outputs = [graph.tensor((1, 3))]
+    graph.op("MEAN", [0, graph.constant([1, 2])], graph.outputs, "ReducerOptions")
+    path.write_bytes(write(graph, metadata={"TFLITE_METADATA": metadata([127.5], [127.5])}))
+    shapes = resolve_bounds(parse_bounded_shapes(f"picture:[{bounds}]"), declared_dims(str(path)))
+    sizes = {"": range(shapes.dimensions[0].low, shapes.dimensions[0].high + 1)}
+    manifest = compile_buckets(path, shapes, sizes={k: tuple(v) for k, v in sizes.items()}).manifest
+    assert manifest.preprocess == (load(path).preprocess if has_pictures else None)
 
 
 def exported(shape: tuple[int, ...], **more: Any) -> Declared:
