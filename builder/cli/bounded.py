@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from builder.cli.quantize import BFLOATS, HALVES
+from builder.cli.quantize import HALVES
 from builder.errors import ShapeError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def check_bounds(args: argparse.Namespace) -> bool:
             hint="--precision weights-int8 takes bounds, and so does a model that was quantised with open "
             "dimensions, by ONNX Runtime's quantize_static for example",
         )
-    if args.precision in (HALVES, BFLOATS):
+    if args.precision == HALVES:
         raise ShapeError(
             f"--precision {args.precision}: expected fixed shapes, got bounds in --input-shapes",
             hint="--precision weights-fp16 takes bounds: weights in 16 bits, arithmetic in float32",

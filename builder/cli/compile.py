@@ -28,7 +28,7 @@ from builder.cli.early_checks import (
     sound_note,
 )
 from builder.cli.progress import show_steps
-from builder.cli.quantize import BFLOATS, HALVES, PRECISIONS, add_quantising, check_flags, quantise
+from builder.cli.quantize import HALVES, PRECISIONS, add_quantising, check_flags, quantise
 from builder.compiling import tolerances
 from builder.compiling.identity import Identity
 
@@ -38,12 +38,11 @@ if TYPE_CHECKING:
     from builder.compiling.audio_presets import AudioPreset
     from builder.compiling.outline import Outline
     from builder.compiling.recognition import Proposal
-    from builder.quantising.bfloats import BfloatsReport
     from builder.quantising.halves import HalvesReport
     from builder.quantising.report import QuantisationReport
     from builder.quantising.weights_only import WeightsReport
 
-    Quantisation = QuantisationReport | WeightsReport | HalvesReport | BfloatsReport
+    Quantisation = QuantisationReport | WeightsReport | HalvesReport
 
 _NAMED: Final = 3  # kernels without a design space, or layers in float32, that the summary names
 
@@ -61,7 +60,6 @@ EXAMPLES: Final = """examples:
   edgebundle compile bert.onnx --input-shapes "input_ids:[1,s=1..512] attention_mask:[1,s]"
   edgebundle compile model.onnx --preprocess imagenet --precision int8 --calibration pictures/
   edgebundle compile model.onnx --target rpi5 --precision fp16
-  edgebundle compile bert.onnx --target "llvm -mtriple=x86_64-linux-gnu -mcpu=sapphirerapids" --precision bf16
 """
 
 
@@ -89,11 +87,10 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument("-O", "--opt-level", type=int, choices=range(4), default=3, help=argparse.SUPPRESS)
     parser.add_argument(
         "--precision",
-        choices=(*PRECISIONS, HALVES, BFLOATS),
+        choices=(*PRECISIONS, HALVES),
         help="quantise the model first, as `edgebundle quantize` does (default: compile the model as it is); "
         "int8 needs --calibration, the weights-only ones do not; fp16 computes in float16, where the "
-        "target can, as rpi5 does; bf16 computes matrix products in bfloat16 on x86-64 with AMX or "
-        "AVX512-BF16, where that is faster, and convolutions in float32",
+        "target can, as rpi5 does",
     )
     add_quantising(parser)
     add_bounds(parser)
@@ -186,10 +183,6 @@ def _compile(args: argparse.Namespace) -> int:
             from builder.target.half_arithmetic import require_half_arithmetic
 
             require_half_arithmetic(target)
-        elif args.precision == BFLOATS:
-            from builder.target.half_arithmetic import require_bfloat_arithmetic
-
-            require_bfloat_arithmetic(target)
         progress(f"importing {args.model}")
         model, states = None, tuple(args.state or ())
         if is_bounded and args.state:
@@ -204,11 +197,6 @@ def _compile(args: argparse.Namespace) -> int:
                 model, target, calibration=args.calibration, preprocess=args.preprocess, progress=progress
             )
             model, quantisation = halves.model, halves.report
-        elif model is not None and args.precision == BFLOATS:
-            from builder.quantising.bfloats import to_bfloats
-
-            bfloats = to_bfloats(model, target)
-            model, quantisation = bfloats.model, bfloats.report
         elif model is not None and args.precision is not None:
             quantised = quantise(args, model, target, progress)
             model, quantisation = quantised.imported(progress), quantised.report

@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from builder.quantising.weights_only import WeightsOnlyModel
     from builder.target.device_target import DeviceTarget
 
-# What `quantize` takes; all but the first are weights-only. `compile` also takes arithmetic in float16 and in
-# bfloat16.
+# What `quantize` takes; all but the first are weights-only. `compile` also takes arithmetic in float16.
 PRECISIONS: Final = ("int8", "weights-int8", "weights-int4", "weights-fp16")
 HALVES: Final = "fp16"
-BFLOATS: Final = "bf16"
 EXAMPLES: Final = """examples:
   edgebundle quantize model.onnx --calibration pictures/ --preprocess imagenet -o model-int8.onnx
   edgebundle quantize model.onnx --calibration samples.npz --max-drop 1 --report model-int8.html
@@ -200,18 +198,13 @@ def _check_weights_only(args: argparse.Namespace) -> None:
     from builder.errors import ModelError
 
     flags = ["max_drop", "min_sqnr", "max_float", "metric", "activations"]
-    if args.precision in (HALVES, BFLOATS):
+    if args.precision == HALVES:
         flags.append("calibration_labels")
     given = [f"--{name.replace('_', '-')}" for name in flags if getattr(args, name) is not None]
     if given:
         raise ModelError(
             f"{given[0]}: expected --precision int8 beside it, got {args.precision}",
             hint="other precisions have no limits to set: they say what they cost",
-        )
-    if args.precision == BFLOATS and args.calibration is not None:
-        raise ModelError(
-            f"--calibration: expected another --precision beside it, got {BFLOATS}",
-            hint="leave it out: bfloat16 has the range of float32, so nothing is measured on samples",
         )
     if args.calibration_labels is not None and args.calibration is None:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Sums of products of numbers of few bits, as the instructions that processors have for them.
+"""Sums of products of small integers, as the instructions that processors have for them.
 
 A design space marks the loop over the lanes of a vector of int32 sums (`dot_loops.mark_dot`). Inside it runs
 a short loop, the group, over adjacent elements of both factors:
@@ -16,15 +16,12 @@ are in several rows, or in adjacent pixels, which are `lanes` apart:
 
             sums[s + v] += int32(x[a + g * row + v]) * int32(weights[b + v * group + g])
 
-Factors may also be bfloat16, kept as the bits of 16 bits, with sums in float32 (`bfloat_numbers.as_factor`).
-
 LLVM does not find the instruction for such loops. So they are written here: with the instruction if the
 processor has it, else with arithmetic that any processor has. So the kernels of another device also run on
-this machine, and give exactly the same sums of integers. All of these wrap around as int32. Sums of bfloat16
-differ in their last bits: an instruction rounds sums of two products.
+this machine, and give exactly the same sums, which wrap around as int32.
 
 What the instructions compute: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2
-(PMADDWD, VPDPBUSD, VDPBF16PS); Arm Architecture Reference Manual for A-profile architecture (SDOT).
+(PMADDWD, VPDPBUSD); Arm Architecture Reference Manual for A-profile architecture (SDOT).
 """
 
 from __future__ import annotations
@@ -37,36 +34,18 @@ from typing import Final
 import tvm
 import tvm_ffi
 from tvm import sym, tirx
-from tvm.ir import Call, StringImm, TensorLoad
+from tvm.ir import TensorLoad
 
 from builder.codegen.bodies import with_bodies
 from builder.errors import BuildError
-from builder.kernels.instructions import instruction, number_of
-from builder.kernels.rewriter import op_name
-from builder.kernels.spaces.bfloat_numbers import BITS, as_factor, unwidened
+from builder.kernels.instructions import instruction
 from builder.kernels.spaces.dot_loops import DOT_MARK, LANES_MARK
 from builder.target.dot import Dot
 
-# Type of sums -> those of factors.
-_FACTORS: Final[Mapping[str, tuple[str, ...]]] = {"int32": ("uint8", "int8", "int16"), "float32": (BITS,)}
-_EXTERN: Final = "tirx.call_pure_extern"
-_DPBF16PS: Final = "x86.avx512bf16.dpbf16ps.512"
-_BFLOATS: Final = "edge.dpbf16ps"
-_BFLOATS_IN_LLVM: Final = f"""
-declare <16 x float> @llvm.{_DPBF16PS}(<16 x float>, <32 x bfloat>, <32 x bfloat>)
-
-define <16 x float> @{_BFLOATS}(<16 x float> %sums, <16 x i32> %left, <16 x i32> %right) {{
-  %a = bitcast <16 x i32> %left to <32 x bfloat>
-  %b = bitcast <16 x i32> %right to <32 x bfloat>
-  %new = call <16 x float> @llvm.{_DPBF16PS}(<16 x float> %sums, <32 x bfloat> %a, <32 x bfloat> %b)
-  ret <16 x float> %new
-}}
-"""
-# For a processor without an instruction.
-_NONE: Final = Dot("", 8, 1, BITS, 8, 4)
+_FACTORS: Final = ("uint8", "int8", "int16")
 
 
-def write_dot_products(mod: tvm.IRModule, dot: Dot, bfloat: Dot | None = None) -> tvm.IRModule:
+def write_dot_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
     """Write the marked loops of all functions of `mod`, whose buffers are flat and whose tiles are complete.
 
     Parameters
@@ -76,8 +55,6 @@ def write_dot_products(mod: tvm.IRModule, dot: Dot, bfloat: Dot | None = None) -
     dot
         The instruction of the processor that will run them. It need not be the one that they were scheduled
         for.
-    bfloat
-        The same for bfloat16.
 
     Raises
     ------
@@ -91,8 +68,7 @@ def write_dot_products(mod: tvm.IRModule, dot: Dot, bfloat: Dot | None = None) -
         if kind is None:
             return stmt
         try:
-            found = kind.of(stmt)
-            return found.write(bfloat or _NONE if found.sums.dtype == "float32" else dot)
+            return kind.of(stmt).write(dot)
         except BuildError as error:  # TVM, which calls this, would make a RuntimeError of it
             errors.append(error)
             return stmt
@@ -207,8 +183,7 @@ class _DotLoop:
         whole = self.group == group or (halves and group > 1 and self.group % group == 0)
         fits = whole and self.lanes % dot.lanes == 0 and halves == dot.halves
         dtypes = (self.data.dtype, self.weights.dtype)
-        known = ((BITS, BITS),) if dot.data == BITS else ((dot.data, "int8"), ("int16", dot.data))
-        if dot.name in _INSTRUCTIONS and fits and dtypes in known:
+        if dot.name in _INSTRUCTIONS and fits and dtypes in ((dot.data, "int8"), ("int16", dot.data)):
             return self._vectors(dot.lanes, lambda first: _INSTRUCTIONS[dot.name](self, first, dot))
         return self._vectors(self.lanes, self._plain)
 
@@ -219,12 +194,12 @@ class _DotLoop:
 
     def _plain(self, first: int) -> tirx.Expr:
         """Return the sums of all lanes, in arithmetic that any processor has."""
-        total = self.sums.load(first, self.lanes)
+        total, dtype = self.sums.load(first, self.lanes), f"int32x{self.lanes}"
         for number, member in enumerate(self.members):
-            factor = tirx.Broadcast(as_factor(self.data.load(number, 1)), self.lanes)
+            factor = tirx.Broadcast(self.data.load(number, 1).astype("int32"), self.lanes)
             w = self.weights.at + member
             index = w if self.lanes == 1 else tirx.Ramp(w, _int(self.stride), self.lanes)
-            total = total + factor * as_factor(tirx.BufferLoad(self.weights.buffer, [index]))
+            total = total + factor * tirx.BufferLoad(self.weights.buffer, [index]).astype(dtype)
         return total
 
     def repeated_data(self, lanes: int) -> tirx.Expr:
@@ -321,36 +296,17 @@ class _LaneLoop:
         return total
 
 
-def link_bfloats(mod: tvm.IRModule) -> tvm.IRModule:
-    """Link what `write_dot_products` calls for bfloat16 to the functions that call it.
-
-    It is written in LLVM's language, which LLVM inlines: TVM's code generation has no vectors of bfloat16.
-    """
-
-    def linked(body: tirx.Stmt) -> tirx.Stmt:
-        calls: list[Call] = []
-        tvm_ffi.structural_walk(body, (Call, calls.append))
-        if not any(op_name(call) == _EXTERN and call.args[0].value == _BFLOATS for call in calls):
-            return body
-        number_of(_DPBF16PS)  # refuses a TVM whose LLVM does not have it
-        return tirx.AttrStmt(_int(0), "pragma_import_llvm", StringImm(_BFLOATS_IN_LLVM), body)
-
-    return with_bodies(mod, linked)
-
-
 def factors_of(store: tirx.BufferStore) -> tuple[TensorLoad, TensorLoad] | None:
-    """Return the two loads of `sums[...] = sums[...] + int32(load) * int32(load)`, else None.
-
-    Those of bfloat16 are widened to float32 instead.
-    """
+    """Return the two loads of `sums[...] = sums[...] + int32(load) * int32(load)`, else None."""
     value = store.value
     if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
         return None
-    loads = [unwidened(factor) for factor in (value.b.a, value.b.b)]
-    if not all(isinstance(load, TensorLoad) for load in (value.a, *loads)):
+    loads = [factor.value for factor in (value.b.a, value.b.b) if isinstance(factor, tirx.Cast)]
+    if len(loads) < 2 or not all(isinstance(load, TensorLoad) for load in (value.a, *loads)):
         return None
-    factors = _FACTORS.get(str(store.buffer.dtype), ())
-    if not value.a.source.same_as(store.buffer) or any(str(f.source.dtype) not in factors for f in loads):
+    if str(store.buffer.dtype) != "int32" or not value.a.source.same_as(store.buffer):
+        return None
+    if any(str(factor.source.dtype) not in _FACTORS for factor in loads):
         return None
     return loads[0], loads[1]
 
@@ -400,18 +356,7 @@ def _halves(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
     return loop.sums.load(first, dot.lanes) + instruction(dot.name, f"int32x{dot.lanes}", products)
 
 
-def _bfloats(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
-    """Return old sums and the sums of pairs of products of bfloat16 (VDPBF16PS); see `link_bfloats`."""
-    words = [
-        tirx.reinterpret(f"int32x{dot.lanes}", each)
-        for each in (loop.repeated_data(dot.lanes), loop.some_weights(first, dot.lanes))
-    ]
-    old = loop.sums.load(first, dot.lanes)
-    return tirx.call_pure_extern(f"float32x{dot.lanes}", _BFLOATS, old, *words)
-
-
 _INSTRUCTIONS: Final[Mapping[str, Callable[[_DotLoop, int, Dot], tirx.Expr]]] = {
-    _DPBF16PS: _bfloats,
     "x86.avx512.vpdpbusd.512": _added,
     "x86.avx512.vpdpbusd.256": _added,
     "x86.avx512.pmaddw.d.512": _pairs,

@@ -12,7 +12,7 @@ from builder.codegen.bodies import with_bodies
 from builder.codegen.byte_rounding import write_byte_rounding
 from builder.codegen.byte_tables import write_byte_tables
 from builder.codegen.carried_nan import carry_nan
-from builder.codegen.dot_products import link_bfloats, write_dot_products
+from builder.codegen.dot_products import write_dot_products
 from builder.codegen.joined_bytes import join_byte_stores
 from builder.codegen.linear_indices import simplify_indices
 from builder.codegen.loop_tails import split_loop_tails
@@ -22,7 +22,7 @@ from builder.codegen.row_bases import separate_rows
 from builder.codegen.tile_products import write_tile_products
 from builder.codegen.wrapped_indices import hide_remainders, split_wrapping_loops
 from builder.kernels.real_numbers import keep_floats
-from builder.target.device_target import arch_of, bfloat_of, dot_of, features_of
+from builder.target.device_target import arch_of, dot_of, features_of
 
 # TVM's `tvm.s_tir.pipeline` without the passes for GPUs, in three parts.
 _TO_LOOPS: Final = (
@@ -80,15 +80,15 @@ def lower_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
         The processor, for LLVM.
     """
     bound = t.BindTarget(target.with_host(target))(kernels)
-    dot, bfloat = dot_of(target), bfloat_of(target)
-    loops = write_dot_products(write_tile_products(to_loops(bound), dot, bfloat), dot, bfloat)
+    dot = dot_of(target)
+    loops = write_dot_products(write_tile_products(to_loops(bound), dot), dot)
     vectors = tvm.transform.Sequential([make() for make in _TO_VECTORS])(loops)
     apart = separate_rows(split_wrapping_loops(vectors), arch_of(target))
     features = features_of(target)
     tables = write_byte_tables(join_byte_stores(apart, features), features)
     rounded = write_byte_rounding(tables, arch_of(target))
     functions = keep_on_stack(tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(rounded))
-    final = carry_nan(link_bfloats(expand_functions(functions)), arch_of(target))
+    final = carry_nan(expand_functions(functions), arch_of(target))
     return t.LowerIntrin()(hide_remainders(final))
 
 

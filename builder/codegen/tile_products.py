@@ -1,4 +1,4 @@
-"""Products of matrices of bytes, or of bfloat16, on tiles, as AMX has them.
+"""Products of matrices of bytes on tiles, as AMX has them.
 
 A design space marks three parts of a product (`tile_loops.start_tiles`):
 
@@ -13,8 +13,6 @@ A design space marks three parts of a product (`tile_loops.start_tiles`):
                                 int32(x[a + m * stride + q * 4 + g]) * int32(weights[b + q * 64 + v * 4 + g])
                             )
 
-For bfloat16, `g` counts two elements and not four, and sums are float32 (`bfloat_numbers.as_factor`).
-
 On a core with tiles, the sums are in tile registers from the first step of the reduction to the last, and are
 then stored once. On another core the loops stay as they are, with a dot product inside.
 
@@ -22,13 +20,12 @@ A core has eight tile registers, whose rows are configured once in each round of
 at its end: a thread with tiles in use has 8 KiB more to save at a switch to another thread.
 
 What the instructions compute: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2
-(LDTILECFG, TILELOADD, TDPBUSD, TDPBF16PS, TILESTORED, TILERELEASE).
+(LDTILECFG, TILELOADD, TDPBUSD, TILESTORED, TILERELEASE).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,49 +40,34 @@ from builder.codegen.bodies import with_bodies
 from builder.codegen.dot_products import factors_of
 from builder.errors import BuildError
 from builder.kernels.instructions import number_of
-from builder.kernels.spaces.bfloat_numbers import BITS
 from builder.kernels.spaces.tile_loops import GROUP, MOST_SUMS, STEPS, SUMS_MARK, TILE_MARK, ZEROS_MARK
 from builder.target.dot import TILE, Dot
 
-# Elements that are added to one sum at once -> the instruction, and the types of the factors and the sums.
-_INSTRUCTIONS: Final[Mapping[int, tuple[str, tuple[str, str, str]]]] = {
-    GROUP: ("tdpbusd", ("uint8", "int8", "int32")),
-    GROUP // 2: ("tdpbf16ps", (BITS, BITS, "float32")),
-}
+# The instruction, and the types of the factors and the sums.
+_INSTRUCTION: Final = "tdpbusd"
+_DTYPES: Final = ("uint8", "int8", "int32")
 _GROUP_BYTES: Final = TILE.bytes // STEPS
 # Tile registers by what they hold. The first are sums, and stay; the others take turns.
 _LEFT: Final = (MOST_SUMS, MOST_SUMS + 1)
 _RIGHT: Final = (MOST_SUMS + 2, MOST_SUMS + 3)
 
 
-def write_tile_products(mod: tvm.IRModule, dot: Dot, bfloat: Dot | None = None) -> tvm.IRModule:
+def write_tile_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
     """Write the marked products of all functions of `mod`, whose buffers are flat, on tiles.
 
     Parameters
     ----------
     mod
         The functions.
-    dot, bfloat
-        The instructions of the processor, for bytes and for bfloat16. Products for which it has no tiles stay
-        as they are; without any tiles, `mod` is returned.
+    dot
+        The instruction of the processor; without tiles, `mod` is returned.
 
     Raises
     ------
     BuildError
         If a marked product has another form than described above: a fault of the design space.
     """
-    has_tiles = {"int32": dot.tiles, "float32": bfloat is not None and bfloat.tiles}
-    if not any(has_tiles.values()):
-        return mod
-    return with_bodies(mod, lambda body: _on_tiles(body) if has_tiles.get(_sums_of(body)) else body)
-
-
-def _sums_of(body: tirx.Stmt) -> str:
-    """Return the type of the sums of a function's products on tiles, "" if it has none."""
-    stmt: tirx.Stmt | None = next((loop for loop in _loops(body) if _has(loop, TILE_MARK)), None)
-    while isinstance(stmt, tirx.For):
-        stmt = stmt.body
-    return str(stmt.buffer.dtype) if isinstance(stmt, tirx.BufferStore) else ""
+    return with_bodies(mod, _on_tiles) if dot.tiles else mod
 
 
 def _on_tiles(body: tirx.Stmt) -> tirx.Stmt:
@@ -208,8 +190,6 @@ class _Product:
     reduction
         The loops of the reduction outside the tiles, the outermost first, each with what a round of it does
         before the loop inside: prefetches.
-    name
-        The instruction.
     shape
         The rows of a tile of sums, and the groups in a row of the left factor.
     left, right, sums
@@ -221,7 +201,6 @@ class _Product:
 
     loop: tirx.For
     reduction: tuple[tuple[tirx.For, tuple[tirx.Stmt, ...]], ...]
-    name: str
     shape: tuple[int, int]
     left: tuple[TensorLoad, ...]
     right: tuple[TensorLoad, ...]
@@ -254,7 +233,7 @@ class _Product:
         found = factors_of(stmt) if isinstance(stmt, tirx.BufferStore) else None
         extents = [int(each.extent) for each in inner]
         group = extents[-1] if extents else 0
-        if found is None or extents[2:-1] != [TILE.columns] or group not in _INSTRUCTIONS:
+        if found is None or extents[2:-1] != [TILE.columns] or group != GROUP:
             raise BuildError(f"expected a product on tiles, got loops of {extents} around {stmt}")
         if not 1 <= extents[0] <= TILE.rows:
             raise BuildError(f"expected a tile of at most {TILE.rows} rows, got {extents[0]}")
@@ -262,8 +241,8 @@ class _Product:
             raise BuildError(f"expected at most {STEPS} groups in a row of a tile, got {extents[1]}")
         loads = (*found, tirx.BufferLoad(stmt.buffer, stmt.indices))
         dtypes = tuple(str(load.source.dtype) for load in loads)
-        if dtypes != _INSTRUCTIONS[group][1]:
-            raise BuildError(f"expected a product of {_INSTRUCTIONS[group][1]} on tiles, got {stmt}")
+        if dtypes != _DTYPES:
+            raise BuildError(f"expected a product of {_DTYPES} on tiles, got {stmt}")
         variables = [each.loop_var for each in inner]
         wanted = ((None, group, 0, 1), (0, None, group, 1), (None, 0, 1, 0))
         places, strides = [], []
@@ -289,7 +268,6 @@ class _Product:
         return cls(
             loop,
             tuple(reduction),
-            _INSTRUCTIONS[group][0],
             (extents[0], extents[1]),
             left,
             right,
@@ -321,7 +299,7 @@ class _Product:
             a, b = pairs[k]
             right_tile = register(_RIGHT, right, b, self.strides[1])
             left_tile = register(_LEFT, left, a, self.strides[0])
-            steps.append(_call(self.name, _tile(k), _tile(left_tile), _tile(right_tile)))
+            steps.append(_call(_INSTRUCTION, _tile(k), _tile(left_tile), _tile(right_tile)))
         body: tirx.Stmt = tirx.SeqStmt(steps)
         for each, before in reversed(self.reduction):
             body = tirx.SeqStmt([*before, body]) if before else body

@@ -63,7 +63,6 @@ from builder.compiling.uncovered import uncovered_kernels
 from builder.errors import ModelError
 from builder.importer import ImportedModel, load
 from builder.kernels.decisions import Schedules
-from builder.kernels.passes.bfloats import rounds_products
 from builder.kernels.passes.halves import floats_of
 from builder.kernels.spaces.concatenation import joins_of
 from builder.records.best_records import BestRecords
@@ -71,7 +70,7 @@ from builder.records.folder import Records
 from builder.records.shipped import NONE, ShippedChoices, shipped_for
 from builder.running.in_memory import load_kernels
 from builder.target.device_target import DeviceTarget, resolve
-from builder.target.half_arithmetic import require_bfloat_arithmetic, require_half_arithmetic
+from builder.target.half_arithmetic import require_half_arithmetic
 
 Progress = Callable[[str], None]
 Array = npt.NDArray[np.generic]
@@ -147,8 +146,6 @@ def compile(
         model = load(model, **audio_presets.import_options(preprocess, input_shapes), progress=progress)
     if floats_of(model.mod) is not None:
         require_half_arithmetic(device)
-    if rounds_products(model.mod):
-        require_bfloat_arithmetic(device)
     over_time = over_time_of(model, preprocess, postprocess, states, columns, progress)
     before = over_time.preprocess
     after = over_time.postprocess
@@ -262,7 +259,7 @@ def compare_model(
     for name, value in inputs.items():
         module.set_input(name, value)
     quantised = block_parity.is_quantised(model.onnx)
-    halves = floats_of(model.mod) is not None or rounds_products(model.mod)
+    halves = floats_of(model.mod) is not None
     compare_steps = tolerance is None and (quantised or halves)
     ran = module.debug_get_outputs() if compare_steps else []
     steps = [Step(array, sources[node]) for node, array in ran]

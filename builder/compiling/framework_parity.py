@@ -20,7 +20,6 @@ from builder.compiling.noise import compare_with_noise, noise_of
 from builder.errors import ParityError
 from builder.importer import ImportedModel
 from builder.importer.frameworks.sample import FrameworkSample
-from builder.kernels.passes.bfloats import rounds_products
 from builder.kernels.passes.halves import floats_of
 
 Progress = Callable[[str], None]
@@ -122,7 +121,7 @@ def check_kernels(
     if sample is None:
         return
     progress(f"comparing with {sample.framework}")
-    in_halves = floats_of(model.mod) is not None or rounds_products(model.mod)
+    in_halves = floats_of(model.mod) is not None
     if block_parity.is_quantised(model.onnx) or in_halves:
         # Our kernels agree with the definition block by block, and so must the framework.
         agreement = check_import(model)

@@ -1,4 +1,4 @@
-"""Parity of models that are computed in float16 or bfloat16: block by block, then as a whole.
+"""Parity of models that are computed in float16: block by block, then as a whole.
 
 A float16 model differs from its reference by rounding, and a deep model by more than a shallow one. So the
 reference computes each tensor from the tensors that *we* stored before it (as in `block_parity`). What is
@@ -25,11 +25,10 @@ import onnx
 from builder.compiling.block_parity import Cuts
 from builder.compiling.parity import run_as_defined
 from builder.errors import ParityError
-from builder.kernels.spaces.bfloat_numbers import BITS, numbers_of
 
 Array = npt.NDArray[Any]
 
-# Of a tensor, in decibels. One kernel's rounding leaves 60, with Winograd's algorithm 46; in bfloat16, 50.
+# Of a tensor, in decibels. One kernel's rounding leaves 60, with Winograd's algorithm 46.
 LEAST_OF_BLOCK: Final = 38.0
 # Of a single channel. A channel with few numbers beside zero is compared with a part of its tensor.
 LEAST_OF_CHANNEL: Final = 28.0
@@ -283,12 +282,7 @@ def _is_comparable(value: Array) -> bool:
 
 
 def _as(array: Array, shape: tuple[int, ...]) -> Array | None:
-    """Return a tensor of ours in the model's shape; None if it has another number of elements.
-
-    One of 16-bit integers has the bits of bfloat16.
-    """
-    if array.dtype == BITS:
-        array = numbers_of(array)
+    """Return a tensor of ours in the model's shape; None if it has another number of elements."""
     if array.dtype.kind != "f":
         return None
     if array.ndim == _PACKED and len(shape) == _PACKED - 1:

@@ -22,7 +22,6 @@ from builder.kernels.postprocessing import postprocess
 from builder.kernels.signature import SPACE_MARK, signature_of
 from builder.kernels.spaces import (
     attention,
-    bfloat_matmul,
     blocked_matmul,
     columns,
     convolution,
@@ -56,8 +55,6 @@ Schedule = Callable[[st.Schedule, st.schedule.SBlockRV, DeviceTarget, Chooser], 
 
 SPACES: Final[Mapping[str, Schedule]] = {
     attention.KIND: attention.schedule,
-    bfloat_matmul.KIND: bfloat_matmul.schedule,
-    bfloat_matmul.TILE_KIND: tile_matmul.schedule,
     blocked_matmul.KIND: blocked_matmul.schedule,
     columns.KIND: columns.schedule,
     convolution.KIND: convolution.schedule,

@@ -14,8 +14,6 @@ from typing import Final
 SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "attention": 1,
     "batch_matmul": 10,
-    "bfloat_matmul": 1,
-    "bfloat_tile_matmul": 2,
     "blocked_matmul": 1,
     "columns": 10,
     "conv2d": 12,

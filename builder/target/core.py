@@ -31,8 +31,6 @@ class Core:
         Bytes that it reads in a nanosecond from memory while the other cores read nothing.
     prefetches
         Whether it has enough cache misses in flight for prefetches of weights to pay.
-    bfloats
-        Multiply-adds of bfloat16 by the instruction for pairs (VDPBF16PS), for each one of float32.
     in_order
         Whether it executes instructions in their order: LLVM then loads operands long before they are used.
     """
@@ -44,7 +42,6 @@ class Core:
     memory_bytes_per_ns: float
     prefetches: bool
     l2_cores: int = 1
-    bfloats: float = 2.0
     in_order: bool = False
 
     @classmethod
@@ -63,8 +60,7 @@ class Core:
         if arch == "x86_64":
             usual = (32 * _K, 1024 * _K if simd.lanes == 16 else 512 * _K)
             l1_bytes, l2_bytes = _X86_CACHES.get(cpu, usual)
-            bfloats = 0.5 if cpu in _SLOW_PAIRS else _X86.bfloats
-            return replace(_X86, l1_bytes=l1_bytes, l2_bytes=l2_bytes, bfloats=bfloats)
+            return replace(_X86, l1_bytes=l1_bytes, l2_bytes=l2_bytes)
         return _OTHERS.get(cpu, _A72)
 
 
@@ -82,9 +78,6 @@ _X86_CACHES: Final[Mapping[str, tuple[int, int]]] = {
     "znver4": (32 * _K, 1024 * _K),
     "znver5": (48 * _K, 1024 * _K),
 }
-# They leave bfloat16 to tiles. On an Emerald Rapids, VDPBF16PS is completed every other cycle, and two
-# multiply-adds of float32 in each.
-_SLOW_PAIRS: Final = ("sapphirerapids", "emeraldrapids", "graniterapids")
 _A53: Final = Core(0.7, 32 * _K, 128 * _K, 4.0, 2.0, prefetches=False, l2_cores=4, in_order=True)
 _A72: Final = Core(1.5, 32 * _K, 256 * _K, 8.0, 4.0, prefetches=False, l2_cores=4)
 _A76: Final = Core(4.8, 64 * _K, 512 * _K, 16.0, 9.0, prefetches=False)

@@ -51,8 +51,6 @@ class DeviceTarget:
         The vector unit.
     dot
         Its instruction for products of small integers.
-    bfloat
-        Its instruction for products of bfloat16, None if it has none.
     cores
         Number of cores, for choices that are made at compile time.
     core
@@ -68,7 +66,6 @@ class DeviceTarget:
     zig_target: str
     simd: Simd
     dot: Dot
-    bfloat: Dot | None
     cores: int
     core: Core
 
@@ -204,7 +201,6 @@ def _build(name: str, config: dict[str, Any]) -> DeviceTarget:
         zig_target=f"{'arm' if arch == 'armv7l' else arch}-linux-{abi}.{GLIBC}",
         simd=simd,
         dot=Dot.of(arch, known),
-        bfloat=Dot.of_bfloat16(arch, known),
         cores=int(config["num-cores"]),
         core=Host.detect().core(core) if here else core,
     )
@@ -219,11 +215,6 @@ def arch_of(target: Target) -> str:
 def dot_of(target: Target) -> Dot:
     """Return the instruction for products of small integers of a TVM target."""
     return Dot.of(arch_of(target), features_of(target))
-
-
-def bfloat_of(target: Target) -> Dot | None:
-    """Return the instruction for products of bfloat16 of a TVM target, None if it has none."""
-    return Dot.of_bfloat16(arch_of(target), features_of(target))
 
 
 def features_of(target: Target) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Which instruction of a core multiplies numbers of few bits and adds the products to sums of 32 bits."""
+"""Which instruction of a core multiplies small integers and adds the products to sums of 32 bits."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ TILE: Final = Tile(rows=16, bytes=64, columns=16)
 class Dot:
     """Sums of products: each lane of a vector of sums takes the products of one group.
 
-    Sums are int32, or float32 if the factors are bfloat16, whose bits are kept as `uint16`.
-
     Attributes
     ----------
     name
@@ -46,7 +44,7 @@ class Dot:
         Adjacent elements of both factors that a step adds to one sum.
     data
         The left factor's dtype: `uint8`, `int8`, or `int16` for values of either, when the right one's is
-        int8; `uint16` if both are bfloat16.
+        int8.
     block
         Adjacent channels of a value, a multiple of `lanes` and of `group`.
     tile
@@ -95,16 +93,6 @@ class Dot:
                 return cls("aarch64.neon.sdot.v4i32.v16i8", 4, 4, "int8", 16, 20, held=True)
             return cls("aarch64.neon.saddlp", 4, 4, "int8", 16, 16, held=True, halves=True, word_group=1)
         return cls("", 8, 1, "int16", 8, 4, held=arch == "armv7l", word_group=1)
-
-    @classmethod
-    def of_bfloat16(cls, arch: str, features: AbstractSet[str]) -> Dot | None:
-        """The instruction of a core for bfloat16, None if it has none; the parameters are those of `of`."""
-        if arch != "x86_64":
-            return None
-        name = "x86.avx512bf16.dpbf16ps.512" if {"avx512bf16", "avx512f"} <= features else ""
-        # A library asks for the permission to use tiles if its target has those of bytes.
-        tiles = {"amx-tile", "amx-int8", "amx-bf16"} <= features
-        return cls(name, 16, 2, "uint16", 16, 16, tiles=tiles) if name or tiles else None
 
     @classmethod
     def _of_x86(cls, features: AbstractSet[str]) -> Dot:

@@ -1,4 +1,4 @@
-"""Whether a target computes in float16 or bfloat16, not only stores numbers so."""
+"""Whether a target computes in float16, not only stores numbers so."""
 
 from __future__ import annotations
 
@@ -31,22 +31,4 @@ def require_half_arithmetic(target: DeviceTarget) -> None:
             f"--precision fp16: expected a target that computes in float16, such as rpi5 or an x86-64 with "
             f"AVX512-FP16, got {target.name} ({target.cpu}), where it would be slower than float32",
             hint="weights-fp16 only stores the weights in float16, and runs on any target",
-        )
-
-
-def require_bfloat_arithmetic(target: DeviceTarget) -> None:
-    """Refuse a target without vector instructions for products of bfloat16.
-
-    Raises
-    ------
-    TargetError
-        If it has none. The hint names fp16 where the target computes in it.
-    """
-    if target.bfloat is None:
-        raise TargetError(
-            f"--precision bf16: expected a target that multiplies bfloat16, an x86-64 with AVX512-BF16 or "
-            f"AMX, got {target.name} ({target.cpu})",
-            hint="use --precision fp16, which this target computes in"
-            if computes_halves(target)
-            else "use weights-fp16, which only stores the weights in 16 bits, and runs on any target",
         )

@@ -1,9 +1,8 @@
-"""The example model in float16, and with products in bfloat16, has the accuracy of float32."""
+"""The example model in float16 has the accuracy of float32."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -16,11 +15,10 @@ from builder.codegen.graph_codegen import generate
 from builder.compiling.compilation import build_for_host
 from builder.compiling.lower import lower
 from builder.compiling.parity import run_as_defined
-from builder.importer import ImportedModel, load
-from builder.quantising.bfloats import to_bfloats
+from builder.importer import load
 from builder.quantising.halves import to_halves
 from builder.running.in_memory import load_kernels
-from builder.target.device_target import DeviceTarget, resolve
+from builder.target.device_target import resolve
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
@@ -34,26 +32,12 @@ def pictures() -> ModuleType:
     return module
 
 
-def in_float16() -> tuple[ImportedModel, DeviceTarget]:
+@pytest.mark.slow
+def test_as_many_held_out_digits_are_right_as_in_float32() -> None:
     target = resolve("rpi5")
     found = to_halves(load(DIGITS / "digits.onnx"), target)
     assert found.report.half_macs == found.report.total_macs
-    return found.model, target
-
-
-def in_bfloat16() -> tuple[ImportedModel, DeviceTarget]:
-    target = resolve("llvm -mtriple=x86_64-linux-gnu -mcpu=cooperlake")
-    found = to_bfloats(load(DIGITS / "digits.onnx"), target)
-    assert [layers.operator for layers in found.report.floats] == ["Conv"]
-    return found.model, target
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prepare", [in_float16, in_bfloat16], ids=lambda f: f.__name__)
-def test_as_many_held_out_digits_are_right_as_in_float32(
-    prepare: Callable[[], tuple[ImportedModel, DeviceTarget]],
-) -> None:
-    model, target = prepare()
+    model = found.model
     lowered = lower(model.mod, target)
     names = [spec.name for spec in model.inputs], [spec.name for spec in model.outputs]
     graph = generate(lowered.main, *names)

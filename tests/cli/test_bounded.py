@@ -42,10 +42,6 @@ def model(tmp_path: Path) -> Path:
             ["--input-shapes", "x:[1..4,3]", "--precision", "fp16", "--target", "rpi5"],
             "--precision fp16: expected fixed shapes, got bounds",
         ),
-        (
-            ["--input-shapes", "x:[1..4,3]", "--precision", "bf16"],
-            "--precision bf16: expected fixed shapes, got bounds",
-        ),
         (["--buckets", "1,2"], "--buckets: expected bounds in --input-shapes, got none"),
         (["--pad", "x=1", "--input-shapes", "x:[4,3]"], "--pad: expected bounds in --input-shapes, got none"),
     ],

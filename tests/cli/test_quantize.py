@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from builder.bundles.package import Package
 from builder.cli.quantize import PRECISIONS
@@ -246,55 +245,6 @@ def test_fp16_elsewhere_is_refused_in_one_line(terminal: Terminal, tmp_path: Pat
     assert done.err[0].endswith("got rpi4 (cortex-a72), where it would be slower than float32")
     assert "weights-fp16" in done.err[1]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_bf16_elsewhere_is_refused_in_one_line(terminal: Terminal, tmp_path: Path) -> None:
-    done = terminal(
-        "compile", MODEL, "--precision", "bf16", "--target", "rpi5", "-o", tmp_path / "x.bundle", "-q"
-    )
-    assert done.code != 0
-    assert done.err[0].endswith("an x86-64 with AVX512-BF16 or AMX, got rpi5 (cortex-a76)")
-    assert done.err[1] == "edgebundle: hint: use --precision fp16, which this target computes in"
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_bf16_says_that_convolutions_stay_in_float32(terminal: Terminal, tmp_path: Path) -> None:
-    target = "llvm -mtriple=x86_64-linux-gnu -mcpu=sapphirerapids"
-    arguments = ("compile", MODEL, "--precision", "bf16", "--target", target, "-o", tmp_path / "x.bundle")
-    done = terminal(*arguments, "-q")
-    assert done.code == 0
-    assert any(" Conv (" in line and "only matrix products" in line for line in done.out.splitlines())
-    assert "note: less than half of the work is in bfloat16" in done.out
-    assert "use --precision int8, whose convolutions run on tiles too, or fp16" in done.out
-    report = json.loads(terminal(*arguments, "--json").out)["quantisation"]
-    assert report["precision"] == "bf16"
-    assert 0 < report["bfloat_macs"] < report["total_macs"] / 2
-    assert [layers["operator"] for layers in report["floats"]] == ["Conv"]
-    assert len(report["warnings"]) == 1
-
-
-def test_bf16_of_convolutions_only_is_refused_in_one_line(terminal: Terminal, tmp_path: Path) -> None:
-    weight = numpy_helper.from_array(np.ones((4, 4, 1, 1), "f4"), "w")
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4, 4, 4]) for name in "xy"]
-    node = helper.make_node("Conv", ["x", "w"], ["y"])
-    graph = helper.make_graph([node], "net", ends[:1], ends[1:], [weight])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "net.onnx")
-    target = "llvm -mtriple=x86_64-linux-gnu -mcpu=cooperlake"
-    bundle = tmp_path / "x.bundle"
-    done = terminal(
-        "compile", tmp_path / "net.onnx", "--precision", "bf16", "--target", target, "-o", bundle, "-q"
-    )
-    assert done.code != 0
-    assert done.err[0].endswith("expected matrix products with constant weights (MatMul, Gemm), got none")
-    assert not bundle.exists()
-
-
-def test_bf16_measures_nothing_on_samples(terminal: Terminal, tmp_path: Path) -> None:
-    done = terminal(
-        "compile", MODEL, "--precision", "bf16", "--calibration", tmp_path, "-o", tmp_path / "x.bundle"
-    )
-    assert done.code != 0
-    assert done.err[0].endswith("--calibration: expected another --precision beside it, got bf16")
 
 
 def test_fp16_has_no_use_for_labels(terminal: Terminal, tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from tvm import relax
 from tvm.ir import Call
 
 from builder.kernels.passes import packed_images, routes
-from builder.kernels.passes.bfloats import rounds_products
 from builder.kernels.passes.packed import LayoutValues, Packed, channel_block, pack_array
 from builder.kernels.passes.packed_convolutions import Convolutions
 from builder.kernels.passes.routes import Route
@@ -34,7 +33,6 @@ from builder.kernels.rewriter import (
 )
 from builder.kernels.spaces import (
     attention,
-    bfloat_matmul,
     channels,
     half_matmul,
     integer_matmul,
@@ -73,7 +71,6 @@ class _Packing:
 
     def __init__(self, mod: tvm.IRModule, target: DeviceTarget) -> None:
         self._target = target
-        self._rounds = rounds_products(mod)
         self._users = users_of(mod["main"])
         self._attentions: dict[relax.Var, attention.Attention] = {}
         self._products: dict[relax.Var, matmul.Heads] = {}
@@ -86,12 +83,6 @@ class _Packing:
         self._bound[var] = call
         if name == "relax.nn.conv2d":
             return self._convolutions.emit(table, var, call)
-        if name == "relax.matmul" and self._rounds and bfloat_matmul.fits(call, self._target):
-            weight = constant_of(call.args[1])
-            assert weight is not None
-            x = table.rounded(table.plain(call.args[0]))
-            table.define(var, bfloat_matmul.emit(table.bb, x, weight, self._target))
-            return True
         if name == "relax.matmul":
             panels = (matmul.emit, tile_matmul.emit, integer_matmul.emit, half_matmul.emit)
             known = any(emit(table, var, call, self._target) for emit in panels)

@@ -15,9 +15,8 @@ from tvm import relax, te
 from tvm.ir import Call
 
 from builder.kernels.passes.routes import Route
-from builder.kernels.rewriter import RESHAPES, Values, definition, shape_of
+from builder.kernels.rewriter import Values, shape_of
 from builder.kernels.spaces import channels, geometry, resize
-from builder.kernels.spaces.bfloat_numbers import rounded
 from builder.kernels.spaces.unpacking import unpack
 
 
@@ -101,7 +100,6 @@ class LayoutValues(Values):
         self._lanes = lanes
         self._packed: dict[relax.Var, Packed] = {}
         self._calls: dict[relax.Var, Call] = {}
-        self._rounded: dict[relax.Expr, relax.Expr] = {}
         self.routes: dict[relax.Expr, Route] = {}
         self._followed: dict[relax.Var, Route] = {}  # the routes of packed values
         # Packed values that are resized images -> the resize, and the image before it.
@@ -148,20 +146,6 @@ class LayoutValues(Values):
             else:
                 self.define(expr, self.bb.emit(self.call(self._calls[expr])))
         return super().plain(expr)
-
-    def rounded(self, new: relax.Expr) -> relax.Expr:
-        """Return a new tensor of float32 as bits of bfloat16; convert it when it is first asked for.
-
-        A tensor is rounded before it gets another shape, in the kernel that computes it.
-        """
-        if new not in self._rounded:
-            call = definition(self, new, *RESHAPES)
-            if call is not None:
-                bits = self.bb.emit(relax.op.reshape(self.rounded(call.args[0]), shape_of(new)))
-            else:
-                bits = self.bb.emit(self.bb.call_te(rounded, new, primfunc_name_hint="rounded"))
-            self._rounded[new] = bits
-        return self._rounded[new]
 
     def _follow(self, route: Route) -> Packed:
         """Collect the channels of a route from its packed sources."""

@@ -22,7 +22,6 @@ from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import Values, constant_of, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch, tiled
-from builder.kernels.spaces.bfloat_numbers import as_factor
 from builder.kernels.spaces.dot_loops import (
     group_axes,
     in_pairs,
@@ -125,7 +124,7 @@ def filled_rows(x: te.Tensor, group: int, dtype: str) -> te.Tensor:
     return te.compute((*lead, full), element, name="filled")
 
 
-def product(a: te.Tensor, b: te.Tensor, columns: int, kind: str = KIND) -> te.Tensor:
+def product(a: te.Tensor, b: te.Tensor, columns: int) -> te.Tensor:
     """Return the tensor expression of a product with packed panels.
 
     Parameters
@@ -137,8 +136,6 @@ def product(a: te.Tensor, b: te.Tensor, columns: int, kind: str = KIND) -> te.Te
     columns
         N. If it is not a multiple of the panel, the product has the panel's columns, and a copy without
         them follows.
-    kind
-        Of its design space.
     """
     panels, steps, *lanes = (int(d) for d in b.shape)
     group = int(a.shape[-1]) // steps
@@ -147,15 +144,15 @@ def product(a: te.Tensor, b: te.Tensor, columns: int, kind: str = KIND) -> te.Te
     kg = group_axes(group, halves=len(lanes) > 2)
 
     def element(*i: tirx.Var) -> tirx.Expr:
-        value = as_factor(a(*i[:-1], ko * group + member(kg)))
-        factor = as_factor(b(i[-1] // panel, ko, *lane_index(i[-1] % panel, kg)))
+        value = a(*i[:-1], ko * group + member(kg)).astype("int32")
+        factor = b(i[-1] // panel, ko, *lane_index(i[-1] % panel, kg)).astype("int32")
         return te.sum(value * factor, axis=[ko, *kg])
 
     full = te.compute(
         (*a.shape[:-1], panels * panel),
         element,
         name="matmul",
-        attrs={SPACE_MARK: kind, "edge.panel": panel},
+        attrs={SPACE_MARK: KIND, "edge.panel": panel},
     )
     if columns == panels * panel:
         return full

@@ -23,7 +23,6 @@ from tvm import tirx
 from tvm.ir import Call, Op, TensorLoad
 from tvm_ffi import WalkResult
 
-from builder.kernels.spaces.bfloat_numbers import unwidened
 from builder.target.device_target import DeviceTarget
 
 _MARK: Final = "edge.panel_rounds"
@@ -156,6 +155,8 @@ def _second_factor(body: tirx.Stmt) -> tirx.Buffer | None:
     """Return the buffer of the weights: the second factor of the innermost product."""
     products: list[tirx.Mul] = []
     tvm_ffi.structural_walk(body, (tirx.Mul, products.append))
-    pairs = [(unwidened(product.a), unwidened(product.b)) for product in products]
-    loads = [b.source for a, b in pairs if isinstance(a, TensorLoad) and isinstance(b, TensorLoad)]
-    return loads[0] if loads else None
+    for product in products:
+        a, b = (f.value if isinstance(f, tirx.Cast) else f for f in (product.a, product.b))
+        if isinstance(a, TensorLoad) and isinstance(b, TensorLoad):
+            return b.source
+    return None

@@ -20,7 +20,6 @@ from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import Values, constant_of, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch, tiled
-from builder.kernels.spaces.bfloat_numbers import as_factor
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.integer_matmul import filled_rows, pack
 from builder.kernels.spaces.register_tile import divisors, even_part
@@ -49,7 +48,7 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
     rows = tiled.whole_rows(left[:-1])
     if rows < FEWEST_ROWS:
         return False
-    columns, packed = weight.shape[1], pack_panels(weight, rows, GROUP)
+    columns, packed = weight.shape[1], pack_panels(weight, rows)
     new = table.bb.call_te(
         lambda a, b: product(filled_rows(a, TILE.bytes, target.dot.data), b, columns),
         table.plain(call.args[0]),
@@ -61,14 +60,14 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
     return True
 
 
-def pack_panels(weight: np.ndarray, rows: int, group: int) -> np.ndarray:
-    """Return `[K, N]` as `[N/16, K/g, 16, g]` for a left operand of `rows` rows, filled to whole tiles."""
+def pack_panels(weight: np.ndarray, rows: int) -> np.ndarray:
+    """Return `[K, N]` as `[N/16, K/4, 16, 4]` for a left operand of `rows` rows, filled to whole tiles."""
     depth, columns = weight.shape
     together = min(MOST_SUMS // rows_at_once(rows), -(-columns // TILE.columns))
-    width, step = TILE.columns * together, STEPS * group
+    width, step = TILE.columns * together, TILE.bytes
     full = np.zeros((-(-depth // step) * step, -(-columns // width) * width), weight.dtype)
     full[:depth, :columns] = weight
-    return pack(full, TILE.columns, group)
+    return pack(full, TILE.columns, GROUP)
 
 
 def rows_at_once(rows: int) -> int:
@@ -77,7 +76,7 @@ def rows_at_once(rows: int) -> int:
     return 2 if rows % (2 * m) == 0 else 1
 
 
-def product(a: te.Tensor, b: te.Tensor, columns: int, kind: str = KIND) -> te.Tensor:
+def product(a: te.Tensor, b: te.Tensor, columns: int) -> te.Tensor:
     """Return the tensor expression of a product with packed panels.
 
     Parameters
@@ -85,11 +84,9 @@ def product(a: te.Tensor, b: te.Tensor, columns: int, kind: str = KIND) -> te.Te
     a
         The left operand, `[..., K]`, K a multiple of 64 bytes.
     b
-        The panels, `[N / 16, K / g, 16, g]`, where a group has g elements: 4 bytes.
+        The panels, `[N / 16, K / 4, 16, 4]`.
     columns
         N. If the panels have more, the product has them too, and a copy without them follows.
-    kind
-        Of its design space.
     """
     panels, steps, panel, group = (int(d) for d in b.shape)
     ko = te.reduce_axis((0, steps // STEPS), "ko")
@@ -97,11 +94,11 @@ def product(a: te.Tensor, b: te.Tensor, columns: int, kind: str = KIND) -> te.Te
     kg = te.reduce_axis((0, group), "kg")
 
     def element(*i: tirx.Var) -> tirx.Expr:
-        value = as_factor(a(*i[:-1], (ko * STEPS + kq) * group + kg))
-        factor = as_factor(b(i[-1] // panel, ko * STEPS + kq, i[-1] % panel, kg))
+        value = a(*i[:-1], (ko * STEPS + kq) * group + kg).astype("int32")
+        factor = b(i[-1] // panel, ko * STEPS + kq, i[-1] % panel, kg).astype("int32")
         return te.sum(value * factor, axis=[ko, kq, kg])
 
-    full = te.compute((*a.shape[:-1], panels * panel), element, name="matmul", attrs={SPACE_MARK: kind})
+    full = te.compute((*a.shape[:-1], panels * panel), element, name="matmul", attrs={SPACE_MARK: KIND})
     if columns == panels * panel:
         return full
     return te.compute((*a.shape[:-1], columns), full, name="columns")

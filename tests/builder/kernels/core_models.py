@@ -27,6 +27,5 @@ CORES: Final = st.builds(
     memory_bytes_per_ns=st.sampled_from([1.0, 2.0, 9.0, 24.0]),
     prefetches=st.booleans(),
     l2_cores=st.sampled_from([1, 2, 4]),
-    bfloats=st.sampled_from([0.5, 2.0]),
     in_order=st.booleans(),
 )

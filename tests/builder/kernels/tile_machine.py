@@ -24,7 +24,6 @@ from agent.bundle.machine import Machine
 from benchmarks.interpreter import Interpreter
 from builder.codegen.link.linker import _zig
 from builder.kernels.decisions import heuristic
-from builder.kernels.passes.bfloats import mark
 from builder.target.device_target import DeviceTarget, resolve
 from tests.builder.kernels.integer_machines import RandomChooser, any_bytes, device, lower_for, numbers
 from tests.builder.kernels.machines import conv2d
@@ -36,22 +35,20 @@ _ROOT: Final = Path(__file__).parents[3]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A product of random bytes, or of small integers as bfloat16, so that all sums are exact in float32.
+    """A product of random bytes.
 
     Attributes
     ----------
     shape
-        Of the left operand, uint8 if it is bytes: `[N, C, H, W]` of a convolution, else `[..., K]`.
+        Of the left operand, uint8: `[N, C, H, W]` of a convolution, else `[..., K]`.
     weights
-        Of the right operand, int8 if it is bytes: `[OC, IC, KH, KW]` or `[K, N]`.
+        Of the right operand, int8: `[OC, IC, KH, KW]` or `[K, N]`.
     zero
         The zero point of the uint8 operand.
     how
         The geometry of a convolution.
     seed
         Of random decisions; None for the heuristic's.
-    bfloat
-        Whether the operands are bfloat16.
     l2_bytes, cores
         Of the machine that decides, 0 for those of the processor that has tiles.
     """
@@ -61,7 +58,6 @@ class Case:
     zero: int = 7
     how: dict[str, Any] | None = None
     seed: int | None = None
-    bfloat: bool = False
     l2_bytes: int = 0
     cores: int = 0
 
@@ -104,7 +100,7 @@ def require_x86() -> None:
 def with_tiles() -> DeviceTarget:
     """Return this machine as if its processor had tiles, whatever else it multiplies bytes with."""
     host = resolve("host")
-    attributes = ["+amx-tile", "+amx-int8", "+amx-bf16"]
+    attributes = ["+amx-tile", "+amx-int8"]
     return resolve({"kind": "llvm", "mtriple": host.triple, "mcpu": host.cpu, "mattr": attributes})
 
 
@@ -150,24 +146,19 @@ def _deciding(case: Case) -> DeviceTarget:
 
 def _run(case: Case, count: Any) -> Outcome:
     target, random = _deciding(case), np.random.default_rng(len(case.shape) + case.weights[0])
-    if case.bfloat:
-        x, w = (random.integers(-9, 10, shape).astype("f4") for shape in (case.shape, case.weights))
-    else:
-        x, w = any_bytes(random, case.shape, "uint8"), any_bytes(random, case.weights, "int8")
+    x, w = any_bytes(random, case.shape, "uint8"), any_bytes(random, case.weights, "int8")
 
     def build(v: relax.Expr) -> relax.Expr:
-        if case.bfloat:
-            return relax.op.matmul(v, relax.const(w))
         left, right = numbers(v, case.zero, "uint8"), numbers(relax.const(w), 0, "int8")
         if case.how is None:
             return relax.op.matmul(left, right)
         return relax.op.nn.conv2d(left, right, **case.how)
 
     chooser = heuristic if case.seed is None else RandomChooser(case.seed)
-    lowered = lower_for(build, {"x": x}, target, chooser, mark if case.bfloat else None)
+    lowered = lower_for(build, {"x": x}, target, chooser)
     before = count()
     [result] = Interpreter(lowered, with_tiles().tvm_target).run({"x": x})
-    left = x.astype("i8") - (0 if case.bfloat else case.zero)
+    left = x.astype("i8") - case.zero
     wanted = left @ w.astype("i8") if case.how is None else conv2d(left, w, **case.how)
     kinds = tuple(str(f.attrs.get("edge.schedule")) for _, f in lowered.kernels.functions.items())
     decided = tuple(chooser.made) if isinstance(chooser, RandomChooser) else ()

@@ -35,7 +35,7 @@ static __thread struct {
 } cpu;
 
 static int asked, permitted;
-static _Atomic long products; /* TDPBUSD and TDPBF16PS that were executed */
+static _Atomic long products; /* TDPBUSD that were executed */
 static _Atomic int configured_threads;
 static _Atomic int asked_threads, answered_threads; /* by `threads_with_tiles`, on a processor with AMX */
 static int has_amx;
@@ -160,33 +160,6 @@ static void add_products(int sums, int left, int right) {
   ++products;
 }
 
-/* A number of bfloat16; those that are too small to be normal are zero. */
-static float bfloat(const uint8_t *from) {
-  uint16_t upper;
-  memcpy(&upper, from, 2);
-  uint32_t bits = (uint32_t)upper << 16;
-  if ((upper & 0x7F80) == 0) bits &= 0x80000000u;
-  float value;
-  memcpy(&value, &bits, 4);
-  return value;
-}
-
-/* Products of the even and of the odd elements have sums of their own, as the manual's operation says. */
-static void add_bfloat_products(int sums, int left, int right) {
-  check_fit(sums, left, right);
-  for (int m = 0; m < cpu.rows[sums]; ++m)
-    for (int n = 0; n < cpu.bytes[sums] / 4; ++n) {
-      float sum, parts[2] = {0, 0};
-      for (int k = 0; k < cpu.bytes[left] / 4; ++k)
-        for (int part = 0; part < 2; ++part)
-          parts[part] += bfloat(&cpu.data[left][m][4 * k + 2 * part]) * bfloat(&cpu.data[right][k][4 * n + 2 * part]);
-      memcpy(&sum, &cpu.data[sums][m][4 * n], 4);
-      sum += parts[0] + parts[1];
-      memcpy(&cpu.data[sums][m][4 * n], &sum, 4);
-    }
-  ++products;
-}
-
 static void on_illegal(int number, siginfo_t *info, void *context) {
   (void)number;
   const uint8_t *shapes = has_amx ? shapes_at(context) : NULL;
@@ -223,8 +196,6 @@ static void on_illegal(int number, siginfo_t *info, void *context) {
     length = 4 + at.length;
   } else if (code[3] == 0x5E && prefix == 1 && modrm >> 6 == 3) {
     add_products(tile, modrm & 7, other & 7);
-  } else if (code[3] == 0x5C && prefix == 2 && modrm >> 6 == 3) {
-    add_bfloat_products(tile, modrm & 7, other & 7);
   } else {
     fault("an instruction that kernels do not use");
   }

@@ -70,31 +70,6 @@ def test_only_a_processor_with_both_features_multiplies_tiles() -> None:
     assert not Dot.of("x86_64", {"avx512vnni", "avx512f", "amx-tile"}).tiles
 
 
-@pytest.mark.parametrize(
-    ("cpu", "pairs", "tiles"),
-    [
-        ("cooperlake", True, False),
-        ("znver4", True, False),
-        ("sapphirerapids", True, True),
-        ("sapphirerapids -mattr=-amx-bf16", True, False),
-        ("cascadelake", False, False),
-    ],
-)
-def test_which_processors_multiply_bfloat16(cpu: str, pairs: bool, tiles: bool) -> None:
-    target = resolve(f"llvm -mtriple=x86_64-linux-gnu -mcpu={cpu}")
-    dot = target.bfloat
-    assert (dot is not None) is pairs
-    assert (dot is not None and dot.tiles) is tiles
-    assert ("avx512_bf16" in target.features, "amx_bf16" in target.features) == (pairs, tiles)
-    if dot is not None:
-        assert (dot.name, dot.group, dot.data) == ("x86.avx512bf16.dpbf16ps.512", 2, "uint16")
-
-
-def test_arm_multiplies_no_bfloat16() -> None:
-    assert Dot.of_bfloat16("aarch64", {"bf16"}) is None
-    assert Dot.of_bfloat16("x86_64", {"avx512bf16"}) is None
-
-
 def test_two_features_are_needed_for_the_wide_instruction() -> None:
     # A hypervisor can hide a feature and leave the one that builds on it.
     assert Dot.of("x86_64", {"avx512vnni", "avx2"}).name == "x86.avx2.pmadd.wd"
