@@ -73,7 +73,7 @@ def python(library: Path, body: str, before: str = "", **environment: str) -> st
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, **environment},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},  # NumPy has no threads of its own
         check=False,
     )
     assert done.returncode == 0, done.stderr
