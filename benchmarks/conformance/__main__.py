@@ -48,7 +48,7 @@ def main() -> int:
     product = None if options.keep or options.again else fingerprint(ROOT)
     again = [kind for each in options.again for kind in (FAULTS if each == "faults" else (each,))]
     found: dict[str, list[Verdict]] = {}
-    for source in options.sources:
+    for source in options.sources or TITLES:
         folder = options.folder / "cases" / source
         if not options.made:
             made(source, folder, options.python)
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "sources", nargs="*", choices=list(TITLES), default=list(TITLES), metavar="SOURCE",
+        "sources", nargs="*", choices=list(TITLES), default=None, metavar="SOURCE",
         help=f"where cases come from (default: all): {', '.join(TITLES)}",
     )  # fmt: skip
     parser.add_argument("--filter", default="", help="only cases whose name this regular expression finds")
