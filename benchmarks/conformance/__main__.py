@@ -48,7 +48,7 @@ def main() -> int:
     product = None if options.keep or options.again else fingerprint(ROOT)
     again = [kind for each in options.again for kind in (FAULTS if each == "faults" else (each,))]
     found: dict[str, list[Verdict]] = {}
-    for source in options.sources or TITLES:
+    for source in options.sources:
         folder = options.folder / "cases" / source
         if not options.made:
             made(source, folder, options.python)
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "sources", nargs="*", choices=list(TITLES), default=None, metavar="SOURCE",
+        "sources", nargs="*", type=_source, default=list(TITLES), metavar="SOURCE",
         help=f"where cases come from (default: all): {', '.join(TITLES)}",
     )  # fmt: skip
     parser.add_argument("--filter", default="", help="only cases whose name this regular expression finds")
@@ -103,6 +103,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page")
     return parser
+
+
+def _source(name: str) -> str:
+    if name not in TITLES:
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(TITLES)}, got {name!r}")
+    return name
 
 
 def made(source: str, folder: Path, python: Path) -> None:

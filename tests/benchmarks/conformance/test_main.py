@@ -19,3 +19,12 @@ def test_without_a_source_all_are_tried(
     assert main() == 0
     printed = capsys.readouterr().out
     assert all(title in printed for title in TITLES.values())
+
+
+def test_unknown_source_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["conformance", "tract"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "expected one of onnx_nodes, " in capsys.readouterr().err
