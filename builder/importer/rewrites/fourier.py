@@ -5,6 +5,7 @@ Source: ONNX operator specification, DFT-20 and STFT-17.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, constant_integer, input_name
 
-# A matrix of 2048 x 2048 floats has 16 MiB; for longer transforms a product is too slow and too large.
+# A matrix of 2048 x 2048 floats has 16 MiB. Longer transforms are products with two smaller matrices.
 MAX_LENGTH: Final = 2048
 _AXIS_IS_INPUT: Final = 20
 
@@ -35,7 +36,7 @@ def dft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | No
     if inverse and onesided:
         return _real_inverse(node, graph, shape, axis, found.dtype)
     length = constant_integer(node, graph, 1, shape[axis])
-    if length is None or not 0 < length <= MAX_LENGTH or axis == len(shape) - 1:
+    if length is None or _factors(length) is None or axis == len(shape) - 1:
         return None
     new = Replacement(node, graph)
     parts = [
@@ -50,7 +51,8 @@ def dft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | No
         bounds = [new.ints(value) for value in (0, length, -1)]
         parts = [new.op("Slice", part, *bounds) for part in parts]
     rows = min(length, shape[axis])
-    pair = _transform(new, parts, rows, length, found.dtype, onesided=onesided, inverse=inverse)
+    others = [shape[place] for place in order[:-1]]
+    pair = _transform(new, parts, (*others, rows), length, found.dtype, onesided=onesided, inverse=inverse)
     if axis != rank - 1:
         back = [order.index(place) for place in range(rank)]
         pair = [new.op("Transpose", part, perm=back) for part in pair]
@@ -101,7 +103,8 @@ def stft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | N
         or shape is None
         or not step
         or not length
-        or not 0 < length <= min(shape[1], MAX_LENGTH)
+        or _factors(length) is None
+        or length > shape[1]
     ):
         return None
     onesided = bool(attributes(node).get("onesided", 1))
@@ -116,16 +119,30 @@ def stft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | N
     parts = [new.op("Gather", signal, new.constant(where, np.int64), axis=1) for signal in signals]
     if window:
         parts = [new.op("Mul", part, window) for part in parts]
-    pair = _transform(new, parts, length, length, found.dtype, onesided=onesided, inverse=False)
+    frame = (shape[0], frames, length)
+    pair = _transform(new, parts, frame, length, found.dtype, onesided=onesided, inverse=False)
     pair = [new.op("Unsqueeze", part, new.ints(-1)) for part in pair]
     new.op("Concat", *pair, to=node.output[0], axis=-1)
     return new.nodes
 
 
+def _factors(length: int) -> tuple[int, int] | None:
+    """Split a length into two factors of at most `MAX_LENGTH`, as near to each other as possible.
+
+    A length that needs no split is 1 times itself; None if there is no such pair.
+    """
+    if 0 < length <= MAX_LENGTH:
+        return 1, length
+    if not 0 < length <= MAX_LENGTH**2:
+        return None
+    first = next(factor for factor in range(math.isqrt(length), 0, -1) if length % factor == 0)
+    return (first, length // first) if length // first <= MAX_LENGTH else None
+
+
 def _transform(
     new: Replacement,
     parts: list[str],
-    rows: int,
+    shape: Sequence[int],
     length: int,
     dtype: np.dtype[Any],
     *,
@@ -139,11 +156,11 @@ def _transform(
     new
         Collects the new nodes.
     parts
-        Values of the input's real part, or of its real and imaginary parts, [..., rows].
-    rows
-        Number of samples of the input.
+        Values of the input's real part, or of its real and imaginary parts.
+    shape
+        Of each part; the last axis has at most `length` samples.
     length
-        Length of the transform, at least `rows`.
+        Length of the transform, which has `_factors`.
     dtype
         Of the input.
     onesided
@@ -157,11 +174,71 @@ def _transform(
         Values of the real and the imaginary part.
     """
     columns = length // 2 + 1 if onesided else length
-    # Reduce the product of indices before computing the angle: the cosine of a large number loses digits.
-    turns: NDArray[np.float64] = np.outer(np.arange(rows), np.arange(columns)) % length / length
+    turn = 1 if inverse else -1
     scale = 1 / length if inverse else 1.0
+    if length <= MAX_LENGTH:
+        return _times(new, parts, _turns(shape[-1], columns, length), dtype, turn, scale)
+    return _in_two(new, parts, shape, length, columns, dtype, turn, scale)
+
+
+def _in_two(
+    new: Replacement,
+    parts: list[str],
+    shape: Sequence[int],
+    length: int,
+    columns: int,
+    dtype: np.dtype[Any],
+    turn: int,
+    scale: float,
+) -> list[str]:
+    """Transform of a length a * b: b transforms of length a, turned, then a transforms of length b.
+
+    Source: J. W. Cooley and J. W. Tukey, An Algorithm for the Machine Calculation of Complex Fourier Series.
+    """
+    factors = _factors(length)
+    assert factors is not None
+    a, b = factors
+    others = list(shape[:-1])
+    rank = len(others) + 2
+    swap = [*range(rank - 2), rank - 1, rank - 2]
+    if shape[-1] < length:
+        pads = new.ints(*[0] * (2 * rank - 3), length - shape[-1])
+        parts = [new.op("Pad", part, pads) for part in parts]
+    parts = [new.op("Reshape", part, new.ints(*others, a, b)) for part in parts]
+    parts = [new.op("Transpose", part, perm=swap) for part in parts]
+    real, imaginary = _times(new, parts, _turns(a, a, a), dtype, turn, scale)
+    angle = 2 * np.pi * _turns(b, a, length)
+    cosine, sine = new.constant(np.cos(angle), dtype), new.constant(turn * np.sin(angle), dtype)
+    parts = [
+        new.op("Sub", new.op("Mul", real, cosine), new.op("Mul", imaginary, sine)),
+        new.op("Add", new.op("Mul", real, sine), new.op("Mul", imaginary, cosine)),
+    ]
+    parts = [new.op("Transpose", part, perm=swap) for part in parts]
+    parts = _times(new, parts, _turns(b, b, b), dtype, turn, 1.0)
+    parts = [new.op("Transpose", part, perm=swap) for part in parts]
+    parts = [new.op("Reshape", part, new.ints(*others, length)) for part in parts]
+    if columns == length:
+        return parts
+    return [new.op("Slice", part, new.ints(0), new.ints(columns), new.ints(-1)) for part in parts]
+
+
+def _turns(rows: int, columns: int, length: int) -> NDArray[np.float64]:
+    """Angles in turns, less than one: the cosine of a large number loses digits."""
+    turns: NDArray[np.float64] = np.outer(np.arange(rows), np.arange(columns)) % length / length
+    return turns
+
+
+def _times(
+    new: Replacement,
+    parts: list[str],
+    turns: NDArray[np.float64],
+    dtype: np.dtype[Any],
+    turn: int,
+    scale: float,
+) -> list[str]:
+    """Multiply rows, which are real or complex, by a matrix of complex numbers of magnitude `scale`."""
     cosine = new.constant(np.cos(2 * np.pi * turns) * scale, dtype)
-    sine = new.constant(np.sin(2 * np.pi * turns) * (scale if inverse else -scale), dtype)
+    sine = new.constant(np.sin(2 * np.pi * turns) * (turn * scale), dtype)
     real, imaginary = new.op("MatMul", parts[0], cosine), new.op("MatMul", parts[0], sine)
     if len(parts) == 2:
         real = new.op("Sub", real, new.op("MatMul", parts[1], sine))

@@ -55,7 +55,7 @@ class Operation:
         self.operator = operator
         self._inputs = scope.tensors(operator.inputs)
         for tensor in self._inputs:
-            if tensor is not None and tensor.obstacle and tensor.type != _RESOURCE:
+            if tensor is not None and tensor.obstacle and tensor.type != _RESOURCE and not tensor.is_complex:
                 raise RefusalError(f"its input '{tensor.name}' cannot be read: {tensor.obstacle}")
         self._outputs = [scope.subgraph.tensors[index] for index in operator.outputs]
 
@@ -163,13 +163,15 @@ class Operation:
         return self.scope.layout_of(*self.inputs())
 
     def is_move(self, *operators: str) -> bool:
-        """Whether the numbers themselves can be moved: all tensors have the same scale.
+        """Whether the numbers themselves can be moved: all tensors have the same scale, and none is complex.
 
         Parameters
         ----------
         operators
             ONNX operators that are used; none means that they take every datatype.
         """
+        if self.input(0).is_complex:
+            return False
         quantised = [t for t in (*self.inputs()[:1], *self._outputs) if t.is_quantised]
         if not quantised:
             return True
@@ -194,7 +196,10 @@ class Operation:
         layout
             The layout that `change` gets.
         """
-        if self.is_move(*operators):
+        if self.input(0).is_complex:
+            real, imaginary = (change(part, Layout.LAST) for part in self.scope.pair(self.input(0)))
+            self.scope.put_pair(self.output, real, imaginary)
+        elif self.is_move(*operators):
             self.put(change(self.value(0, layout), layout), layout)
         else:
             self.put_real(change(self.real(0, layout), layout), layout)

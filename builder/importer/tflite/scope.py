@@ -8,6 +8,8 @@ at its edges.
 A quantised tensor likewise has its numbers and the real numbers that they stand for: DequantizeLinear gives
 the one from the other, QuantizeLinear the other from the one. Operators compute with real numbers, and
 operators that only move values move the numbers.
+
+A complex tensor, which only Fourier transforms make, is a pair: its real and its imaginary parts.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ class Scope:
         self.subgraph = subgraph
         self._values: dict[tuple[int, Layout], str] = {}
         self._reals: dict[tuple[int, Layout], str] = {}
+        self._pairs: dict[int, tuple[str, str]] = {}
         # What PAD makes: the tensor that is padded with zeros, and ONNX's pads of its picture. A convolution
         # without padding of its own takes the tensor and the pads instead.
         self.padded: dict[int, tuple[Tensor, list[int]]] = {}
@@ -86,6 +89,8 @@ class Scope:
 
     def shape(self, tensor: Tensor) -> tuple[int, ...]:
         """The tensor's shape, with the channels last."""
+        if tensor.index in self._pairs:
+            return self.graph.shape_of(self._pairs[tensor.index][0])
         for layout in Layout:
             if (tensor.index, layout) in self._values:
                 shape = self.graph.shape_of(self._values[tensor.index, layout])
@@ -173,6 +178,30 @@ class Scope:
             self.value(tensor, layout), quantisation, np.dtype(tensor.dtype), axis
         )
         return self._reals[key]
+
+    def pair(self, tensor: Tensor) -> tuple[str, str]:
+        """The names of a complex tensor's real and imaginary parts.
+
+        Raises
+        ------
+        RefusalError
+            If it is not complex, or no operator makes it.
+        """
+        if tensor.index not in self._pairs:
+            raise RefusalError(f"expected complex numbers that an operator makes, got '{tensor.name}'")
+        return self._pairs[tensor.index]
+
+    def put_pair(self, tensor: Tensor, real: str, imaginary: str) -> None:
+        """Give a complex tensor its parts.
+
+        Raises
+        ------
+        RefusalError
+            If it is not complex.
+        """
+        if not tensor.is_complex:
+            raise RefusalError(f"expected its result to be {tensor.type_name}, got complex numbers")
+        self._pairs[tensor.index] = real, imaginary
 
     def dequantise(self, value: str, quantisation: Quantisation, dtype: np.dtype[Any], axis: int = 0) -> str:
         """Add DequantizeLinear for numbers with these scales along `axis`."""

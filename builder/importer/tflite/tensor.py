@@ -119,6 +119,11 @@ class Tensor:
         return str(TYPE_NAMES.get(self.type, self.type))
 
     @property
+    def is_complex(self) -> bool:
+        """Whether its numbers are complex."""
+        return self.type == int(tflite.TensorType.COMPLEX64)
+
+    @property
     def is_quantised(self) -> bool:
         """Whether its numbers stand for real numbers."""
         return self.quantisation is not None and self.dtype in QUANTISED

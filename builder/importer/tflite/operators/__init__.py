@@ -23,6 +23,7 @@ from builder.importer.tflite.operators import (
     resize,
     shaping,
     slicing,
+    spectrum,
 )
 
 Converter = Callable[[Operation], None]
@@ -47,6 +48,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = MappingProxyType(
         "BUCKETIZE": indexing.bucketize,
         "CAST": elementwise.cast,
         "CEIL": elementwise.unary("Ceil"),
+        "COMPLEX_ABS": spectrum.complex_abs,
         "CONCATENATION": shaping.concatenation,
         "CONV_2D": convolution.conv_2d,
         "CONV_3D": convolution.conv_3d,
@@ -77,6 +79,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = MappingProxyType(
         "GREATER": elementwise.comparison("Greater"),
         "GREATER_EQUAL": elementwise.comparison("GreaterOrEqual"),
         "HARD_SWISH": elementwise.unary("HardSwish"),
+        "IMAG": spectrum.imaginary,
         "L2_NORMALIZATION": activation.l2_normalization,
         "L2_POOL_2D": pooling.l2_pool_2d,
         "LEAKY_RELU": activation.leaky_relu,
@@ -111,6 +114,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = MappingProxyType(
         "QUANTIZE": quantisation.requantise,
         "RANGE": filling.range_,
         "RANK": filling.rank,
+        "REAL": spectrum.real,
         "REDUCE_ALL": reduction.reduce("ReduceMin"),
         "REDUCE_ANY": reduction.reduce("ReduceMax"),
         "REDUCE_MAX": reduction.reduce("ReduceMax"),
@@ -125,6 +129,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = MappingProxyType(
         "RESIZE_NEAREST_NEIGHBOR": resize.resize_nearest_neighbor,
         "REVERSE_SEQUENCE": shaping.reverse_sequence,
         "REVERSE_V2": shaping.reverse_v2,
+        "RFFT2D": spectrum.rfft2d,
         "RIGHT_SHIFT": elementwise.right_shift,
         "RNN": recurrent.rnn,
         "ROUND": elementwise.unary("Round"),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builder.importer.rewrites import fourier
 from tests.builder.importer.rewrites.cases import Case, ModelMaker, check_case, one
 
 CASES: dict[str, Case] = {
@@ -26,3 +27,32 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_single_operators(make_model: ModelMaker, noise: Any, agrees: Any, case: str) -> None:
     check_case(make_model, noise, agrees, *CASES[case])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    ["long transform", "inverse transform of six", "onesided transform of six", "short-time transform"],
+)
+def test_long_transforms_are_split_in_two(
+    make_model: ModelMaker, noise: Any, agrees: Any, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setattr(fourier, "MAX_LENGTH", 3)
+    six = {"n": np.array(6)}
+    cases = CASES | {
+        "inverse transform of six": (one("DFT", ["z", "n"], axis=1, inverse=1), six, [2, 6, 2]),
+        "onesided transform of six": (one("DFT", ["r", "n"], axis=1, onesided=1), six, [2, 4, 2]),
+    }
+    check_case(make_model, noise, agrees, *cases[case])
+
+
+@pytest.mark.parametrize("length", [2053, 4099 * 2, 2048**2 + 1, 0])
+def test_lengths_that_have_no_two_factors(length: int) -> None:
+    assert fourier._factors(length) is None
+
+
+def test_factors_are_near_each_other() -> None:
+    assert [fourier._factors(length) for length in (7, 2048, 4096, 6000)] == [
+        *((1, 7), (1, 2048), (64, 64)),
+        (75, 80),
+    ]

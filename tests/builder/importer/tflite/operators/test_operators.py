@@ -23,10 +23,13 @@ HYBRID: Final = 0.05
 INTERPOLATED: Final = {
     "EXP": 2, "LOG": 32, "LOGISTIC": 2, "RSQRT": 64, "SOFTMAX": 2, "TANH": 2,
 }  # fmt: skip
-# By `test_detection` and `test_sparsity`.
-JUDGED_ELSEWHERE: Final = {"DENSIFY", "NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5"}
-# Operators of the schema that no graph of tensors with fixed shapes has: strings and hash tables, complex
-# numbers, random numbers, results whose length depends on values, and names that stand for no operator.
+# By `test_detection`, `test_sparsity` and `test_spectrum`.
+JUDGED_ELSEWHERE: Final = {
+    *("DENSIFY", "NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5"),
+    *("COMPLEX_ABS", "IMAG", "REAL", "RFFT2D"),
+}
+# Operators of the schema that no graph of tensors with fixed shapes has: strings and hash tables, random
+# numbers, results whose length depends on values, and names that stand for no operator.
 NOT_TENSORS: Final = {
     *("CUSTOM", "DELEGATE", "PLACEHOLDER_FOR_GREATER_OP_CODES", "CONCAT_EMBEDDINGS", "SKIP_GRAM"),
     *(
@@ -37,7 +40,6 @@ NOT_TENSORS: Final = {
         "HASHTABLE_LOOKUP",
         "LSH_PROJECTION",
     ),
-    *("COMPLEX_ABS", "IMAG", "REAL", "RFFT2D"),
     *("MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"),
     *("UNIQUE", "WHERE", "EMBEDDING_LOOKUP_SPARSE"),
 }
