@@ -134,11 +134,7 @@ def _infer(args: argparse.Namespace) -> int:
             if len(names) > 1:
                 raise FleetError(f"--inputs: expected one table, got {len(names)} files")
             return asyncio.run(infer_rows(args, broker_of(args), names[0]))
-        if args.accuracy is not None:
-            from builder.cli.device_accuracy import infer_accuracy
-
-            return asyncio.run(infer_accuracy(args, broker_of(args), names))
-        if len(names) > 1 or is_many(names[0]):
+        if args.accuracy is not None or len(names) > 1 or is_many(names[0]):
             from builder.cli.infer_many import infer_many
 
             return asyncio.run(infer_many(args, broker_of(args), names))

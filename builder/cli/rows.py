@@ -6,26 +6,28 @@ import argparse
 import json
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.errors import EdgeError
 from builder.cli import EXIT_INPUT
-from builder.cli.progress import clear_line
+from builder.cli.asking import ask_each
+from builder.cli.failures import Failures
+from builder.cli.progress import clear_line, print_line
 from builder.errors import BuildError, ModelError
 
 if TYPE_CHECKING:
     from builder.bundles.package import Package
     from builder.running.row_answers import Cells
-    from builder.running.row_file import Row, RowFile
+    from builder.running.row_file import Row as FileRow
+    from builder.running.row_file import RowFile
     from edgebundle.answer import Answer
     from edgebundle.broker import Broker
 
-# Rows that cannot be used and are shown; a table in which all are wrong should not fill the screen.
-_MOST_ERRORS: Final = 20
 # Labels that the summary counts.
 _MOST_LABELS: Final = 8
 _BETWEEN_PROGRESS_S: Final = 0.1
@@ -58,9 +60,9 @@ def run_rows(args: argparse.Namespace, package: Package, name: str) -> int:
     labels = package.members.get("labels.txt", b"").decode().splitlines()
     names = [spec.name for spec in manifest.outputs]
     with table:
-        for line, values in table.rows():
+        for row in table.rows():
             try:
-                result = runner(reader.arrays([values]))
+                result = runner(reader.arrays([row.values]))
                 answers: Mapping[str, Any]
                 if result.answers is not None:
                     answers = result.answers
@@ -70,21 +72,16 @@ def run_rows(args: argparse.Namespace, package: Package, name: str) -> int:
                         zip(names if is_whole else result.outputs, result.outputs.values(), strict=True)
                     )
                 flat = {key: _flat(value) for key, value in answers.items()}
-                table.add(line, cells_of(flat, labels), _ranked(flat, labels))
+                table.add(row, cells_of(flat, labels), _ranked(flat, labels))
             except (BuildError, EdgeError) as error:
-                table.failed(line, str(error))
+                table.refuse(row, error)
     return table.finish()
 
 
 async def infer_rows(args: argparse.Namespace, broker: Broker, name: str) -> int:
     """Ask a model on a device about each row of a table."""
-    import asyncio
-
-    from builder.cli.progress import print_line
     from builder.running.row_answers import cells_of
     from edgebundle.async_client import AsyncClient
-    from edgebundle.defaults import IN_FLIGHT
-    from edgebundle.errors import ExecutionError, InputError
     from edgebundle.request import Request
 
     async with AsyncClient(broker, progress=print_line) as client:
@@ -105,30 +102,16 @@ async def infer_rows(args: argparse.Namespace, broker: Broker, name: str) -> int
                     f"{name}: expected {len(names)} columns, missing {', '.join(map(repr, missing[:6]))}"
                 )
             table.note([each for each in table.file.header if each not in names])
-        running: deque[tuple[int, asyncio.Task[Answer]]] = deque()
 
-        async def take() -> None:
-            line, task = running.popleft()
-            try:
-                outputs = (await task).outputs
-                flat = {o.name: o.flat() if o.datatype == "BYTES" else _flat(o.values) for o in outputs}
-                table.add(line, cells_of(flat), _ranked(flat))
-            except (InputError, ExecutionError, BuildError) as error:
-                table.failed(line, getattr(error, "message", str(error)))
+        async def ask(row: _Row) -> Answer:
+            return await model.item(Request.row(row.values), deadline_s=args.deadline)
+
+        def take(row: _Row, answer: Answer) -> None:
+            flat = {o.name: o.flat() if o.datatype == "BYTES" else _flat(o.values) for o in answer.outputs}
+            table.add(row, cells_of(flat), _ranked(flat))
 
         with table:
-            try:
-                for line, values in table.rows():
-                    call = model.item(Request.row(values), deadline_s=args.deadline)
-                    running.append((line, asyncio.ensure_future(call)))
-                    if len(running) >= IN_FLIGHT:
-                        await take()
-                while running:
-                    await take()
-            finally:
-                for _, task in running:
-                    task.cancel()
-                await asyncio.gather(*(task for _, task in running), return_exceptions=True)
+            await ask_each(table.rows(), ask, take, table.refuse)
     return table.finish()
 
 
@@ -145,6 +128,15 @@ def is_rows(name: str) -> bool:
     except (ValueError, RecursionError):
         return True  # whose reader says what is wrong
     return not (isinstance(document, dict) and isinstance(document.get("inputs"), list))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row that is asked about, and what is true of it, if that is known."""
+
+    line: int
+    values: dict[str, object] | list[object]
+    truth: str | None
 
 
 class _Table:
@@ -170,11 +162,11 @@ class _Table:
                 raise ModelError(f"--outputs: expected another file than the input, got {self._output}")
         self._writer: row_answers.RowWriter | None = None
         self._truths: Iterator[str] | None = read_truths(args.accuracy) if args.accuracy else None
-        self._waiting: deque[str] = deque()  # what is true of the rows that have no answer yet
         self._accuracy = RowAccuracy()
         self._documents: list[dict[str, object]] = []
         self._counts: Counter[str] = Counter()
-        self._done = self._failed = 0
+        self._done = 0
+        self._failures = Failures("rows")
         self._began = self._shown = time.monotonic()
 
     def __enter__(self) -> None:
@@ -194,31 +186,25 @@ class _Table:
             shown = ", ".join(name[:60] for name in extra[:6]) + (" ..." if len(extra) > 6 else "")
             print(f"columns that the model does not take: {shown}", file=sys.stderr)
 
-    def rows(self) -> Iterator[tuple[int, dict[str, object] | list[object]]]:
-        """Yield each row that can be read, with its line; tell about the others."""
+    def rows(self) -> Iterator[_Row]:
+        """Yield each row that can be read; tell about the others."""
         for row in self.file.rows:
             self._progress(row.line)
-            if self._truths is not None:
-                truth = next(self._truths, None)
-                if truth is None:
-                    raise ModelError(
-                        f"--accuracy: {self._args.accuracy} has fewer rows than {self.file.path}"
-                    )
-                self._waiting.append(truth)
+            truth = None if self._truths is None else next(self._truths, None)
+            if self._truths is not None and truth is None:
+                raise ModelError(f"--accuracy: {self._args.accuracy} has fewer rows than {self.file.path}")
             try:
                 values = self._values(row)
             except ValueError as error:
-                self._tell(row.line, str(error))
-                if self._waiting:
-                    self._waiting.pop()
+                self._failures.add(f"{self.file.path}:{row.line}", error)
                 continue
-            yield row.line, values
+            yield _Row(row.line, values, truth)
         if self._truths is not None and next(self._truths, None) is not None:
             raise ModelError(f"--accuracy: {self._args.accuracy} has more rows than {self.file.path}")
-        if not self._done and not self._failed:
+        if not self._done and not self._failures.count:
             raise ModelError(f"{self.file.path}: expected rows, got none")
 
-    def _values(self, row: Row) -> dict[str, object] | list[object]:
+    def _values(self, row: FileRow) -> dict[str, object] | list[object]:
         from builder.running.row_file import typed
 
         if self.file.is_text:
@@ -227,38 +213,29 @@ class _Table:
             return row.values
         raise ValueError("expected a row, an object or an array")
 
-    def add(self, line: int, cells: Cells, ranked: Sequence[Sequence[str]]) -> None:
+    def add(self, row: _Row, cells: Cells, ranked: Sequence[Sequence[str]]) -> None:
         """Take the answer about a row."""
+        if row.truth is not None:
+            self._accuracy.add(cells, ranked, row.truth)
         self._done += 1
         self._counts.update([str(cells["label"])] if "label" in cells else [])
-        if self._truths is not None:
-            self._accuracy.add(cells, ranked, self._waiting.popleft())
         if self._writer is not None:
-            self._writer.write(line, cells)
+            self._writer.write(row.line, cells)
         elif self._args.json:
-            self._documents.append({"line": line, **cells})
+            self._documents.append({"line": row.line, **cells})
         elif self._truths is None:
             clear_line()
-            print(f"{line:6}  {self._writing.shown(cells)}")
+            print(f"{row.line:6}  {self._writing.shown(cells)}")
 
-    def failed(self, line: int, reason: str) -> None:
-        """Take the refusal of the row whose turn it is."""
-        self._tell(line, reason)
-        if self._waiting:
-            self._waiting.popleft()
-
-    def _tell(self, line: int, reason: str) -> None:
-        self._failed += 1
-        if self._failed <= _MOST_ERRORS:
-            clear_line()
-            print(f"edgebundle: error: {self.file.path}:{line}: {' '.join(reason.split())}", file=sys.stderr)
+    def refuse(self, row: _Row, error: Exception) -> None:
+        """Take the error of a row."""
+        self._failures.add(f"{self.file.path}:{row.line}", error)
 
     def finish(self) -> int:
         """Print the summary, and return the exit code."""
-        if self._failed > _MOST_ERRORS:
-            print(f"edgebundle: error: {self._failed - _MOST_ERRORS} more rows", file=sys.stderr)
+        self._failures.end()
         if self._args.json:
-            document: dict[str, object] = {"rows": self._done, "failed": self._failed}
+            document: dict[str, object] = {"rows": self._done, "failed": self._failures.count}
             if self._writer is None and self._truths is None:
                 document["results"] = self._documents
             if self._truths is not None:
@@ -268,7 +245,7 @@ class _Table:
             print(self._summary(), file=sys.stderr)
             if self._truths is not None:
                 print(self._accuracy)
-        return EXIT_INPUT if self._failed else 0
+        return EXIT_INPUT if self._failures.count else 0
 
     def _summary(self) -> str:
         seconds = time.monotonic() - self._began
@@ -280,8 +257,8 @@ class _Table:
         if most:
             more = f" and {len(self._counts) - len(most)} more" if len(self._counts) > len(most) else ""
             parts.append(", ".join(f"{count} {label}" for label, count in most) + more)
-        if self._failed:
-            parts.append(f"{self._failed} could not be used")
+        if self._failures.count:
+            parts.append(f"{self._failures.count} could not be used")
         if self._output:
             parts.append(f"written to {self._output}")
         return "; ".join(parts)

@@ -9,12 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.errors import EdgeError
-from builder.cli import EXIT_INPUT, Parser, SubParsers
-from builder.cli.answers import Summary, document, draw_answer, drawn_names, found_objects, table
+from builder.cli import Parser, SubParsers
+from builder.cli.answers import document, draw_answer, drawn_names, table
 from builder.cli.arguments import add_json, milliseconds, positive
 from builder.cli.early_checks import check_folder_of
+from builder.cli.files import Files
 from builder.cli.input_names import check_named, is_many, named_inputs
-from builder.cli.progress import clear_line
 
 if TYPE_CHECKING:
     from agent.runtime.report import Report
@@ -335,13 +335,9 @@ def _check_inputs(args: argparse.Namespace, names: list[str]) -> None:
 
 
 def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> int:
-    """Run the model on each of many inputs; one that cannot be used is told, and the others go on."""
-    import time
-
+    """Run the model on each of many inputs."""
     from builder.errors import BuildError, ModelError
-    from builder.running.accuracy import Accuracy, read_truths
-    from builder.running.detection_accuracy import DetectionAccuracy
-    from builder.running.input_files import input_files
+    from builder.running.accuracy import is_right
     from builder.running.local_run import Runner, save_steps
 
     is_stream = bool(package.manifest.states)
@@ -355,60 +351,22 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
     ):
         if getattr(args, flag):
             raise ModelError(f"--{flag.replace('_', '-')}: expected one input, got several or --accuracy")
-    truths, detections = {}, None
-    if args.accuracy and args.accuracy.endswith(".json"):
-        detections = DetectionAccuracy(args.accuracy)
-    elif args.accuracy:
-        labels = package.members.get("labels.txt", b"").decode().splitlines()
-        truths = {truth.file: truth for truth in read_truths(args.accuracy, labels)}
-    files = input_files(names) if names else list(truths) if detections is None else detections.files
-    if detections is not None:
-        files = [file for file in files if detections.has(file)]
-        if not files:
-            raise ModelError(f"--accuracy: {args.accuracy} does not have the pictures of {', '.join(names)}")
-    if missing := [file for file in files if truths and file not in truths]:
-        raise ModelError(f"--accuracy: {args.accuracy} has no row for {missing[0]}")
-    drawn = drawn_names(files, args.draw) if args.draw else [None] * len(files)
-    runner, summary, accuracy = Runner(package, args.threads), Summary(), Accuracy()
-    documents, steps, failed, began = [], [], 0, time.monotonic()
-    for number, (file, output) in enumerate(zip(files, drawn, strict=True), 1):
-        if sys.stderr.isatty():
-            print(f"\r\033[K{number} of {len(files)}: {file.name[:60]}", end="", file=sys.stderr, flush=True)
+    labels = package.members.get("labels.txt", b"").decode().splitlines()
+    files = Files(names, accuracy=args.accuracy, labels=labels, draw=args.draw, as_json=args.json)
+    runner, steps = Runner(package, args.threads), []
+    for file in files:
         try:
-            result = runner(file, args.fill_mode)
-            if detections is not None:
-                detections.add(file, found_objects(result.answers))
-            if output is not None:
-                draw_answer(file, result.answers, output)
+            result = runner(file.path, args.fill_mode)
+            compare = partial(is_right, result.get_output("output_0"))
+            files.add(file, result.answers, compare, document(result), table(result.answers or {}))
         except (BuildError, EdgeError, OSError) as error:
-            failed += 1
-            clear_line()
-            reason = " ".join(str(error).split())
-            where = "" if str(file) in reason else f"{file}: "
-            print(f"edgebundle: error: {where}{reason}", file=sys.stderr)
+            files.refuse(file, error)
             continue
-        summary.add(result.answers)
         if args.outputs:
             steps.append(result)
-        if truths:
-            accuracy.add(result.get_output("output_0"), truths[file])
-        if args.json:
-            documents.append({"file": str(file), **document(result)})
-        elif not args.accuracy:
-            clear_line()
-            _print_lines([f"{file}:", *table(result.answers or {})])
-    clear_line()
     if steps:
         save_steps(args.outputs, steps)
-    if args.json:
-        numbers = accuracy.document() if detections is None else detections.document()
-        counts = {"accuracy": numbers} if args.accuracy else {}
-        print(json.dumps({"results": documents, "failed": failed} | counts))
-    else:
-        print(summary.line(time.monotonic() - began, failed))
-        if args.accuracy:
-            print(accuracy if detections is None else detections)
-    return EXIT_INPUT if failed else 0
+    return files.finish()
 
 
 def _print_lines(lines: list[str]) -> None:

@@ -29,45 +29,31 @@ class Truth:
     ----------
     file
         The picture.
-    index
-        Its class, from 0.
-    """
-
-    file: Path
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row of the table.
-
-    Attributes
-    ----------
-    number
-        The line, from 1.
-    file
-        The picture.
     label
         The name of its class, or the class's number.
+    index
+        The class's number, from 0; None if the model's labels are not known.
     """
 
-    number: int
     file: Path
     label: str
+    index: int | None = None
 
 
-def read_rows(path: str | Path) -> list[Row]:
-    """Read a CSV table of two columns: a file, relative to the table's folder, and a label.
+def read_truths(path: str | Path, labels: Sequence[str] | None) -> list[Truth]:
+    """Read a CSV table of two columns: a file, relative to the table's folder, and its label or class index.
 
     Parameters
     ----------
     path
         The table. A first row `file,label` is a heading.
+    labels
+        The model's labels; empty if it has none, and the table then has indices. None if they are not known.
 
     Raises
     ------
     ModelError
-        If the table cannot be read, or has no rows.
+        If the table cannot be read, has no rows, or names a class that the model does not have.
     """
     path = Path(path)
     try:
@@ -76,6 +62,7 @@ def read_rows(path: str | Path) -> list[Row]:
         rows = list(csv.reader(path.read_text("utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ModelError(f"{path}: expected a CSV table ({error})") from error
+    known = {label: index for index, label in reversed(list(enumerate(labels or ())))}
     found = []
     for number, row in enumerate(rows, 1):
         cells = [cell.strip() for cell in row]
@@ -83,41 +70,41 @@ def read_rows(path: str | Path) -> list[Row]:
             continue
         if len(cells) != 2:
             raise ModelError(f"{path}:{number}: expected a file and a label, got {len(cells)} columns")
-        found.append(Row(number, path.parent / cells[0], cells[1]))
+        label = cells[1]
+        index = known.get(label)
+        if index is None and label.isascii() and label.isdigit() and len(label) < 9:
+            index = int(label)
+        if index is None and labels is not None:
+            raise ModelError(
+                f"{path}:{number}: expected a label of the model or a class index, got {label[:80]!r}",
+                hint=f"the model's labels begin with {', '.join(labels[:5])}" if labels else None,
+            )
+        found.append(Truth(path.parent / cells[0], label, index))
     if not found:
         raise ModelError(f"{path}: expected rows of a file and a label, got none")
     return found
 
 
-def read_truths(path: str | Path, labels: Sequence[str]) -> list[Truth]:
-    """Read a CSV table of two columns: a file, relative to the table's folder, and its label or class index.
+def is_right(scores: npt.NDArray[Any], truth: Truth) -> tuple[bool, bool]:
+    """Return whether the right class is the best one, and whether it is among the five best.
 
     Parameters
     ----------
-    path
-        The table. A first row `file,label` is a heading.
-    labels
-        The model's labels; empty if it has none, and the table then has indices.
+    scores
+        The model's first output, with one value for each class.
+    truth
+        The picture, with the number of its class.
 
     Raises
     ------
     ModelError
-        If the table cannot be read, or names a class that the model does not have.
+        If the model does not have the picture's class.
     """
-    known = {label: index for index, label in reversed(list(enumerate(labels)))}
-    truths = []
-    for row in read_rows(path):
-        label = row.label
-        index = known.get(label)
-        if index is None and label.isascii() and label.isdigit() and len(label) < 9:
-            index = int(label)
-        if index is None:
-            raise ModelError(
-                f"{path}:{row.number}: expected a label of the model or a class index, got {label[:80]!r}",
-                hint=f"the model's labels begin with {', '.join(labels[:5])}" if labels else None,
-            )
-        truths.append(Truth(row.file, index))
-    return truths
+    flat = scores.reshape(-1)
+    if truth.index is None or truth.index >= flat.size:
+        raise ModelError(f"{truth.file}: expected a class below {flat.size}, got {truth.label}")
+    best = np.argsort(-flat.astype(np.float64), kind="stable")[:TOP]
+    return bool(best[0] == truth.index), truth.index in best
 
 
 @dataclass(slots=True)
@@ -135,27 +122,6 @@ class Accuracy:
     pictures: int = 0
     top1: int = 0
     top5: int = 0
-
-    def add(self, scores: npt.NDArray[Any], truth: Truth) -> None:
-        """Count one answer.
-
-        Parameters
-        ----------
-        scores
-            The model's first output, with one value for each class.
-        truth
-            The picture.
-
-        Raises
-        ------
-        ModelError
-            If the model does not have the picture's class.
-        """
-        flat = scores.reshape(-1)
-        if truth.index >= flat.size:
-            raise ModelError(f"{truth.file}: expected a class below {flat.size}, got {truth.index}")
-        best = np.argsort(-flat.astype(np.float64), kind="stable")[:TOP]
-        self.count(bool(best[0] == truth.index), truth.index in best)
 
     def count(self, is_best: bool, is_among_the_best: bool) -> None:
         """Count one answer by where the right class is in it."""

@@ -83,12 +83,12 @@ class RowAccuracy:
         ModelError
             If the answer has neither classes nor one number.
         """
-        self.rows += 1
         label = next((value for name, value in cells.items() if name.endswith(LABEL)), None)
         if ranked or label is not None:
             found = [truth in names for names in (ranked or [[str(label)]])[:5]]
             self.top1 += found[0]
             self.top5 += any(found)
+            self.rows += 1
             return
         value = next(iter(cells.values()), None) if len(cells) == 1 else None
         try:
@@ -101,6 +101,7 @@ class RowAccuracy:
                 hint="declare the classes: edgebundle repack BUNDLE --postprocess top1",
             )
         self.is_number = True
+        self.rows += 1
         self.absolute += abs(value - right)
         self.squared += (value - right) ** 2
 

@@ -286,6 +286,21 @@ def test_accuracy_of_known_pictures(terminal: Terminal, digits: Path, tmp_path: 
     assert document["accuracy"]["top1"] == 1
 
 
+def test_accuracy_counts_rows_and_goes_on_after_a_class_that_the_model_does_not_have(
+    terminal: Terminal, digits: Path, tmp_path: Path
+) -> None:
+    for name in ("seven", "three"):
+        shutil.copy(DIGITS / f"{name}.png", tmp_path)
+    (tmp_path / "labels.csv").write_text("seven.png,seven\nseven.png,10\nthree.png,3\nseven.png,8\n")
+    result = terminal("run", digits, "--accuracy", tmp_path / "labels.csv")
+    assert result.code == 4
+    error = f"edgebundle: error: {tmp_path / 'seven.png'}: expected a class below 10, got 10"
+    assert result.err == [error]
+    assert re.search(r"; 1 could not be used\ntop-1 66\.7 %, top-5 \d+\.\d %( of 3 pictures)\n", result.out)
+    result = terminal("run", digits, "-i", tmp_path, "--accuracy", tmp_path / "labels.csv", "--json")
+    assert json.loads(result.out)["accuracy"]["pictures"] == 3
+
+
 def test_input_and_answer_are_shown(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
     shown, drawn = tmp_path / "shown.png", tmp_path / "drawn.jpg"
     result = terminal("run", digits, "-i", DIGITS / "seven.png", "--show-input", shown, "--draw", drawn)

@@ -24,10 +24,20 @@ def test_classes_on_a_device(site: Site, pictures: Path, capfd: pytest.CaptureFi
     table = pictures / "labels.csv"
     table.write_text("file,label\nseven.png,seven\nthree.png,zero\n")
     assert site.infer("kitchen", "--accuracy", table) == 0
-    assert capfd.readouterr().out.startswith("top-1 50.0 %, top-5 ")
+    assert capfd.readouterr().out.splitlines()[1].startswith("top-1 50.0 %, top-5 ")
     table.write_text("seven.png,7\n")
     assert site.infer("kitchen", "--accuracy", table, "--input", pictures / "seven.png", "--json") == 0
-    assert json.loads(capfd.readouterr().out) == {"accuracy": {"pictures": 1, "top1": 1, "top5": 1}}
+    document = json.loads(capfd.readouterr().out)
+    assert document["accuracy"] == {"pictures": 1, "top1": 1, "top5": 1}
+    (pictures / "three.png").write_text("no picture")
+    table.write_text("three.png,three\nseven.png,7\nseven.png,8\n")
+    assert site.infer("kitchen", "--accuracy", table) == 4
+    out, err = capfd.readouterr()
+    assert err.count("edgebundle: error: ") == 1
+    assert "three.png" in err
+    assert "; 1 could not be used" in out
+    assert out.splitlines()[1].startswith("top-1 50.0 %, ")
+    assert out.endswith(" of 2 pictures\n")
 
 
 def test_boxes_on_a_device(site: Site, pictures: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -42,7 +52,8 @@ def test_boxes_on_a_device(site: Site, pictures: Path, capfd: pytest.CaptureFixt
     path = pictures / "instances.json"
     path.write_text(json.dumps(document))
     assert site.infer("odd", "--accuracy", path, "--input", pictures) == 0
-    assert capfd.readouterr().out.startswith("mAP 0.500, mAP50 0.500, mAP75 0.500 of 2 objects in 1 pictures")
+    line = capfd.readouterr().out.splitlines()[1]
+    assert line == "mAP 0.500, mAP50 0.500, mAP75 0.500 of 2 objects in 1 pictures"
 
 
 @pytest.mark.parametrize(
@@ -51,8 +62,8 @@ def test_boxes_on_a_device(site: Site, pictures: Path, capfd: pytest.CaptureFixt
         ((), "expected --inputs, got none"),
         (("--accuracy", "absent.csv"), "absent.csv: expected a CSV table"),
         (("--accuracy", "absent.json"), "absent.json: expected annotations of COCO"),
-        (("--accuracy", "labels.csv", "--input", "three.png"), "does not have the pictures of three.png"),
-        (("--accuracy", "boxes.json"), "expected an answer with boxes, got none"),
+        (("--accuracy", "labels.csv", "--input", "three.png"), "has no row for three.png"),
+        (("--accuracy", "boxes.json"), "expected a bundle that answers with boxes"),
     ],
 )
 def test_mistake_is_one_error(

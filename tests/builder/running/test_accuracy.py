@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from builder.errors import ModelError
-from builder.running.accuracy import Accuracy, Truth, read_truths
+from builder.running.accuracy import Accuracy, Truth, is_right, read_truths
 
 
 def test_a_table_has_labels_or_indices(tmp_path: Path) -> None:
     table = tmp_path / "labels.csv"
     table.write_text('file,label\na.jpg,dog\n"sub/b, c.jpg", 0\n\n')
-    truths = read_truths(table, ["cat", "dog"])
-    assert truths == [Truth(tmp_path / "a.jpg", 1), Truth(tmp_path / "sub/b, c.jpg", 0)]
+    first, second = tmp_path / "a.jpg", tmp_path / "sub/b, c.jpg"
+    assert read_truths(table, ["cat", "dog"]) == [Truth(first, "dog", 1), Truth(second, "0", 0)]
+    assert read_truths(table, None) == [Truth(first, "dog"), Truth(second, "0", 0)]
 
 
 @pytest.mark.parametrize(
@@ -38,8 +39,8 @@ def test_right_answers_are_counted() -> None:
     accuracy = Accuracy()
     scores = np.array([[0, 1, 2, 3, 4, 5, 6]], np.float32)
     for index in (6, 2, 0):
-        accuracy.add(scores, Truth(Path("x.jpg"), index))
+        accuracy.count(*is_right(scores, Truth(Path("x.jpg"), str(index), index)))
     assert (accuracy.pictures, accuracy.top1, accuracy.top5) == (3, 1, 2)
     assert str(accuracy) == "top-1 33.3 %, top-5 66.7 % of 3 pictures"
     with pytest.raises(ModelError, match="expected a class below 7, got 7"):
-        accuracy.add(scores, Truth(Path("x.jpg"), 7))
+        is_right(scores, Truth(Path("x.jpg"), "7", 7))
