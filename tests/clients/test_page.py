@@ -43,7 +43,7 @@ def test_program_of_the_readme(
 ) -> None:
     [program] = re.findall(r"```python\n(from edgebundle .*?)```", README, re.DOTALL)
     monkeypatch.chdir(ROOT)
-    exec(program.replace("mqtt://broker", site.url).replace('"demo"', '"kitchen"'))
+    exec(program.replace("mqtts://broker.lan", site.url))
     assert capsys.readouterr().out == "seven\n"
 
 

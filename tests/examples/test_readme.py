@@ -98,6 +98,16 @@ def test_python_example_writes_the_same_bundle(
     assert (folder / "digits.bundle").read_bytes() == before  # compiled again from Python: the same bytes
 
 
+def test_the_device_gets_the_bundle_that_was_compiled_over_the_broker_that_it_uses() -> None:
+    walk = README.partition("\n## From model to answer\n")[2].partition("\n## ")[0]
+    compiled, verified = (re.findall(pattern, walk) for pattern in (r" -o (\S+)", r"verify (\S+)"))
+    deployed = re.findall(r"deploy (\S+)", walk)
+    assert deployed == [*compiled, "older.bundle"]
+    assert verified == compiled
+    assert len(set(re.findall(r"mqtts?://[a-z.]+", walk))) == 1
+    assert len(set(re.findall(r"--agent ([a-z]+)", walk))) == 1
+
+
 def test_table_of_targets_has_all_presets() -> None:
     rows = re.findall(r"^\| `([a-z][a-z0-9-]*)` \| (.*) \|$", README, re.MULTILINE)
     assert {name for name, _ in rows} == set(PRESETS)
