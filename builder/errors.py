@@ -227,7 +227,19 @@ class UnsuitedError(ValueError):
 
 
 class RefusalError(Exception):
-    """An operator of TensorFlow Lite cannot be written as ONNX; the message says only why."""
+    """An operator of TensorFlow Lite cannot be written as ONNX; the message says only why.
+
+    Parameters
+    ----------
+    message
+        Why.
+    hint
+        As in `BuildError`.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 def lines_of(error: BaseException) -> list[str]:

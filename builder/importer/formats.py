@@ -130,7 +130,7 @@ def _load_tflite(
     del tflite
     from builder.importer.tflite.loading import load_tflite
 
-    file = load_tflite(path, input_shapes, progress or (lambda _: None))
+    file = load_tflite(path, input_shapes, input_values, progress or (lambda _: None))
     model = import_onnx(file.model, input_values=input_values, progress=progress)
     if file.states:
         try:

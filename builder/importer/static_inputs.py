@@ -254,11 +254,34 @@ def _fold_value(model: onnx.ModelProto, name: str, value: ArrayLike, shape: tupl
     index = next(i for i, info in enumerate(graph.input) if info.name == name)
     info = graph.input[index]
     declared = shape if shape is not None else _declared_dims(info)
-    array = _as_dtype(name, value, helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
-    if declared is not None:
-        array = _as_shape(name, array, declared)
+    array = value_of(name, value, helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type), declared)
     del graph.input[index]
     graph.initializer.append(numpy_helper.from_array(array, name))
+
+
+def value_of(
+    name: str, value: ArrayLike, dtype: np.dtype[Any], declared: Sequence[Dim] | None
+) -> NDArray[Any]:
+    """Return the value that a user gives an input as an array of its datatype and shape.
+
+    Parameters
+    ----------
+    name
+        The input, for messages.
+    value
+        A number, which fills the input, or numbers of its shape.
+    dtype
+        The input's datatype.
+    declared
+        Its dimensions, as far as they are known; None if not even their number is.
+
+    Raises
+    ------
+    ShapeError
+        If the value does not fit.
+    """
+    array = _as_dtype(name, value, dtype)
+    return array if declared is None else _as_shape(name, array, declared)
 
 
 def _as_dtype(name: str, value: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:

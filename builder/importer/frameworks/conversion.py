@@ -151,7 +151,7 @@ def _exported(
     if (process.folder / _TFLITE).exists():
         from builder.importer.tflite.loading import load_tflite
 
-        file = load_tflite(process.folder / _TFLITE, None, progress)
+        file = load_tflite(process.folder / _TFLITE, None, None, progress)
         if file.states:
             raise ModelError(
                 f"{model}: its variable keeps a value from one inference to the next",

@@ -27,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 import onnxruntime
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from agent.array_file import damage, read_arrays, reason_of
 from builder.errors import ModelError, ParityError
@@ -157,13 +157,13 @@ def compare(raw: bytes, model: TfliteModel, converted: Converted, progress: Prog
         return
     names = {operator.name for graph in model.subgraphs for operator in graph.operators}
     tensors, reason = run_interpreter(
-        raw, sample_inputs(model, shapes), reference=names.isdisjoint(NOT_REFERENCE)
+        raw, {**sample_inputs(model, shapes), **converted.given}, reference=names.isdisjoint(NOT_REFERENCE)
     )
     if tensors is None:
         progress(f"the import was not compared with LiteRT, {reason}")
         return
     try:
-        worst = differences(model, shapes, tensors)
+        worst = differences(model, shapes, tensors, converted.given)
     except ModelError as error:
         progress(f"the import was not compared with LiteRT: {error}")
         return
@@ -225,7 +225,10 @@ def start_interpreter(folder: Path, kernels: str) -> tuple[int, str]:
 
 
 def differences(
-    model: TfliteModel, shapes: Mapping[int, tuple[int, ...]], tensors: Mapping[int, NDArray[Any]]
+    model: TfliteModel,
+    shapes: Mapping[int, tuple[int, ...]],
+    tensors: Mapping[int, NDArray[Any]],
+    given: Mapping[int, NDArray[Any]],
 ) -> str | None:
     """Find the first operator that gives other numbers than the interpreter, given its inputs.
 
@@ -237,6 +240,8 @@ def differences(
         Shapes of the inputs, by tensor index.
     tensors
         The interpreter's tensors, by index.
+    given
+        Values of inputs that are constants, by tensor index.
 
     Returns
     -------
@@ -278,11 +283,12 @@ def differences(
 
     main = model.subgraphs[0]
     named = {value_name(main.tensors[index]): shape for index, shape in shapes.items()}
-    compared = convert(model, "compared", named, observe=observe)
+    values: dict[str, ArrayLike] = {value_name(main.tensors[index]): array for index, array in given.items()}
+    compared = convert(model, "compared", named, observe=observe, input_values=values)
     graph = compared.model
-    given = {value.name: value.type.tensor_type for value in graph.graph.input}
+    inputs = {value.name: value.type.tensor_type for value in graph.graph.input}
     for state in compared.states:
-        kind = given[state.input]
+        kind = inputs[state.input]
         shape = [dim.dim_value for dim in kind.shape.dim]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
         feeds[state.input] = np.full(shape, state.initial or 0, dtype)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import onnx
+from numpy.typing import ArrayLike, NDArray
 
 from agent.bundle.state import State
 from builder.errors import RefusalError, ShapeError, UnsupportedOperatorError
+from builder.importer.static_inputs import value_of
 from builder.importer.tflite.control_flow import STATIC, Program
 from builder.importer.tflite.graph_builder import GraphBuilder
 from builder.importer.tflite.operation import Operation
@@ -37,10 +40,13 @@ class Converted:
         A model with static shapes, whose last inputs and outputs are those of the states.
     states
         What the model leaves from one run to the next.
+    given
+        Values of inputs that the user made constants, by tensor index.
     """
 
     model: onnx.ModelProto
     states: tuple[State, ...]
+    given: Mapping[int, NDArray[Any]]
 
 
 def convert(
@@ -49,6 +55,7 @@ def convert(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     progress: Callable[[str], None] | None = None,
     observe: Observer | None = None,
+    input_values: Mapping[str, ArrayLike] | None = None,
 ) -> Converted:
     """Convert a model.
 
@@ -64,6 +71,8 @@ def convert(
         Called with each choice that was made without asking the user.
     observe
         Called after each operator of the main subgraph.
+    input_values
+        Input name -> value, for inputs that shall be constants. They stay inputs, which nothing reads.
 
     Returns
     -------
@@ -75,26 +84,77 @@ def convert(
     UnsupportedOperatorError
         If operators cannot be converted; the message names them.
     ShapeError
-        If `input_shapes` does not fit the inputs.
+        If `input_shapes` or `input_values` do not fit the inputs.
     """
+    shapes = _input_shapes(model, input_shapes or {})
+    given = _input_values(model, shapes, input_values or {})
     keeps: frozenset[str] = frozenset()
     # A variable is a state if it is written after it was read, which only the end of the graph tells.
     while any(operator.name == "ASSIGN_VARIABLE" for operator in _all_operators(model)):
-        _, program = _written(model, input_shapes, keeps, None)
+        _, program = _written(model, shapes, given, keeps, None)
         if program.kept <= keeps:
             break
         keeps |= program.kept
-    graph, _ = _written(model, input_shapes, keeps, observe)
+    graph, _ = _written(model, shapes, given, keeps, observe)
     states = graph.add_states()
     if progress is not None:
         for text in graph.notes:
             progress(text)
-    return Converted(graph.model(name), states)
+    return Converted(graph.model(name), states, given)
+
+
+def _input_shapes(
+    model: TfliteModel, input_shapes: Mapping[str, Sequence[int]]
+) -> dict[int, tuple[int, ...]]:
+    """Shapes of all inputs, by tensor index."""
+    main = model.subgraphs[0]
+    wanted = dict(input_shapes)
+    shapes = {}
+    for index in main.inputs:
+        tensor = main.tensors[index]
+        shape = wanted.pop(value_name(tensor), tensor.shape)
+        if len(shape) != len(tensor.shape):
+            raise ShapeError(
+                f"input '{value_name(tensor)}': expected {len(tensor.shape)} dimensions, got {list(shape)}"
+            )
+        shapes[index] = tuple(shape)
+    if wanted:
+        raise ShapeError(
+            f"expected shapes of the inputs {_input_names(model)}, got one of {next(iter(wanted))!r:.80}"
+        )
+    return shapes
+
+
+def _input_values(
+    model: TfliteModel, shapes: dict[int, tuple[int, ...]], input_values: Mapping[str, ArrayLike]
+) -> dict[int, NDArray[Any]]:
+    """Values of inputs that are constants, by tensor index; their shapes may be those of the values."""
+    main = model.subgraphs[0]
+    named = {value_name(main.tensors[index]): index for index in main.inputs}
+    given = {}
+    for name, value in input_values.items():
+        if name not in named:
+            raise ShapeError(f"the model has no input '{name}'; its inputs are {_input_names(model)}")
+        tensor = main.tensors[named[name]]
+        shape = shapes[tensor.index]
+        is_open = shape == tensor.shape
+        declared = [
+            None if is_open and axis in (tensor.open_axes or ()) else dim for axis, dim in enumerate(shape)
+        ]
+        array = value_of(name, value, np.dtype(tensor.dtype or "V1"), declared)
+        given[tensor.index], shapes[tensor.index] = array, array.shape
+    return given
+
+
+def _input_names(model: TfliteModel) -> str:
+    main = model.subgraphs[0]
+    return ", ".join(value_name(main.tensors[index]) for index in main.inputs)[:300]
 
 
 def _written(
     model: TfliteModel,
-    input_shapes: Mapping[str, Sequence[int]] | None,
+    shapes: Mapping[int, tuple[int, ...]],
+    given: Mapping[int, NDArray[Any]],
     keeps: frozenset[str],
     observe: Observer | None,
 ) -> tuple[GraphBuilder, Program]:
@@ -102,22 +162,12 @@ def _written(
     main = model.subgraphs[0]
     graph = GraphBuilder()
     scope = Scope(graph, main)
-    shapes = dict(input_shapes or {})
     for index in main.inputs:
         tensor = main.tensors[index]
         if not tensor.dtype:
             raise UnsupportedOperatorError(f"input '{tensor.name}' cannot be served: {tensor.obstacle}")
-        shape = shapes.pop(value_name(tensor), tensor.shape)
-        if len(shape) != len(tensor.shape):
-            raise ShapeError(
-                f"input '{value_name(tensor)}': expected {len(tensor.shape)} dimensions, got {list(shape)}"
-            )
-        scope.put(tensor, graph.add_input(value_name(tensor), tensor.dtype, shape))
-    if shapes:
-        names = ", ".join(value_name(main.tensors[index]) for index in main.inputs)
-        raise ShapeError(
-            f"expected shapes of the inputs {names[:300]}, got one of {next(iter(shapes))!r:.80}"
-        )
+        value = graph.add_input(value_name(tensor), tensor.dtype, shapes[index])
+        scope.put(tensor, graph.constant(given[index]) if index in given else value)
     program = Program(model, lambda inner: _run(inner, program, None), keeps)
     _run(scope, program, observe)
     for index in main.outputs:
@@ -159,7 +209,9 @@ def _convert_operator(scope: Scope, operator: Operator, program: Program) -> Non
         else:
             CONVERTERS[operator.name](Operation(scope, operator))
     except RefusalError as error:
-        raise UnsupportedOperatorError(f"{describe(scope.subgraph, operator)}: {error}") from error
+        raise UnsupportedOperatorError(
+            f"{describe(scope.subgraph, operator)}: {error}", hint=error.hint
+        ) from error
     except MALFORMED as error:
         raise UnsupportedOperatorError(
             f"{describe(scope.subgraph, operator)}: its tensors or options do not fit together",

@@ -26,6 +26,11 @@ from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
 # The first opset with QuantizeLinear and DequantizeLinear on 16-bit numbers.
 OPSET: Final = 21
 IR_VERSION: Final = 10
+# Operators that are newer, the opset that has them, and its IR version. Between these opsets, the others only
+# took more datatypes.
+_NEWER: Final = frozenset({"BitCast"})
+_NEWER_OPSET: Final = 26
+_NEWER_IR_VERSION: Final = 13
 # Shapes, axes, indices and masks are smaller. Larger constants are folded later, by ONNX Runtime.
 MAX_FOLDED: Final = 4096
 # ONNX's inference reads shapes, axes and pads from inputs, and a list of as many sizes as a Split has parts,
@@ -239,9 +244,13 @@ class GraphBuilder:
             if constant in read
         ]
         graph = helper.make_graph(nodes, name, self._inputs, self._outputs, initializer=weights)
-        opset = [helper.make_opsetid("", OPSET)]
+        is_newer = any(node.op_type in _NEWER for node in nodes)
+        opset = [helper.make_opsetid("", _NEWER_OPSET if is_newer else OPSET)]
         return helper.make_model(
-            graph, opset_imports=opset, ir_version=IR_VERSION, producer_name="edgebundle"
+            graph,
+            opset_imports=opset,
+            ir_version=_NEWER_IR_VERSION if is_newer else IR_VERSION,
+            producer_name="edgebundle",
         )
 
     def _alive(self) -> tuple[list[onnx.NodeProto], set[str]]:
@@ -264,13 +273,14 @@ class GraphBuilder:
             known = self._constants.get(name)
             if known is not None and known.size <= (MAX_FOLDED if known.ndim == 1 else _READ_BY_INFERENCE):
                 data[name] = numpy_helper.from_array(np.ascontiguousarray(known).reshape(known.shape), name)
+        opset = _NEWER_OPSET if node.op_type in _NEWER else OPSET
         try:
             inferred = shape_inference.infer_node_outputs(
-                defs.get_schema(node.op_type, OPSET, node.domain),
+                defs.get_schema(node.op_type, opset, node.domain),
                 node,
                 types,
                 data,
-                opset_imports=[helper.make_opsetid("", OPSET)],
+                opset_imports=[helper.make_opsetid("", opset)],
                 ir_version=IR_VERSION,
             )
         except FOREIGN_FAILURES as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
+from numpy.typing import ArrayLike
 
 from agent.bundle.state import State
 from builder.importer.edge_scales import EdgeScales
@@ -50,7 +51,10 @@ class TfliteFile:
 
 
 def load_tflite(
-    path: Path, input_shapes: Mapping[str, Sequence[int]] | None, progress: Callable[[str], None]
+    path: Path,
+    input_shapes: Mapping[str, Sequence[int]] | None,
+    input_values: Mapping[str, ArrayLike] | None,
+    progress: Callable[[str], None],
 ) -> TfliteFile:
     """Read and convert a file.
 
@@ -60,6 +64,9 @@ def load_tflite(
         The file.
     input_shapes
         Input name -> shape, for inputs that shall have another shape than in the file.
+    input_values
+        Input name -> value, for inputs that shall be constants. They stay inputs of the ONNX model, which
+        nothing reads.
     progress
         Called with each note as soon as it is known, and with each step that may take long.
 
@@ -68,7 +75,7 @@ def load_tflite(
     ModelError
         If the file cannot be read or converted.
     ShapeError
-        If `input_shapes` does not fit the inputs.
+        If `input_shapes` or `input_values` do not fit the inputs.
     ParityError
         If LiteRT is installed and gives other numbers.
     """
@@ -80,7 +87,7 @@ def load_tflite(
         notes.append(text)
         progress(text)
 
-    converted = convert(model, path.stem, input_shapes, note)
+    converted = convert(model, path.stem, input_shapes, note, input_values=input_values)
     if is_installed():
         progress("comparing the import with LiteRT")
     compare(raw, model, converted, note)

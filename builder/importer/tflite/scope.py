@@ -26,6 +26,7 @@ from builder.importer.tflite.graph_builder import FLOAT, FLOAT16, GraphBuilder
 from builder.importer.tflite.schema import Subgraph
 from builder.importer.tflite.tensor import Quantisation, Tensor
 
+FIX_HINT: Final = "if an input determines it, make that input a constant: --input-values NAME=VALUE"
 # Below this rank, both layouts are the same.
 LEAST_RANK: Final = 3
 
@@ -119,7 +120,8 @@ class Scope:
         found = self.constant(tensor)
         if found is None:
             raise RefusalError(
-                f"its {what} '{tensor.name}' depends on values that are only known at run time"
+                f"its {what} '{tensor.name}' depends on values that are only known at run time",
+                hint=FIX_HINT,
             )
         return found
 

@@ -40,6 +40,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = MappingProxyType(
         "AVERAGE_POOL_2D": pooling.average_pool_2d,
         "BATCH_MATMUL": matrix.batch_matmul,
         "BATCH_TO_SPACE_ND": shaping.batch_to_space_nd,
+        "BITCAST": elementwise.bitcast,
         "BITWISE_XOR": elementwise.bitwise_xor,
         "BIDIRECTIONAL_SEQUENCE_LSTM": recurrent.bidirectional_sequence_lstm,
         "BIDIRECTIONAL_SEQUENCE_RNN": recurrent.bidirectional_sequence_rnn,
@@ -163,11 +164,13 @@ CONVERTERS: Final[Mapping[str, Converter]] = MappingProxyType(
         "TRANSPOSE_CONV": convolution.transpose_conv,
         "UNIDIRECTIONAL_SEQUENCE_LSTM": recurrent.unidirectional_sequence_lstm,
         "UNIDIRECTIONAL_SEQUENCE_RNN": recurrent.unidirectional_sequence_rnn,
+        "UNIQUE": indexing.unique,
         "UNPACK": shaping.unpack,
         "UNSORTED_SEGMENT_MAX": indexing.segments("max"),
         "UNSORTED_SEGMENT_MIN": indexing.segments("min"),
         "UNSORTED_SEGMENT_PROD": indexing.segments("mul"),
         "UNSORTED_SEGMENT_SUM": indexing.segments("add"),
+        "WHERE": indexing.where,
         "ZEROS_LIKE": filling.zeros_like,
     }
 )

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from builder.errors import RefusalError
+from builder.importer.tflite.graph_builder import element_type
 from builder.importer.tflite.operation import SMALL, Operation
 from builder.importer.tflite.scope import Layout
 
@@ -191,6 +192,18 @@ def cast(op: Operation) -> None:
     if not op.output.dtype or op.output.dtype == "V1":
         raise RefusalError(f"its result is {op.output.type_name}")
     op.put(op.cast(op.value(0, layout), op.output.dtype), layout)
+
+
+def bitcast(op: Operation) -> None:
+    """BITCAST of the numbers, whatever their scale: the same bits as another type of the same size."""
+    layout = op.layout()
+    value = op.value(0, layout)
+    if not op.output.dtype:
+        raise RefusalError(f"its result is {op.output.type_name}")
+    before, after = op.graph.dtype_of(value), np.dtype(op.output.dtype)
+    if before.itemsize != after.itemsize or "b" in (before.kind, after.kind):
+        raise RefusalError(f"expected types of the same size, got {before} and {after}")
+    op.put(value if before == after else op.graph.node("BitCast", value, to=element_type(str(after))), layout)
 
 
 def select(op: Operation) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from builder.errors import RefusalError
@@ -56,10 +58,26 @@ def _expand(op: Operation, number: str, wanted: list[int]) -> None:
 
 
 def broadcast_args(op: Operation) -> None:
-    """BROADCAST_ARGS: the shape that two shapes broadcast to."""
+    """BROADCAST_ARGS: the shape that two shapes broadcast to, whose lengths are known."""
+    if any(op.scope.constant(op.input(i)) is None for i in (0, 1)):
+        op.put(_broadcast_at_run_time(op))
+        return
     first, second = op.integers(0, "shape"), op.integers(1, "shape")
     try:
         found = np.broadcast_shapes(tuple(first), tuple(second))
     except ValueError as error:
         raise RefusalError(f"expected shapes that broadcast, got {first} and {second}") from error
     op.put(op.graph.constant(np.asarray(found, op.output.dtype or "int32")))
+
+
+def _broadcast_at_run_time(op: Operation) -> str:
+    graph = op.graph
+    rank = max(math.prod(op.shape(i)) for i in (0, 1))
+    shapes = []
+    for index in (0, 1):
+        count = math.prod(op.shape(index))
+        ones = graph.constant(np.ones(rank - count, graph.dtype_of(op.value(index))))
+        shapes.append(graph.node("Concat", ones, op.reshape(op.value(index), (count,)), axis=0))
+    first, second = shapes
+    one = graph.constant(np.ones((), graph.dtype_of(first)))
+    return graph.node("Where", graph.node("Equal", first, one), second, first)

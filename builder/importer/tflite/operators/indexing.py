@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 
 from builder.errors import RefusalError
 from builder.importer.tflite.operation import Operation
-from builder.importer.tflite.scope import Layout
+from builder.importer.tflite.scope import FIX_HINT, Layout
 
 Converter = Callable[[Operation], None]
+
+_LENGTH: Final = "the length of its result depends on values that are only known at run time"
+
+
+def unique(op: Operation) -> None:
+    """UNIQUE numbers of a constant in the order in which they come, and where each element is among them."""
+    numbers = op.scope.constant(op.input(0))
+    if numbers is None:
+        raise RefusalError(_LENGTH, hint=FIX_HINT)
+    found, first, places = np.unique(numbers.reshape(-1), return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    back = np.empty_like(order)
+    back[order] = np.arange(order.size)
+    op.put(op.graph.constant(found[order]))
+    if len(op.outputs) > 1:
+        tensor = op.outputs[1]
+        op.scope.put(tensor, op.graph.constant(back[places].astype(tensor.dtype or "V1")))
+
+
+def where(op: Operation) -> None:
+    """WHERE a constant is true: the places of the elements, int64 [n, rank]."""
+    condition = op.scope.constant(op.input(0))
+    if condition is None:
+        raise RefusalError(_LENGTH, hint=FIX_HINT)
+    op.put(op.graph.constant(np.argwhere(condition).astype(np.int64)))
 
 
 def gather(op: Operation) -> None:

@@ -776,6 +776,11 @@ def shaping() -> Iterator[Case]:
         "FILL", [_i(2, 3), X(())], [Y(same=True)], dtypes=("float32", "int32", "int64", "int8", "int16")
     )
     yield Case("BROADCAST_ARGS", [_i(2, 1), _i(3)], [Y(dtype="int32")])
+    yield Case("BROADCAST_ARGS", [X((3,), 1, 1.5, "int32"), _i(3)], [Y(dtype="int32")])
+    yield Case("BROADCAST_ARGS", [np.array([2, 3]), X((2,), 1, 1.5, "int64")], [Y(dtype="int64")])
+    yield Case("BITCAST", [X((2, 3))], [Y(dtype="int32")])
+    yield Case("BITCAST", [X((2, 3), -99, 99, "int32")], [Y(dtype="float32")])
+    yield Case("BITCAST", [X((1, 3, 2, 5), -99, 99, "int8")], [Y(dtype="uint8")])
     yield Case("RANGE", [_i(2).reshape(()), _i(11).reshape(()), _i(3).reshape(())], [Y(dtype="int32")])
     yield Case("RANGE", [np.float32(1), np.float32(-2), np.float32(-0.5)], [Y()])
 

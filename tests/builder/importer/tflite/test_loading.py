@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from builder import compile, load, run
-from builder.errors import ModelError
+from builder.errors import ModelError, ShapeError, UnsupportedOperatorError
 from tests.builder.importer.tflite.litert import distance, run_converted, run_litert
 from tests.builder.importer.tflite.test_conversion import network, weights
-from tests.builder.importer.tflite.tflite_file import write
+from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
 
 TINY = ("ic_float32", "ic_int8", "kws_float32", "kws_int8")
 
@@ -41,6 +41,51 @@ def test_another_shape_is_taken(tmp_path: Path) -> None:
     path = tmp_path / "small.tflite"
     path.write_bytes(write(network()))
     assert load(path, input_shapes={"picture": (3, 8, 8, 3)}).outputs[0].shape == (3, 5)
+
+
+def filled(*, signature: tuple[int, ...] = ()) -> bytes:
+    """A tensor whose shape is an input, computed on the way, times another input."""
+    graph = FileSubgraph()
+    dims, x = graph.tensor((2,), "int32", name="dims", signature=signature), graph.tensor((), name="x")
+    more, tensor, answer = graph.tensor((2,), "int32"), graph.tensor((3, 4)), graph.tensor((3, 4), name="y")
+    graph.op("ADD", [dims, graph.constant([1, 1])], [more], "AddOptions")
+    graph.op("FILL", [more, x], [tensor])
+    graph.op("MUL", [tensor, x], [answer], "MulOptions")
+    graph.inputs, graph.outputs = [dims, x], [answer]
+    return write(graph)
+
+
+def test_an_input_that_is_a_shape_becomes_a_constant(tmp_path: Path) -> None:
+    path = tmp_path / "filled.tflite"
+    path.write_bytes(filled())
+    with pytest.raises(UnsupportedOperatorError, match="its shape 't2' depends on values") as caught:
+        load(path)
+    assert "--input-values" in str(caught.value.hint)
+    model = load(path, input_values={"dims": [2, 3]})
+    assert [spec.name for spec in model.inputs] == ["x"]
+    assert model.outputs[0].shape == (3, 4)
+    assert load(path, input_values={"dims": 4}).outputs[0].shape == (5, 5)
+
+
+def test_an_input_of_open_length_is_as_long_as_its_value(tmp_path: Path) -> None:
+    path = tmp_path / "filled.tflite"
+    path.write_bytes(filled(signature=(-1,)))
+    assert load(path, input_values={"dims": [2]}).outputs[0].shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"dims": [1, 2, 3]}, r"input 'dims': expected \[2\], got a value of \[3\]"),
+        ({"dims": [1.5, 2]}, "input 'dims': expected int32"),
+        ({"size": [1, 2]}, "the model has no input 'size'; its inputs are dims, x"),
+    ],
+)
+def test_a_value_that_does_not_fit(tmp_path: Path, values: dict[str, list[float]], message: str) -> None:
+    path = tmp_path / "filled.tflite"
+    path.write_bytes(filled())
+    with pytest.raises(ShapeError, match=message):
+        load(path, input_values=values)
 
 
 def test_a_damaged_file_gets_one_line(tmp_path: Path) -> None:

@@ -23,13 +23,14 @@ HYBRID: Final = 0.05
 INTERPOLATED: Final = {
     "EXP": 2, "LOG": 32, "LOGISTIC": 2, "RSQRT": 64, "SOFTMAX": 2, "TANH": 2,
 }  # fmt: skip
-# By `test_detection`, `test_sparsity` and `test_spectrum`.
+# By `test_detection`, `test_sparsity`, `test_spectrum` and `test_indexing`.
 JUDGED_ELSEWHERE: Final = {
     *("DENSIFY", "NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5"),
     *("COMPLEX_ABS", "IMAG", "REAL", "RFFT2D"),
+    *("UNIQUE", "WHERE"),
 }
 # Operators of the schema that no graph of tensors with fixed shapes has: strings and hash tables, random
-# numbers, results whose length depends on values, and names that stand for no operator.
+# numbers, and names that stand for no operator.
 NOT_TENSORS: Final = {
     *("CUSTOM", "DELEGATE", "PLACEHOLDER_FOR_GREATER_OP_CODES", "CONCAT_EMBEDDINGS", "SKIP_GRAM"),
     *(
@@ -41,7 +42,7 @@ NOT_TENSORS: Final = {
         "LSH_PROJECTION",
     ),
     *("MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"),
-    *("UNIQUE", "WHERE", "EMBEDDING_LOOKUP_SPARSE"),
+    "EMBEDDING_LOOKUP_SPARSE",
 }
 KINDS: Final = ("float", "8 bits", "16 bits", "whole numbers", "hybrid")
 
