@@ -108,7 +108,8 @@ def _regress(bb: relax.BlockBuilder, node: onnx.NodeProto, samples: relax.Expr) 
     if count > 0:
         vectors = _matrix(node, "support_vectors", count, features)
         weights = _sized(coefficients, count, "coefficients").reshape(-1, 1)
-        product = _decide(bb, node, samples, vectors, weights)
+        sums = _decide(bb, node, samples, vectors, weights)
+        product = bb.emit(relax.op.astype(sums, "float32"))
     else:
         weights = _sized(coefficients, features, "coefficients").reshape(-1, 1)
         product = bb.emit(relax.op.matmul(samples, constant(weights)))
@@ -144,20 +145,21 @@ def _classify(bb: relax.BlockBuilder, node: onnx.NodeProto, samples: relax.Expr)
     weights = _pair_weights(_matrix(node, "coefficients", classes - 1, vectors), counts)
     rho = _sized(floats(node, "rho"), pairs, "rho")
     product = _decide(bb, node, samples, support, weights)
-    scores = bb.emit(relax.op.add(product, constant(rho)))
+    sums = bb.emit(relax.op.add(product, constant(rho.astype(np.float64))))
+    scores = bb.emit(relax.op.astype(sums, "float32"))
     proba, probb = floats(node, "prob_a"), floats(node, "prob_b")
     after = text(node, "post_transform", "NONE")
     if proba.size:
         _sized(proba, pairs, "prob_a")
         _sized(probb, pairs, "prob_b")
-        chosen = _vote(bb, scores, labels)
+        chosen = _vote(bb, sums, labels)
         return [chosen, transform(bb, _probabilities(bb, scores, proba, probb, classes), after)]
     if classes > 2:
-        return [_vote(bb, scores, labels), transform(bb, scores, after)]
+        return [_vote(bb, sums, labels), transform(bb, scores, after)]
     if after != "NONE":
         raise ValueError("expected no post transform of a score of two classes")
     both = bb.emit(relax.op.concat([bb.emit(relax.op.negative(scores)), scores], 1))
-    return [_vote(bb, scores, labels), both]
+    return [_vote(bb, sums, labels), both]
 
 
 def _linear(
@@ -207,7 +209,7 @@ def _vote(bb: relax.BlockBuilder, scores: relax.Expr, labels: NDArray[np.int64])
         for second in range(first + 1, classes):
             wins[pair, first] = losses[pair, second] = 1
             pair += 1
-    positive = bb.emit(relax.op.greater(scores, relax.const(0.0, "float32")))
+    positive = bb.emit(relax.op.greater(scores, relax.const(0.0, str(scores.ty.dtype))))
     votes = bb.emit(relax.op.astype(positive, "float32"))
     counted = bb.emit(relax.op.matmul(votes, constant(wins - losses)))
     counted = bb.emit(relax.op.add(counted, constant(losses.sum(0))))
@@ -247,12 +249,21 @@ def _decide(
     vectors: NDArray[np.float32],
     weights: NDArray[np.float32],
 ) -> relax.Expr:
-    """Return the weighted sums of the kernel over the support vectors, `[samples, columns]`."""
+    """Return the weighted sums of the kernel over the support vectors, `[samples, columns]`, as float64.
+
+    ONNX Runtime adds them in double precision, too. So terms that cancel give exactly 0, in any order, and
+    classes that tie get the same votes.
+    """
+    op = relax.op
     if text(node, "kernel_type", "LINEAR") == "LINEAR":
-        # The vectors can be added up beforehand, in double precision: the terms may cancel.
+        # The vectors can be added up beforehand.
         combined = vectors.T.astype(np.float64) @ weights.astype(np.float64)
-        return bb.emit(relax.op.matmul(samples, constant(combined.astype(np.float32))))
-    return bb.emit(relax.op.matmul(_kernel(bb, node, samples, vectors), constant(weights)))
+        return bb.emit(op.matmul(bb.emit(op.astype(samples, "float64")), constant(combined)))
+    count = vectors.shape[0]
+    rows = int(samples.ty.shape[0])
+    kernel = bb.emit(op.reshape(_kernel(bb, node, samples, vectors), (rows, 1, count)))
+    terms = bb.emit(op.multiply(kernel, constant(np.ascontiguousarray(weights.T)[None])))
+    return bb.emit(op.sum(bb.emit(op.astype(terms, "float64")), axis=-1))
 
 
 def _kernel(

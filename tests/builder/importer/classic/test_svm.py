@@ -55,6 +55,27 @@ def test_classifiers_of_every_kernel(equal_to_ort: Any) -> None:
     equal_to_ort(model_of(nodes, X, outputs), X, rtol=1e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_classes_that_tie(kernel: str, equal_to_ort: Any) -> None:
+    """Support vectors on the axes, as far from one class as from another: the sums cancel to 0 exactly."""
+    vectors = np.concatenate([np.eye(FEATURES), np.eye(FEATURES)[::-1], 2 * np.eye(FEATURES)]).astype("f4")
+    weights = np.array([0.1, 0.7, 0.3, 0.9], "f4")
+    coefficients = np.array([[*weights, *-weights[::-1], *weights], [*weights, *weights, *-weights]])
+    node = svm(
+        "SVMClassifier",
+        ["y", "z"],
+        kernel_type=kernel,
+        kernel_params=[0.3, 0.1, 3.0],
+        classlabels_ints=[30, 10, 20],
+        vectors_per_class=[FEATURES] * 3,
+        support_vectors=vectors.reshape(-1).tolist(),
+        coefficients=coefficients.astype("f4").reshape(-1).tolist(),
+        rho=[0.0, 0.0, 0.0],
+    )
+    x = np.array(list(itertools.product([0, 1, 3], repeat=FEATURES)), "f4")
+    equal_to_ort(model_of([node], x, {"y": TensorProto.INT64, "z": TensorProto.FLOAT}), x, atol=1e-4)
+
+
 def test_regressors_of_every_kernel_and_one_class(equal_to_ort: Any) -> None:
     nodes: list[onnx.NodeProto] = []
     outputs: dict[str, int] = {}
