@@ -69,7 +69,10 @@ class Judge:
         self._runs = original.name
         self._rounds |= original.rounds_to_half
         try:
-            self._session = parity.session((original.skips_outputs and original.model()) or original.source)
+            self._session = parity.session(
+                (original.skips_outputs and original.model()) or original.source,
+                parity.threads_for(original.operators),
+            )
         except ModelError as error:
             self._give_up(str(error))
 

@@ -47,8 +47,9 @@ _EXACT: Final = frozenset(
 _SUMS: Final = frozenset(
     {"AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "CumSum", "Einsum", "GRU", "Gemm",
      "GlobalAveragePool", "GroupNormalization", "InstanceNormalization", "LSTM", "LayerNormalization",
-     "MatMul", "MeanVarianceNormalization", "RMSNormalization", "RNN", "ReduceMean", "ReduceSum",
-     "ReduceSumSquare", "Sum"}
+     "LinearClassifier", "LinearRegressor", "MatMul", "MeanVarianceNormalization", "Normalizer",
+     "RMSNormalization", "RNN", "ReduceMean", "ReduceSum", "ReduceSumSquare", "SVMClassifier", "SVMRegressor",
+     "Sum"}
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ difference is compared with what rounding does to the reference itself (`builder
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +25,9 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as states
 
 from builder.errors import ModelError, ParityError, lines_of
+from builder.importer.classic import ensemble
 from builder.importer.large_models import open_session
+from builder.importer.onnx_graph import walk_nodes
 
 # ONNX Runtime's Sigmoid is a rational function plus 0.5, off by up to 1e-7 everywhere. If all values of an
 # output are tiny (objectness of a picture without objects), differences of that size mean nothing.
@@ -121,7 +123,17 @@ def run_as_defined(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArray[n
     ModelError
         If ONNX Runtime refuses the model or the inputs.
     """
-    return run_session(session(model), None, inputs)
+    operators = {node.op_type for node in walk_nodes(model.graph)}
+    return run_session(session(model, threads_for(operators)), None, inputs)
+
+
+def threads_for(operators: Collection[str]) -> int:
+    """Return how many threads may run a model with these operators; 0 for as many as ONNX Runtime likes.
+
+    Of many trees, ONNX Runtime adds the leaves in as many parts as it has threads. Classes whose votes are
+    equal then differ by rounding, and the label depends on the number of cores.
+    """
+    return 0 if ensemble.OPERATORS.isdisjoint(operators) else 1
 
 
 def run_session(opened: ort.InferenceSession, names: Sequence[str] | None, inputs: Arrays) -> list[Any]:
@@ -139,8 +151,15 @@ def run_session(opened: ort.InferenceSession, names: Sequence[str] | None, input
     return outputs
 
 
-def session(model: onnx.ModelProto | Path) -> ort.InferenceSession:
+def session(model: onnx.ModelProto | Path, threads: int = 0) -> ort.InferenceSession:
     """Open a session of ONNX Runtime, without its optimiser, for a model or a file.
+
+    Parameters
+    ----------
+    model
+        The model or its file.
+    threads
+        What `threads_for` returned for its operators.
 
     Raises
     ------
@@ -149,6 +168,7 @@ def session(model: onnx.ModelProto | Path) -> ort.InferenceSession:
     """
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = threads
     options.log_severity_level = 4  # what it logs as an error it raises too
     # Few runs: threads that spin afterwards, waiting for another, would only disturb what follows.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

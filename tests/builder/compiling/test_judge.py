@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from builder.compiling.compilation import check_rounding
+from builder.compiling.compilation import compile as compile_model
 from builder.compiling.judge import Judge
 from builder.compiling.parity import compare, run_as_defined
 from builder.compiling.sample_inputs import make_inputs
 from builder.errors import ParityError
 from builder.importer import ImportedModel, import_onnx
+from builder.running.in_memory import execute
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
 
@@ -217,3 +221,55 @@ def test_a_picture_of_bytes_may_be_rounded_apart(kind: int) -> None:
     judge.outputs(inputs)
     assert "which agrees" in judge.reference
     assert not judge.compares_floats
+
+
+def voting(trees: int, classes: int, seed: int) -> onnx.ModelProto:
+    """Trees of one test whose leaves vote for a class, with equal weights; many samples tie."""
+    random = np.random.default_rng(seed)
+    votes = random.integers(0, classes, 2 * trees)
+    features = random.integers(0, 4, trees)
+    node = helper.make_node(
+        "TreeEnsembleClassifier",
+        ["x"],
+        ["label", "scores"],
+        domain="ai.onnx.ml",
+        nodes_treeids=np.repeat(np.arange(trees), 3).tolist(),
+        nodes_nodeids=[0, 1, 2] * trees,
+        nodes_featureids=np.kron(features, [1, 0, 0]).tolist(),
+        nodes_values=[0.5, 0.0, 0.0] * trees,
+        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"] * trees,
+        nodes_truenodeids=[1, 0, 0] * trees,
+        nodes_falsenodeids=[2, 0, 0] * trees,
+        class_treeids=np.repeat(np.arange(trees), 2).tolist(),
+        class_nodeids=[1, 2] * trees,
+        class_ids=votes.tolist(),
+        class_weights=[1 / trees] * (2 * trees),
+        classlabels_int64s=list(range(classes)),
+    )
+    outputs = [value("label", I64, [1]), value("scores", F, [1, classes])]
+    return made([node], [value("x", F, [1, 4])], outputs)
+
+
+def test_equal_votes_do_not_depend_on_the_number_of_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = onnxruntime.SessionOptions
+
+    def with_two_threads() -> onnxruntime.SessionOptions:
+        made_options = options()
+        made_options.intra_op_num_threads = 2
+        return made_options
+
+    monkeypatch.setattr(onnxruntime, "SessionOptions", with_two_threads)
+    model = import_onnx(saved(voting(110, 3, 14), tmp_path))
+    members = compile_model(model, target="host").members
+    judge = Judge(model)
+    ties = 0
+    for bits in itertools.product([0, 1], repeat=4):
+        x = {"x": np.array([bits], "f4")}
+        label, scores = judge.outputs(x)
+        assert run_as_defined(model.onnx, x)[0] == label
+        assert execute(members["mod.so"], members["mod.json"], members["mod.params"], x)[0] == label
+        _, second, first = np.sort(scores[0])
+        ties += first - second < 1e-6
+    assert ties

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper, shape_inference
+from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from builder.compiling import tolerances
 from builder.compiling.noise import compare_with_noise, noise_of
@@ -239,6 +239,33 @@ def test_an_integer_is_excused_only_where_rounding_changes_the_reference_s() -> 
     ours, theirs, noise = np.array([1, 2]), np.array([1, 3]), np.array([0, np.inf])
     assert compare_with_noise([ours], [theirs], [noise], 1e-4).is_rounding
     assert not compare_with_noise([ours], [theirs], [noise[::-1]], 1e-4).is_rounding
+
+
+def test_rounding_explains_the_label_of_classes_that_tie() -> None:
+    node = helper.make_node(
+        "LinearClassifier",
+        ["x"],
+        ["label", "scores"],
+        domain="ai.onnx.ml",
+        classlabels_ints=[10, 20, 30],
+        coefficients=[0.1, 0.7, 0.3, 0.3, 0.1, 0.7, -1.0, -1.0, -1.0],
+        intercepts=[0.0, 0.0, 0.0],
+    )
+    x = np.array([[0.9, 0.9, 0.9], [3, 0, 0]], "f4")
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])],
+        [
+            helper.make_tensor_value_info("label", TensorProto.INT64, [2]),
+            helper.make_tensor_value_info("scores", TensorProto.FLOAT, [2, 3]),
+        ],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    noise = noise_of(model, {"x": x}, run_as_defined(model, {"x": x}))
+    assert noise is not None
+    assert noise[0].tolist() == [np.inf, 0]
 
 
 def test_the_noise_of_a_model_that_cannot_run_is_unknown() -> None:
