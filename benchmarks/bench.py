@@ -24,7 +24,7 @@ from rich.console import Console
 
 from benchmarks import costs, engines, footprint, layers, pictures, tables
 from benchmarks.engines import ENGINES, OURS, UNTUNED, bundle_of
-from benchmarks.prepare import HEADLINE, INT8, MODELS, Prepared, prepare
+from benchmarks.prepare import HEADLINE, INT8, MODELS, prepare
 from benchmarks.rounds import Measured, measure
 from benchmarks.zoo import __main__ as zoo
 from benchmarks.zoo.models import DEFAULT, NAMES
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model = prepare(name, args.output / "models", args.tuning_records, keep=args.keep_bundles)
         paths[name] = model.path
         compiled = "kept" if model.compile_s is None else f"compiled in {model.compile_s:.1f} s"
-        console.print(f"{name}: {compiled}, {_records(model, args)}", highlight=False)
+        console.print(f"{name}: {compiled}, {_records(args)}", highlight=False)
         for threads in args.threads:
             result = measure(
                 name, model.path, threads, args.engines, model.reference, rounds=args.rounds, turn_s=args.turn
@@ -184,9 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
     parser.add_argument("--rounds", type=int, default=9, help="turns of each engine (default: 9)")
     parser.add_argument("--turn", type=float, default=0.15, help="seconds of a turn (default: 0.15)")
-    parser.add_argument(
-        "--tuning-records", metavar="DIR", help="compile with these records instead of the shipped ones"
-    )
+    parser.add_argument("--tuning-records", metavar="DIR", help="compile with these records")
     parser.add_argument("--keep-bundles", action="store_true", help="measure the bundles of an earlier run")
     parser.add_argument("--times-only", action="store_true", help="skip layers and costs")
     parser.add_argument(
@@ -203,10 +201,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _records(model: Prepared, args: argparse.Namespace) -> str:
+def _records(args: argparse.Namespace) -> str:
     if args.tuning_records:
         return f"with the records of {args.tuning_records}"
-    return f"shipped records schedule {model.shipped_kernels} kernels"
+    return "without tuning records"
 
 
 def _report(console: Console, result: Measured) -> None:

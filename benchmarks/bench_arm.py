@@ -50,7 +50,6 @@ from benchmarks.prepare import (
     HEADLINE,
     INT8,
     MODELS,
-    NO_RECORDS,
     fixed_shapes,
     source,
 )
@@ -87,15 +86,12 @@ class Prepared:
         The folder with the files.
     reference
         The outputs of the reference implementation.
-    shipped_kernels
-        The number of kernels whose schedule comes from shipped records.
     flops
         Kernel -> floating-point operations in an inference.
     """
 
     place: Path
     reference: list[np.ndarray[Any, Any]]
-    shipped_kernels: int
     flops: Mapping[str, float]
 
 
@@ -143,10 +139,9 @@ def prepare(
         model = to_halves(model, resolve(target)).model
     package = compile(model, target, tuning_records=records)
     _write_members(package.members, place)
-    shipped = package.manifest.provenance.shipped_records
     shutil.rmtree(place / UNTUNED, ignore_errors=True)
-    if name not in HALVES and (shipped is not None or records is not None):
-        _write_members(compile(model, target, tuning_records=NO_RECORDS).members, place / UNTUNED)
+    if name not in HALVES and records is not None:
+        _write_members(compile(model, target).members, place / UNTUNED)
     if name not in HALVES:
         onnx.save(model.onnx, simplified_of(path))
         if name in INT8 and not float_of(path).exists():
@@ -157,8 +152,7 @@ def prepare(
     for node in Graph.from_json(package.members["mod.json"]).nodes:
         if "flops" in node.attrs and "weights" not in node.func_name:
             flops[node.func_name] = flops.get(node.func_name, 0.0) + float(node.attrs["flops"])
-    kernels = shipped.kernels if shipped is not None else 0
-    return Prepared(place, run_as_defined(model.onnx, inputs), kernels, flops)
+    return Prepared(place, run_as_defined(model.onnx, inputs), flops)
 
 
 def _write_members(members: Mapping[str, bytes], place: Path) -> None:
@@ -317,8 +311,7 @@ def _measure(given: str, emulator: Emulator, args: argparse.Namespace, console: 
         found = {engine: each.result() for engine, each in zip(engines, asked, strict=True)}
     counts = {engine: value for engine, value in found.items() if value is not None}
     summary = ", ".join(f"{engine} {value:.1f}" for engine, value in counts.items())
-    shipped = f"shipped records schedule {model.shipped_kernels} kernels"
-    console.print(f"{name}: {summary} million instructions; {shipped}", highlight=False)
+    console.print(f"{name}: {summary} million instructions", highlight=False)
     times: dict[str, Mapping[int, Estimate]] = {}
     if args.times:
         board = boards()[target]
@@ -426,9 +419,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--times", action="store_true", help="also estimate times with one thread and with four"
     )
-    parser.add_argument(
-        "--tuning-records", metavar="DIR", help="compile with these records instead of the shipped ones"
-    )
+    parser.add_argument("--tuning-records", metavar="DIR", help="compile with these records")
     parser.add_argument("--output", type=Path, default=Path("build/bench-arm"), help="folder for the results")
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="also copy the pictures to this folder")
     parser.add_argument("--markdown", action="store_true", help="print the tables of the last run and exit")

@@ -62,10 +62,10 @@ def compiled(path: Path, lengths: Sequence[int]) -> Package:
 
     if len(lengths) == 1:
         shapes = dict.fromkeys(tokens(1), (1, lengths[0]))
-        return compile_model(path, TARGET, input_shapes=shapes, tuning_records="none")
+        return compile_model(path, TARGET, input_shapes=shapes)
     text = " ".join(f"{name}:[1,length=1..{lengths[-1]}]" for name in tokens(1))
     bounds = resolve_bounds(parse_bounded_shapes(text), declared_dims(path))
-    return compile_buckets(path, bounds, TARGET, sizes={"length": lengths}, tuning_records="none")
+    return compile_buckets(path, bounds, TARGET, sizes={"length": lengths})
 
 
 def prepare(package: Package, requests: Sequence[Arrays], folder: Path) -> Path:

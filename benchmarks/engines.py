@@ -21,7 +21,7 @@ import numpy as np
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Run = Callable[[], list[np.ndarray[Any, Any]]]
-# Our engine: with the heuristic's schedules only, and with shipped records.
+# Our engine: with the heuristic's schedules only, and with tuning records if some are given.
 UNTUNED, OURS = "untuned", "edgebundle"
 CONVERSION_LIMIT_S: Final = 300
 
@@ -46,7 +46,7 @@ def float_of(model: Path) -> Path:
 
 
 def load_edgebundle(model: Path, inputs: Arrays, threads: int) -> Run:
-    """Load our bundle as `compile` makes it, with shipped records."""
+    """Load our bundle as `compile` makes it, with tuning records if some were given."""
     return _load_bundle(bundle_of(model, OURS), inputs, threads)
 
 
@@ -61,7 +61,7 @@ def _load_bundle(path: Path, inputs: Arrays, threads: int) -> Run:
     from builder.running.in_memory import load_kernels
 
     if not path.exists():
-        raise UnavailableError("no shipped record applies, so both bundles are the same")
+        raise UnavailableError("no tuning records were given, so both bundles are the same")
     package = Package.load(path)
     kernels = load_kernels(package.members["mod.so"])
     kernels.set_threads(threads)

@@ -107,7 +107,7 @@ def prepare(model: str, core: str, folder: Path) -> Path:
     imported = import_onnx(path, input_shapes=shapes)
     inputs: dict[str, Any] = make_inputs(imported.inputs, imported.onnx)
     np.savez(folder / "inputs.npz", **inputs)
-    for member, data in compile(imported, TARGETS[core], tuning_records="none").members.items():
+    for member, data in compile(imported, TARGETS[core]).members.items():
         if "/" not in member:
             (folder / member).write_bytes(data)
     return folder

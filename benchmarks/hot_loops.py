@@ -215,16 +215,12 @@ def _cycles(blocks: Sequence[Sequence[str]], cpu: str) -> list[float]:
 
 
 def kernels_object(path: Path, shapes: dict[str, list[int]] | None, target: str) -> bytes:
-    """Compile a model's kernels, with shipped records, to an object file: unlike `mod.so` it has symbols."""
+    """Compile a model's kernels to an object file: unlike `mod.so` it has symbols."""
     from builder.codegen.kernel_object import compile_object
     from builder.compiling.lower import lower
     from builder.importer import import_onnx
-    from builder.kernels.decisions import Schedules
-    from builder.records.shipped import shipped_for
     from builder.target.device_target import resolve
 
     device = resolve(target)
-    lowered = lower(
-        import_onnx(path, input_shapes=shapes).mod, device, Schedules(shipped=shipped_for(device))
-    )
+    lowered = lower(import_onnx(path, input_shapes=shapes).mod, device)
     return compile_object(lowered.kernels, device)

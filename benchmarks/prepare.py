@@ -36,7 +36,6 @@ HALVES: Final = tuple(f"{name}{HALVES_SUFFIX}" for name in ("resnet18", "resnet5
 # The geometric mean is taken over the ratios of these four, with 1 and 2 threads.
 HEADLINE: Final = ("resnet18", "resnet50", "mobilenetv2", "bert")
 SEQUENCE: Final = 128
-NO_RECORDS: Final = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +48,12 @@ class Prepared:
         The ONNX file.
     reference
         The outputs of the reference implementation.
-    shipped_kernels
-        The number of kernels whose schedule comes from shipped records.
     compile_s
         Seconds of one compilation with its import; None if a bundle was kept.
     """
 
     path: Path
     reference: list[np.ndarray[Any, Any]]
-    shipped_kernels: int
     compile_s: float | None
 
 
@@ -104,7 +100,7 @@ def prepare(name: str, folder: Path, records: str | None = None, *, keep: bool =
     folder
         The folder in which the model gets a folder.
     records
-        Tuning records to use instead of the shipped ones.
+        Tuning records to use.
     keep
         Also keep bundles that exist already.
     """
@@ -126,19 +122,15 @@ def prepare(name: str, folder: Path, records: str | None = None, *, keep: bool =
     model = import_onnx(path, input_shapes=fixed_shapes(name))
     compile_s = None
     if keep and bundle_of(path, OURS).exists():
-        tuned = Package.load(bundle_of(path, OURS))
-        shipped = tuned.manifest.provenance.shipped_records
+        Package.load(bundle_of(path, OURS))
     else:
         tuned = compile(model, tuning_records=records)
         compile_s = time.perf_counter() - start
         tuned.save(bundle_of(path, OURS))
-        shipped = tuned.manifest.provenance.shipped_records
         bundle_of(path, UNTUNED).unlink(missing_ok=True)
-        if shipped is not None or records is not None:
-            compile(model, tuning_records=NO_RECORDS).save(bundle_of(path, UNTUNED))
+        if records is not None:
+            compile(model).save(bundle_of(path, UNTUNED))
     onnx.save(model.onnx, simplified_of(path))
     inputs: dict[str, Any] = make_inputs(model.inputs, model.onnx)
     np.savez(place / "inputs.npz", **inputs)
-    return Prepared(
-        path, run_as_defined(model.onnx, inputs), shipped.kernels if shipped is not None else 0, compile_s
-    )
+    return Prepared(path, run_as_defined(model.onnx, inputs), compile_s)

@@ -24,7 +24,6 @@
     NativeError               onnx or ONNX Runtime refused a model; explained likewise
     └── NativeCrashError          its process crashed on it, or exceeded its limits
     RefusalError              an operator of TensorFlow Lite cannot be written as ONNX; explained likewise
-    StaleEntryError           a shipped record no longer fits; the heuristic decides
     UnsuitedError             a design space does not serve a kernel, the fallback orders its loops
 
 A message is one line, "expected X, got Y"; `hint` says what to do about it. Foreign exceptions are wrapped
@@ -216,10 +215,6 @@ class NativeCrashError(NativeError):
     def __init__(self, reason: str, *, is_repeatable: bool = False) -> None:
         super().__init__(reason)
         self.is_repeatable = is_repeatable
-
-
-class StaleEntryError(ValueError):
-    """A shipped record does not fit the current design space."""
 
 
 class UnsuitedError(ValueError):

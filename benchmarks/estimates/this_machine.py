@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import timer
 from benchmarks.estimates.board import Board, this_machine
+from benchmarks.estimates.builders import Builders, Candidates
 from benchmarks.estimates.estimate import Estimate, by_label, cycles
+from benchmarks.estimates.operators import operators_of
 from benchmarks.instructions.emulator import X86_PROGRAMS, plain_command
 from benchmarks.instructions.traffic import watch
 from benchmarks.layers import Roof
 from benchmarks.requirements import RequirementError, require_programs
-from benchmarks.shipped_records import timer
-from benchmarks.shipped_records.builders import Builders, Candidates
-from benchmarks.shipped_records.operators import operators_of
 from builder.kernels.design_space import Decisions
 from builder.records.task import Task
 from builder.target.device_target import resolve
@@ -161,7 +161,7 @@ def compare(models: Sequence[str], operators: int, count: int, prefix: Sequence[
     builders = Builders(0)
     try:
         asked = [(task, points(task, count, chance)) for _, task in tasks]
-        built = builders.build(asked, linked=True)
+        built = builders.build(asked)
     finally:
         builders.close()
     usable = [

@@ -18,7 +18,7 @@ import numpy as np
 import tvm_ffi
 
 from agent.runtime.module import KernelModule
-from benchmarks.shipped_records.timer import aligned
+from benchmarks.timer import aligned
 
 MARK: Final = 24302  # the system call that caches.c watches; no kernel has it
 

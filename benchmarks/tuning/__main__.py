@@ -27,7 +27,7 @@ def main() -> None:
             "--minutes", type=float, default=25.0, help="minutes of searching (default: %(default)s)"
         )
         verb.add_argument("--records", type=Path, help="folder that keeps the records")
-    again.add_argument("--best-known", type=Path, help="records to compare with (default: the shipped ones)")
+    again.add_argument("--best-known", type=Path, help="records to compare with (default: none)")
     spaces = verbs.add_parser(
         "spaces", help="compare 60 trials with 1000, and with MetaSchedule's default space"
     )

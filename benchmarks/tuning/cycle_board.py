@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.shipped_records.timer import counter
+from benchmarks.timer import counter
 from builder.boards.local_board import LocalBoard
 from builder.boards.measuring_process import (
     BoardAddress,

@@ -81,8 +81,7 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--tuning-records",
         metavar="FOLDER",
-        help="records that `edgebundle tune -o FOLDER` measured for this target; they override the records "
-        "that come with edgebundle; `none` uses neither",
+        help="records that `edgebundle tune -o FOLDER` measured for this target",
     )
     parser.add_argument("-O", "--opt-level", type=int, choices=range(4), default=3, help=argparse.SUPPRESS)
     parser.add_argument(
@@ -388,9 +387,6 @@ def _report(
             "thread_bytes": manifest.resources.thread_bytes,
             "signed": package.signature is not None,
             "tuning": None if manifest.provenance.tuning is None else asdict(manifest.provenance.tuning),
-            "shipped_records": None
-            if manifest.provenance.shipped_records is None
-            else asdict(manifest.provenance.shipped_records),
             "buckets": None if manifest.buckets is None else asdict(manifest.buckets),
             "no_design_space": [
                 {**asdict(kernel), "nodes": package.nodes_of(kernel.name)} for kernel in package.uncovered
@@ -420,9 +416,6 @@ def _report(
             f"  tuned on {tuning.board}: {tuning.tuned_ms:.3f} ms instead of {tuning.untuned_ms:.3f} ms, "
             f"{tuning.speedup:.2f}x as fast ({tuning.low:.2f} to {tuning.high:.2f})"
         )
-    if shipped := manifest.provenance.shipped_records:
-        how = "timed" if shipped.board_timed else "chosen by instruction counts, not timed on a board"
-        print(f"  shipped tuning records: {shipped.name}, {shipped.kernels} kernels ({how})")
     if package.uncovered:
         print(f"  {_uncovered(package)}")
     if proposal is not None:

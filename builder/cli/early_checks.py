@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from builder.cli.arguments import import_options
 from builder.errors import OTHER_FOLDER, PackageError, RecordsError, ShapeError
@@ -19,8 +19,6 @@ from builder.target.presets import PRESETS, unknown_target
 
 if TYPE_CHECKING:  # which loads ONNX
     from builder.compiling.outline import Outline
-
-_NONE: Final = "none"  # as --tuning-records: use no records
 
 
 def check_model(args: argparse.Namespace) -> None:
@@ -127,7 +125,7 @@ def check_records(folder: str | None) -> None:
     RecordsError
         If it does not.
     """
-    if folder is not None and folder != _NONE and not Path(folder).is_dir():
+    if folder is not None and not Path(folder).is_dir():
         raise RecordsError(
             f"{folder}: expected a folder of tuning records, got none",
             hint=f"make it: edgebundle tune MODEL.onnx -o {folder}",

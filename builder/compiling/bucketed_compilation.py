@@ -163,8 +163,8 @@ def compile_buckets(
     names_of_classes = label_lines(labels, smallest.labels, smallest.outputs, after, smallest.class_counts)
 
     largest = models.at(tuple(dimension.high for dimension in buckets.dimensions))
-    tuned, shipped = choose_records(tuning_records, device, largest, progress)
-    schedules = Schedules(tuned.best, shipped, progress=progress)
+    tuned = choose_records(tuning_records, device, largest, progress)
+    schedules = Schedules(tuned.best, progress=progress)
     merged, lowered, layers = _lower(models, buckets, device, schedules, progress)
     progress(f"generating code for {len(merged.kernels)} kernels, of {sum(merged.calls)} in all graphs")
     kernels = compile_kernels(merged.module(), device)
@@ -201,7 +201,6 @@ def compile_buckets(
         resources=resources_of_buckets(merged.graphs, weights, kernels.workspaces, buckets, largest.inputs),
         compared=replace(worst, self_test_rtol=rtol),
         tuned=tuned,
-        shipped=shipped,
         buckets=buckets,
     )
     return Package(

@@ -27,7 +27,6 @@ from agent.bundle.manifest import Target as ManifestTarget
 from agent.bundle.params import dump_params
 from agent.bundle.processing import Postprocess, Preprocess
 from agent.bundle.provenance import Provenance, Tuning
-from agent.bundle.provenance import ShippedRecords as ManifestShipped
 from agent.bundle.quantisation import by_name
 from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime import debug_executor
@@ -67,7 +66,6 @@ from builder.kernels.passes.halves import floats_of
 from builder.kernels.spaces.concatenation import joins_of
 from builder.records.best_records import BestRecords
 from builder.records.folder import Records
-from builder.records.shipped import NONE, ShippedChoices, shipped_for
 from builder.running.in_memory import load_kernels
 from builder.target.device_target import DeviceTarget, resolve
 from builder.target.half_arithmetic import require_half_arithmetic
@@ -119,9 +117,8 @@ def compile(
         Largest relative error that is allowed against the reference. With None, it is
         `builder.compiling.tolerances.PARITY`, or more if the model amplifies rounding.
     tuning_records
-        The result of `builder.tune`, or its folder; its schedules replace the heuristic's. Kernels for which
-        it has nothing faster use the records shipped for the device (docs/shipped-records.md). With None, all
-        kernels do; with `"none"`, no kernel uses any records.
+        The result of `builder.tune`, or its folder; its schedules replace the heuristic's where they are
+        faster.
     progress
         Called with each step as it begins.
 
@@ -153,12 +150,10 @@ def compile(
     names_of_classes = label_lines(labels, model.labels, model.outputs, after, model.class_counts)
 
     progress(f"lowering for {device.name} ({device.cpu})")
-    tuned, shipped = choose_records(tuning_records, device, model, progress)
-    lowered = lower(model.mod, device, Schedules(tuned.best, shipped, progress=progress))
+    tuned = choose_records(tuning_records, device, model, progress)
+    lowered = lower(model.mod, device, Schedules(tuned.best, progress=progress))
     if tuned.best is not None:
         progress(f"schedules from tuning records for {len(tuned.best.used)} kernels")
-    if shipped is not None and shipped.used:
-        progress(f"schedules from shipped records of {shipped.records.name} for {len(shipped.used)} kernels")
     names = [s.name for s in model.inputs], [s.name for s in model.outputs]
     layers = Layers(model, lowered.main)
     graph = generate(
@@ -194,7 +189,6 @@ def compile(
         resources=resources_of(graph.graph, (spec.name for spec, _ in graph.params), kernels.workspaces),
         compared=compared,
         tuned=tuned,
-        shipped=shipped,
     )
     return Package(
         manifest,
@@ -421,8 +415,8 @@ def choose_records(
     device: DeviceTarget,
     model: ImportedModel,
     progress: Progress,
-) -> tuple[Tuned, ShippedChoices | None]:
-    """Return what a compilation takes from tuning records, and the shipped ones for all other kernels.
+) -> Tuned:
+    """Return what a compilation takes from tuning records.
 
     Parameters
     ----------
@@ -438,16 +432,8 @@ def choose_records(
     RecordsError
         If they cannot be read, or are for another target.
     """
-    if records == NONE:
-        return Tuned(), None
-    tuned = Tuned() if records is None else _tuned_with(records, device, model, progress)
-    return tuned, shipped_for(device)
-
-
-def _tuned_with(
-    records: Records | str | os.PathLike[str], device: DeviceTarget, model: ImportedModel, progress: Progress
-) -> Tuned:
-    """Read tuning records, and say what a compilation takes from them."""
+    if records is None:
+        return Tuned()
     if isinstance(records, Records):
         records.meta.check_target(device, str(records.path))
     else:
@@ -483,7 +469,6 @@ def describe_model(
     resources: Resources,
     compared: Compared,
     tuned: Tuned,
-    shipped: ShippedChoices | None,
     buckets: Buckets | None = None,
 ) -> Manifest:
     """Describe a compiled model and the files of its bundle; there is one sample, or one for each bucket.
@@ -525,7 +510,6 @@ def describe_model(
                 reference=compared.agreement.reference,
                 tuning_records_sha256=tuned.digest,
                 tuning=tuned.comparison,
-                shipped_records=_declare(shipped),
             ),
         )
     except ValueError as error:
@@ -536,14 +520,6 @@ def _counts(model: ImportedModel) -> dict[str, int] | None:
     """Return how many classes the numbers in each output stand for, None if it is not known of any."""
     names = {spec.name for spec in model.outputs}
     return {name: count for name, count in model.class_counts.items() if name in names and count} or None
-
-
-def _declare(shipped: ShippedChoices | None) -> ManifestShipped | None:
-    """Describe the shipped records that were applied; None if there were none."""
-    if shipped is None or not shipped.used:
-        return None
-    records = shipped.records
-    return ManifestShipped(records.name, records.digest(), len(shipped.used), records.board_timed)
 
 
 def build_for_host(kernels: tvm.IRModule) -> bytes:

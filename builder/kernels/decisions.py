@@ -1,4 +1,4 @@
-"""Where the decisions of a design space come from: measurements, shipped records, a search or the heuristic.
+"""Where the decisions of a design space come from: measurements, a search or the heuristic.
 
 A space's `schedule` asks a `Chooser` for each of its decisions, in an order that depends only on the
 function, and passes the answers to `apply`. The heuristic answers with numbers; a search answers with random
@@ -13,6 +13,9 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from tvm import tirx
 from tvm.s_tir.schedule import Trace
+
+# An anchor carries its design space's kind under this key, in the attributes of its tensor expression.
+SPACE_MARK: Final = "edge.space"
 
 # An integer, or a variable of a schedule's trace that stands for one.
 Decision: TypeAlias = Any
@@ -42,33 +45,6 @@ class BestKnown(Protocol):
         """Return the fastest measured schedule of an unscheduled function, None if there is none to use."""
 
 
-class Recorded(Chooser, Protocol):
-    """Repeats recorded decisions.
-
-    It raises `ValueError` if the space no longer fits the record: it asks for a decision that was not
-    recorded, or does not offer the recorded value.
-    """
-
-    def check_all_used(self) -> None:
-        """Check that a space asked for every recorded decision; call this after it has been applied.
-
-        Raises
-        ------
-        ValueError
-            If a decision was not asked for: the record is of another space.
-        """
-
-
-class Shipped(Protocol):
-    """Decisions that come with the compiler, by signature (`builder.kernels.signature`)."""
-
-    def chooser(self, signature: str) -> Recorded | None:
-        """Return a chooser that repeats the decisions recorded for a signature, None if there are none."""
-
-    def count_outcome(self, signature: str, *, fits: bool) -> None:
-        """Count an attempt to apply the decisions recorded for `signature`: `fits` if it succeeded."""
-
-
 def heuristic(name: str, values: Sequence[int], default: int) -> Decision:
     """Choose `default`: what a design space takes without measuring."""
     del name, values
@@ -87,16 +63,14 @@ def _ignore(_: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Schedules:
-    """The sources of a kernel's schedule: the first of `best`, `shipped` and `choose` that has one is used.
+    """The sources of a kernel's schedule: those of `best`, and for other kernels `choose`.
 
     Attributes
     ----------
     best
         Schedules that were measured, such as `builder.records.best_records.BestRecords`.
-    shipped
-        Decisions that come with the compiler, such as `builder.records.shipped.shipped_for` returns.
     choose
-        Makes the decisions of a kernel that has neither.
+        Makes the decisions of a kernel that has none of these.
     progress
         Called with a line for each measured schedule that does not apply.
     strict
@@ -105,7 +79,6 @@ class Schedules:
     """
 
     best: BestKnown | None = None
-    shipped: Shipped | None = None
     choose: Chooser = heuristic
     progress: Callable[[str], None] = _ignore
     strict: bool = False

@@ -18,9 +18,8 @@ from tvm import tirx
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
-from builder.kernels.decisions import Chooser, Decision, Shipped, heuristic
-from builder.kernels.schedule import SCHEDULE_FAULTS, anchor_of, apply_space
-from builder.kernels.signature import signature_of
+from builder.kernels.decisions import Chooser, Decision, heuristic
+from builder.kernels.schedule import SCHEDULE_FAULTS, apply_space
 from builder.target.device_target import DeviceTarget
 
 Decisions = tuple[int, ...]
@@ -69,7 +68,6 @@ class DesignSpace:
         func: tirx.PrimFunc,
         target: DeviceTarget,
         choose: Chooser = heuristic,
-        shipped: Shipped | None = None,
     ) -> DesignSpace | None:
         """Return the space of a function, None if it has no anchor or its schedule does not apply.
 
@@ -77,29 +75,19 @@ class DesignSpace:
         ----------
         func, target
             The unscheduled function, and the device.
-        choose, shipped
-            The sources of the default, as in `builder.kernels.decisions.Schedules`.
+        choose
+            Makes the decisions of the default.
         """
-        recorded = None
-        if shipped is not None:
-            sch = st.Schedule(func)
-            anchor = anchor_of(sch)
-            recorded = None if anchor is None else shipped.chooser(signature_of(sch, *anchor))
-        for chooser in (recorded, choose):
-            if chooser is None:
-                continue
-            recorder = _Recorder(chooser)
-            try:
-                with target.tvm_target:
-                    kind = apply_space(st.Schedule(func), target, recorder)
-                if recorded is chooser:
-                    recorded.check_all_used()
-            except SCHEDULE_FAULTS:
-                continue
-            if kind is not None:
-                values, default = tuple(recorder.values), tuple(recorder.default)
-                return cls(func, target, tuple(recorder.names), values, default)
-        return None
+        recorder = _Recorder(choose)
+        try:
+            with target.tvm_target:
+                kind = apply_space(st.Schedule(func), target, recorder)
+        except SCHEDULE_FAULTS:
+            return None
+        if kind is None:
+            return None
+        values, default = tuple(recorder.values), tuple(recorder.default)
+        return cls(func, target, tuple(recorder.names), values, default)
 
     @property
     def size(self) -> int:

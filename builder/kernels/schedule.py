@@ -16,10 +16,9 @@ from tvm import tirx
 from tvm.s_tir.schedule import Trace
 
 from builder.errors import BuildError, UnsuitedError, lines_of
-from builder.kernels.decisions import UNTUNED, Chooser, Schedules, Shipped
+from builder.kernels.decisions import SPACE_MARK, UNTUNED, Chooser, Schedules
 from builder.kernels.identities import begin_with_infinities, surround_with_infinities
 from builder.kernels.postprocessing import postprocess
-from builder.kernels.signature import SPACE_MARK, signature_of
 from builder.kernels.spaces import (
     attention,
     blocked_matmul,
@@ -143,10 +142,6 @@ def _ordered(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules) ->
     # Keep a second reference: a schedule that is its module's only owner writes into the function's body,
     # which others share.
     owner = tvm.IRModule({"main": func})
-    if schedules.shipped is not None:
-        found = _as_shipped(owner, target, schedules.shipped)
-        if found is not None:
-            return found
     sch = st.Schedule(owner)
     try:
         kind = apply_space(sch, target, schedules.choose)
@@ -159,26 +154,6 @@ def _ordered(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules) ->
     if kind is None:
         return fallback.schedule(func, target).with_attr(SCHEDULE, FALLBACK)
     return sch.mod["main"].with_attr(SCHEDULE, kind)
-
-
-def _as_shipped(owner: tvm.IRModule, target: DeviceTarget, shipped: Shipped) -> tirx.PrimFunc | None:
-    """Schedule the function as its shipped record says; None if it has none, or one that does not fit."""
-    sch = st.Schedule(owner)
-    anchor = anchor_of(sch)
-    if anchor is None:
-        return None
-    signature = signature_of(sch, *anchor)
-    choose = shipped.chooser(signature)
-    if choose is None:
-        return None
-    try:
-        kind = apply_space(sch, target, choose)
-        choose.check_all_used()
-    except SCHEDULE_FAULTS:
-        shipped.count_outcome(signature, fits=False)
-        return None
-    shipped.count_outcome(signature, fits=True)
-    return sch.mod["main"].with_attr(SCHEDULE, str(kind))
 
 
 def has_root(func: tirx.PrimFunc) -> bool:

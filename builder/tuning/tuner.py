@@ -23,7 +23,7 @@ from builder.boards.rpc_boards import RpcBoards
 from builder.boards.tracker_client import Tracker
 from builder.errors import FleetError
 from builder.importer import ImportedModel, load
-from builder.kernels.decisions import Chooser
+from builder.kernels.decisions import Chooser, heuristic
 from builder.kernels.design_space import Decisions
 from builder.records.folder import Records
 from builder.records.meta_json import ModelResult
@@ -60,7 +60,7 @@ def tune(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     view: View | None = None,
     boards: Boards | None = None,
-    choose: Chooser | None = None,
+    choose: Chooser = heuristic,
 ) -> Records:
     """Tune a model.
 
@@ -87,7 +87,7 @@ def tune(
         Boards to measure on, in place of this machine or the boards of a tracker: for example a simulator, or
         a counter of instructions. They are closed at the end.
     choose
-        Chooses the points that the search starts from; None for those that compiling uses without records.
+        Chooses the points that the search starts from.
 
     Returns
     -------

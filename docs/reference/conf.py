@@ -81,7 +81,6 @@ TABLE_OF_CONTENTS: Final = {
     "More": (
         "docs/README",
         "docs/design-spaces",
-        "docs/shipped-records",
         "docs/llvm-wrapped-indices",
         "docs/benchmarks",
         "examples/digits/README",

@@ -57,7 +57,7 @@ def test_another_engine_that_fails_is_left_out(tmp_path: Path, capsys: pytest.Ca
     emulator = mock.create_autospec(Emulator, instance=True)
     emulator.version.return_value = "1.0"
     emulator.instructions_of_an_inference.side_effect = RuntimeError("guest.py under qemu ended with -11: x")
-    model = Prepared(tmp_path, [], 0, {})
+    model = Prepared(tmp_path, [], {})
     assert count(emulator, "onnxruntime", model, "cortex-a72") is None
     assert capsys.readouterr().out == "  without ONNX Runtime: guest.py under qemu ended with -11: x\n"
     with pytest.raises(RuntimeError, match="ended with -11"):
@@ -73,7 +73,7 @@ def test_another_engine_with_other_results_is_left_out(
     for engine, value in ("onnxruntime", 1.5), (OURS, 1.5), ("litert", 1.0):
         np.savez(tmp_path / f"outputs-arm-{engine}.npz", np.array([value]))
     (tmp_path / "model.tflite").touch()
-    model = Prepared(tmp_path, [np.array([1.0])], 0, {})
+    model = Prepared(tmp_path, [np.array([1.0])], {})
     assert count(emulator, "litert", model, "cortex-a72") == 2.0
     assert count(emulator, "onnxruntime", model, "cortex-a72") is None
     assert "got 5.0e-01" in capsys.readouterr().out

@@ -17,8 +17,8 @@ from tvm.ir import Call
 from tvm.relax.expr import _update_type
 
 from builder.importer.spans import bindings_of, names_of, span_of, with_spans
+from builder.kernels.decisions import SPACE_MARK
 from builder.kernels.rewriter import op_name, shape_of
-from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import convolution, depthwise, separable
 from builder.kernels.spaces.separable import Pair
 from builder.target.device_target import DeviceTarget

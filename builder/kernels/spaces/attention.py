@@ -22,9 +22,8 @@ from tvm import s_tir as st
 from tvm.ir import Call
 
 from builder.importer.spans import Names, TracingBuilder, names_of, span_of
-from builder.kernels.decisions import Chooser
+from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import Values, constant_of, op_name, shape_of
-from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import rows as rows_space
 from builder.kernels.spaces import vector_math
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue

@@ -25,9 +25,8 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 
 from builder.importer.blocked_weights import BlockedWeights
-from builder.kernels.decisions import Chooser
+from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import emit_weights, shape_of
-from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import matmul
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
 from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, tilings

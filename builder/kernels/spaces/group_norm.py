@@ -15,9 +15,8 @@ from typing import Final
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.kernels.decisions import Chooser
+from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import shape_of
-from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import planes, rows
 from builder.kernels.spaces.epilogue import INJECTIVE, NEVER_FUSED
 from builder.target.device_target import DeviceTarget

@@ -15,9 +15,8 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.kernels.decisions import Chooser
+from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import shape_of
-from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces.convolution import filled
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.geometry import Conv2d

@@ -19,9 +19,8 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.kernels.decisions import Chooser
+from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import shape_of
-from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import winograd
 from builder.kernels.spaces.convolution import pack_weights
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue

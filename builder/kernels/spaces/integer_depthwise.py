@@ -29,9 +29,8 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.kernels.decisions import Chooser, Decision
+from builder.kernels.decisions import SPACE_MARK, Chooser, Decision
 from builder.kernels.rewriter import constant_of, shape_of
-from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import shares
 from builder.kernels.spaces.dot_loops import mark_lanes
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue

@@ -18,9 +18,8 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
 
-from builder.kernels.decisions import Chooser, Decision
+from builder.kernels.decisions import SPACE_MARK, Chooser, Decision
 from builder.kernels.rewriter import Values, constant_of, shape_of
-from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch, tiled
 from builder.kernels.spaces.dot_loops import (
     group_axes,

@@ -20,7 +20,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
 
-from builder.kernels.decisions import Chooser, Decision
+from builder.kernels.decisions import SPACE_MARK, Chooser, Decision
 from builder.kernels.rewriter import (
     Values,
     constant_of,
@@ -30,7 +30,6 @@ from builder.kernels.rewriter import (
     legalise_as_tvm,
     shape_of,
 )
-from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch, shares, tiled
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.register_tile import even_part, hold_operand, multiplies_by_element, tilings

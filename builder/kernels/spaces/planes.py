@@ -12,9 +12,8 @@ from typing import Final
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.kernels.decisions import Chooser
+from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import shape_of
-from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import rows
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.target.device_target import DeviceTarget

@@ -21,9 +21,8 @@ from tvm import s_tir as st
 from tvm.ir import Call
 
 from builder.errors import UnsuitedError
-from builder.kernels.decisions import Chooser
+from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import op_name, shape_of
-from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE
 from builder.kernels.spaces.unpacking import unpack
 from builder.target.device_target import DeviceTarget

@@ -12,8 +12,8 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.ir import Call
 
+from builder.kernels.decisions import SPACE_MARK
 from builder.kernels.rewriter import constant_of, legalise_as_tvm, shape_of
-from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import rows
 
 NAME: Final = "relax.nn.rms_norm"

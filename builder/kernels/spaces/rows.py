@@ -16,9 +16,8 @@ from tvm import s_tir as st
 from tvm.ir import Call
 
 from builder.errors import UnsuitedError
-from builder.kernels.decisions import Chooser
+from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import legalise_as_tvm, op_name, shape_of
-from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import vector_math
 from builder.kernels.spaces.fallback import is_cheap
 from builder.target.device_target import DeviceTarget

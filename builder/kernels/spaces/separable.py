@@ -14,8 +14,7 @@ from typing import Final
 from tvm import s_tir as st
 from tvm import sym
 
-from builder.kernels.decisions import Chooser
-from builder.kernels.signature import SPACE_MARK
+from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.spaces import convolution, depthwise, shares
 from builder.kernels.spaces.epilogue import Epilogue
 from builder.kernels.spaces.fallback import is_cheap

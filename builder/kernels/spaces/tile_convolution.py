@@ -22,9 +22,8 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.kernels.decisions import Chooser, Decision
+from builder.kernels.decisions import SPACE_MARK, Chooser, Decision
 from builder.kernels.rewriter import shape_of
-from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.convolution import filled
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue

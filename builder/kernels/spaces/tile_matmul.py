@@ -16,9 +16,8 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
 
-from builder.kernels.decisions import Chooser, Decision
+from builder.kernels.decisions import SPACE_MARK, Chooser, Decision
 from builder.kernels.rewriter import Values, constant_of, shape_of
-from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch, tiled
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.integer_matmul import filled_rows, pack

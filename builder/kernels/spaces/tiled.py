@@ -19,8 +19,7 @@ from typing import Final
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.kernels.decisions import Chooser
-from builder.kernels.signature import SPACE_MARK
+from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
 from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, unroll_rounds
 from builder.target.device_target import DeviceTarget

@@ -13,9 +13,8 @@ from tvm import s_tir as st
 from tvm.ir import Call
 
 from builder.errors import UnsuitedError
-from builder.kernels.decisions import Chooser
+from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import legalise_as_tvm, shape_of
-from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import fallback
 from builder.target.device_target import DeviceTarget
 

@@ -12,8 +12,7 @@ from tvm import s_tir as st
 from tvm import te, tirx
 
 from builder.errors import UnsuitedError
-from builder.kernels.decisions import Chooser
-from builder.kernels.signature import SPACE_MARK
+from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.spaces import fallback
 from builder.target.device_target import DeviceTarget
 

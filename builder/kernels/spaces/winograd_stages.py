@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from tvm import te, tirx
 
-from builder.kernels.signature import SPACE_MARK
+from builder.kernels.decisions import SPACE_MARK
 from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.winograd_transforms import Matrix, places, select
 from builder.target.device_target import DeviceTarget

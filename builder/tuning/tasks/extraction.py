@@ -26,7 +26,6 @@ from builder.kernels.decisions import Chooser, heuristic
 from builder.kernels.design_space import DesignSpace, workload_of
 from builder.kernels.rewriter import op_name
 from builder.kernels.schedule import space_of, without_pragmas
-from builder.records.shipped import shipped_for
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget, resolve
 
@@ -36,7 +35,7 @@ def extract_tasks(
     target: str | Mapping[str, Any] | DeviceTarget = "host",
     *,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-    choose: Chooser | None = None,
+    choose: Chooser = heuristic,
 ) -> tuple[Task, ...]:
     """Find the tasks of a model.
 
@@ -49,7 +48,7 @@ def extract_tasks(
     input_shapes
         Shapes of inputs with symbolic dimensions, if `model` is a path.
     choose
-        Chooses the default point of each space; None for the point that compiling uses without records.
+        Chooses the default point of each space.
 
     Returns
     -------
@@ -61,7 +60,6 @@ def extract_tasks(
     fused = fuse(imported.mod, device)
     calls = _calls(fused["main"])
     nodes = _nodes(fused["main"], imported)
-    shipped = shipped_for(device) if choose is None else None
     tasks: dict[str, Task] = {}
     for name, count in calls.items():
         func = fused[name]
@@ -69,7 +67,7 @@ def extract_tasks(
             continue
         func = without_pragmas(func)  # as in lowering: otherwise the workload would differ
         kind = space_of(func)
-        space = DesignSpace.of(func, device, choose or heuristic, shipped) if kind is not None else None
+        space = DesignSpace.of(func, device, choose) if kind is not None else None
         if kind is None or space is None or space.size < 2:
             continue
         workload, key = workload_of(func)

@@ -24,9 +24,7 @@ from builder.codegen.link.linker import describe, link
 from builder.compiling.lower import lower
 from builder.errors import LinkError
 from builder.importer import ImportedModel, import_onnx
-from builder.kernels.decisions import Schedules
 from builder.kernels.design_space import Point
-from builder.records.shipped import shipped_for
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 from builder.tuning.candidates import candidate_builder
@@ -117,15 +115,15 @@ def test_a_candidate_is_the_code_that_a_bundle_holds(
 ) -> None:
     jobs = jobs_of(tasks)
     objects = [future.result() for future in builder.start(jobs).objects]
-    lowered = lower(model.mod, device, Schedules(shipped=shipped_for(device)))
-    shipped = functions(compile_object(lowered.kernels, device))
+    lowered = lower(model.mod, device)
+    whole = functions(compile_object(lowered.kernels, device))
     batch = link(objects[0], device, objects[1:])
     for index, ((task, _), code) in enumerate(zip(jobs, objects, strict=True)):
         name = kernel_name(index)
         compiled = {n.replace(name, task.name): body for n, body in functions(code).items() if name in n}
         assert f"__tvm_ffi_{task.name}" in compiled
         for function, body in compiled.items():
-            assert same_instructions(body, shipped[function]), function
+            assert same_instructions(body, whole[function]), function
         entry = functions(code)[f"__tvm_ffi_{name}"]
         linked = code_at(batch, f"__tvm_ffi_{name}", len(entry))
         assert all(a in (0, b) for a, b in zip(entry, linked, strict=True))

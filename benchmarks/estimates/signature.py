@@ -1,17 +1,23 @@
 """A kernel's signature: what the decisions of its design space depend on, and nothing else.
 
-Two functions with the same anchor have the same signature, whatever is fused around it. So a measurement of a
-convolution in one model applies to it in every model, and stays valid when its epilogue changes.
+Two functions with the same anchor have the same signature, whatever is fused around it.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
+import tvm
 from tvm import s_tir as st
 
-# An anchor carries its design space's kind under this key, in the attributes of its tensor expression.
-SPACE_MARK: Final = "edge.space"
+from builder.kernels.decisions import SPACE_MARK
+from builder.kernels.schedule import anchor_of
+
+
+def signature_for(workload: tvm.IRModule) -> str:
+    """Return the signature of an unscheduled workload with a design space."""
+    sch = st.Schedule(workload)
+    anchor = anchor_of(sch)
+    assert anchor is not None
+    return signature_of(sch, *anchor)
 
 
 def signature_of(sch: st.Schedule, block: st.schedule.SBlockRV, kind: str) -> str:

@@ -1,4 +1,4 @@
-"""The operators of common models that the search visits: each signature once, the costliest first."""
+"""The operators of common models: each signature once, the costliest first."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.architectures import generate
+from benchmarks.estimates.signature import signature_for
 from builder.importer import import_onnx
-from builder.kernels.decisions import heuristic
-from builder.records.shipped import signature_for
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 from builder.tuning.tasks.extraction import extract_tasks
@@ -24,7 +23,7 @@ class Operator:
     Attributes
     ----------
     signature
-        As `builder.kernels.signature` writes it.
+        As `benchmarks.estimates.signature` writes it.
     tasks
         Kernels that differ in what is fused around the anchor; the one with the most work comes first.
     models
@@ -49,13 +48,12 @@ def operators_of(models: Sequence[str], target: DeviceTarget, kinds: Sequence[st
         imported = import_onnx(
             generate(name), input_shapes=tokens if name == "bert" else None, progress=lambda _: None
         )
-        tasks = extract_tasks(imported, target, choose=heuristic)
+        tasks = extract_tasks(imported, target)
         total = sum(task.flops * task.calls for task in tasks)
         for task in tasks:
             if kinds is not None and task.kind not in kinds:
                 continue
             signature = signature_for(task.workload)
-            assert signature is not None
             known = found.setdefault(signature, [])
             if name not in origins.setdefault(signature, []):
                 origins[signature].append(name)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import load_json, save_json
 
@@ -38,17 +37,14 @@ class Candidates:
     decisions
         The points.
     code
-        An object file, or a shared object if it was linked.
+        A shared object.
     arguments
         Dtypes and shapes of the kernels' arguments.
-    launches
-        For each point, the extents of its parallel loops, in the order in which they run.
     """
 
     decisions: tuple[Decisions, ...]
     code: bytes
     arguments: Arguments
-    launches: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +57,16 @@ class Job:
         TVM's serialised module.
     target
         The device.
-    linked
-        Whether to link the object file.
     """
 
     module: str
     target: DeviceTarget
-    linked: bool
 
 
-def job(
-    task: Task, decisions: Sequence[Decisions], *, linked: bool
-) -> tuple[Job, tuple[Decisions, ...], tuple[tuple[int, ...], ...]]:
-    """Return a job for the points of a task that apply, those points, and their parallel extents."""
+def job(task: Task, decisions: Sequence[Decisions]) -> tuple[Job, tuple[Decisions, ...]]:
+    """Return a job for the points of a task that apply, and those points."""
     kernels: dict[str, tirx.PrimFunc] = {}
     made: list[Decisions] = []
-    launches: list[tuple[int, ...]] = []
     for point in decisions:
         found = task.space.point(point)
         if found is None:
@@ -85,26 +75,12 @@ def job(
         name = f"k{len(made)}"
         kernels[name] = func.with_attr("global_symbol", name)
         made.append(point)
-        launches.append(parallel_extents(func))
-    return Job(save_json(tvm.IRModule(kernels)), task.space.target, linked), tuple(made), tuple(launches)
+    return Job(save_json(tvm.IRModule(kernels)), task.space.target), tuple(made)
 
 
 def build(work: Job) -> bytes:
-    """Compile a job in a building process; return the object file, or the shared object if linked."""
-    code = compile_object(load_json(work.module), work.target)
-    return link(code, work.target) if work.linked else code
-
-
-def parallel_extents(func: tirx.PrimFunc) -> tuple[int, ...]:
-    """Return the extents of the parallel loops, in order."""
-    found: list[int] = []
-
-    def loop(stmt: tirx.For) -> None:
-        if stmt.kind == tirx.ForKind.PARALLEL:
-            found.append(int(stmt.extent))
-
-    tvm_ffi.structural_walk(func.body, ((tirx.For, loop),), order="pre")
-    return tuple(found)
+    """Compile a job in a building process; return the shared object."""
+    return link(compile_object(load_json(work.module), work.target), work.target)
 
 
 class Builders:
@@ -123,23 +99,19 @@ class Builders:
             processes, multiprocessing.get_context("spawn"), os.nice, (niceness,)
         )
 
-    def build(
-        self, asked: Sequence[tuple[Task, Sequence[Decisions]]], *, linked: bool
-    ) -> list[Candidates | None]:
+    def build(self, asked: Sequence[tuple[Task, Sequence[Decisions]]]) -> list[Candidates | None]:
         """Build the points of each task; None for a task whose points do not apply or cannot be built."""
-        open_jobs: list[
-            tuple[Task, tuple[Decisions, ...], tuple[tuple[int, ...], ...], Future[bytes] | None]
-        ] = []
+        open_jobs: list[tuple[Task, tuple[Decisions, ...], Future[bytes] | None]] = []
         for task, decisions in asked:
-            work, made, launches = job(task, decisions, linked=linked)
-            open_jobs.append((task, made, launches, self._pool.submit(build, work) if made else None))
+            work, made = job(task, decisions)
+            open_jobs.append((task, made, self._pool.submit(build, work) if made else None))
         results: list[Candidates | None] = []
-        for task, made, launches, future in open_jobs:
+        for task, made, future in open_jobs:
             try:
                 code = future.result(BUILD_TIMEOUT_S) if future is not None else None
             except (BuildError, LateError, BrokenProcessPool):
                 code = None
-            results.append(None if code is None else Candidates(made, code, arguments_of(task), launches))
+            results.append(None if code is None else Candidates(made, code, arguments_of(task)))
         return results
 
     def close(self) -> None:

@@ -6,7 +6,8 @@ import pytest
 from tvm import s_tir as st
 from tvm import te, tirx, topi
 
-from builder.kernels.signature import SPACE_MARK, signature_of
+from benchmarks.estimates.signature import signature_of
+from builder.kernels.decisions import SPACE_MARK
 
 
 def product(rows: int = 3, dtype: str = "float32", *, bias: bool = False, **marks: int) -> tirx.PrimFunc:

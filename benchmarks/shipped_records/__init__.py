@@ -1,1 +1,0 @@
-"""Makes the tuning records that ship with the compiler (docs/shipped-records.md)."""
