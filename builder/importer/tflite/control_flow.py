@@ -15,6 +15,7 @@ from typing import Final
 
 from builder.errors import RefusalError
 from builder.importer.tflite.operation import Operation
+from builder.importer.tflite.operators import stablehlo
 from builder.importer.tflite.schema import TfliteModel
 from builder.importer.tflite.scope import Scope
 from builder.importer.tflite.tensor import Tensor
@@ -124,7 +125,7 @@ def _chosen(op: Operation, condition: str, a: str, b: str) -> str:
 
 def while_(op: Operation, program: Program) -> None:
     """WHILE: unrolled, if its condition is known before each step."""
-    options = op.options("WhileOptions")
+    options = op.options("StablehloWhileOptions" if op.operator.name == "STABLEHLO_WHILE" else "WhileOptions")
     values = _values(op, program, list(range(op.count)))
     for _ in range(MAX_STEPS + 1):
         [condition] = _call(op, program, options.CondSubgraphIndex(), values)[:1] or [""]
@@ -150,6 +151,27 @@ def composite(op: Operation, program: Program) -> None:
     """STABLEHLO_COMPOSITE: the subgraph that defines it."""
     index = op.options("StableHLOCompositeOptions").DecompositionSubgraphIndex()
     _put_all(op, _call(op, program, index, _values(op, program, list(range(op.count)))))
+
+
+def reduce(op: Operation, program: Program) -> None:
+    """STABLEHLO_REDUCE by the only operator of a subgraph."""
+    stablehlo.reduce(op, _reducer(program, op.options("StablehloReduceOptions").BodySubgraphIndex()))
+
+
+def reduce_window(op: Operation, program: Program) -> None:
+    """STABLEHLO_REDUCE_WINDOW by the only operator of a subgraph."""
+    index = op.options("StablehloReduceWindowOptions").BodySubgraphIndex()
+    stablehlo.stablehlo_reduce_window(op, _reducer(program, index))
+
+
+def _reducer(program: Program, index: int) -> str:
+    """ONNX's operator for a subgraph that makes one number of two."""
+    subgraphs = program.model.subgraphs
+    names = [operator.name for operator in subgraphs[index].operators] if 0 <= index < len(subgraphs) else []
+    found = stablehlo.REDUCERS.get(names[0]) if len(names) == 1 else None
+    if found is None:
+        raise RefusalError(f"expected one operator that reduces, such as ADD, got {', '.join(names[:4])}")
+    return found
 
 
 def call_once(op: Operation, program: Program) -> None:
@@ -217,6 +239,9 @@ STATIC: Final[Mapping[str, Callable[[Operation, Program], None]]] = MappingProxy
         "IF": if_,
         "READ_VARIABLE": read_variable,
         "STABLEHLO_COMPOSITE": composite,
+        "STABLEHLO_REDUCE": reduce,
+        "STABLEHLO_REDUCE_WINDOW": reduce_window,
+        "STABLEHLO_WHILE": while_,
         "VAR_HANDLE": var_handle,
         "WHILE": while_,
     }

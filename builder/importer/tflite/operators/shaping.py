@@ -337,15 +337,16 @@ def dilate(op: Operation) -> None:
     steps = op.integers(1, "dilations")
     if len(steps) != len(shape) or min(steps, default=1) < 1 or not shape:
         raise RefusalError(f"expected a dilation for each axis of {shape}, got {steps}")
-    filling = op.reshape(op.value(2), ())
+    op.put(dilated(op, op.value(0), steps, op.reshape(op.value(2), ())))
 
-    def change(x: str, _: Layout) -> str:
-        split = [d for dim in shape for d in (dim, 1)]
-        ends = [p for step in steps for p in (0, step - 1)]
-        x = pad_with(op, op.reshape(x, split), [0] * len(split) + ends, filling)
-        x = op.reshape(x, [dim * step for dim, step in zip(shape, steps, strict=True)])
-        sizes = [max((dim - 1) * step + 1, 0) for dim, step in zip(shape, steps, strict=True)]
-        starts = op.graph.constant([0] * len(shape))
-        return op.graph.node("Slice", x, starts, op.graph.constant(sizes))
 
-    op.put(change(op.value(0), Layout.LAST))
+def dilated(op: Operation, x: str, steps: Sequence[int], filling: str) -> str:
+    """Put `step - 1` copies of a number between the elements along each axis."""
+    shape = op.graph.shape_of(x)
+    split = [d for dim in shape for d in (dim, 1)]
+    ends = [p for step in steps for p in (0, step - 1)]
+    x = pad_with(op, op.reshape(x, split), [0] * len(split) + ends, filling)
+    x = op.reshape(x, [dim * step for dim, step in zip(shape, steps, strict=True)])
+    sizes = [max((dim - 1) * step + 1, 0) for dim, step in zip(shape, steps, strict=True)]
+    starts = op.graph.constant([0] * len(shape))
+    return op.graph.node("Slice", x, starts, op.graph.constant(sizes))

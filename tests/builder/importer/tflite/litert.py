@@ -98,7 +98,8 @@ def distance(ours: Arrays, theirs: Arrays) -> float:
             continue
         wide, reference = a.astype(np.float64), b.astype(np.float64)
         same = (wide == reference) | (reference != reference)
-        error = float(np.abs(np.where(same, 0, wide - np.where(same, wide, reference))).max())
+        with np.errstate(invalid="ignore"):
+            error = float(np.abs(np.where(same, 0, wide - reference)).max())
         if b.dtype.kind == "f":
             finite = np.abs(reference[np.isfinite(reference)])
             error /= max(float(finite.max(initial=0)), 1e-2)

@@ -290,4 +290,6 @@ def _operator(b: Any, operator: FileOperator, code: int) -> int:
 
 
 def _field_vector(b: Any, options: str, key: str, values: Any) -> int:
-    return _vector(b, values, "float32" if (options, key) == ("BucketizeOptions", "Boundaries") else "int32")
+    if (options, key) == ("BucketizeOptions", "Boundaries"):
+        return _vector(b, values, "float32")
+    return _vector(b, values, "int64" if options.startswith("Stablehlo") else "int32")

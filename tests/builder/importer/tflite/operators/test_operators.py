@@ -23,11 +23,12 @@ HYBRID: Final = 0.05
 INTERPOLATED: Final = {
     "EXP": 2, "LOG": 32, "LOGISTIC": 2, "RSQRT": 64, "SOFTMAX": 2, "TANH": 2,
 }  # fmt: skip
-# By `test_detection`, `test_sparsity`, `test_spectrum` and `test_indexing`.
+# By `test_detection`, `test_sparsity`, `test_spectrum`, `test_indexing` and `test_stablehlo`.
 JUDGED_ELSEWHERE: Final = {
     *("DENSIFY", "NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5"),
     *("COMPLEX_ABS", "IMAG", "REAL", "RFFT2D"),
-    *("UNIQUE", "WHERE"),
+    *("UNIQUE", "WHERE", "REDUCE_WINDOW"),
+    *(name for name in CONVERTERS if name.startswith("STABLEHLO")),
 }
 # Operators of the schema that no graph of tensors with fixed shapes has: strings and hash tables, random
 # numbers, and names that stand for no operator.
