@@ -20,6 +20,7 @@ from onnx import TensorProto, defs, helper
 from builder.errors import ModelError, Obstacle, UnsupportedOperatorError
 from builder.importer import native
 from builder.importer.bounded import suppression
+from builder.importer.classic import imputer
 from builder.importer.inlining import FunctionKey, call_key, function_key, inline
 from builder.importer.large_models import with_inputs_for_weights
 from builder.importer.model_file import tensors
@@ -149,6 +150,7 @@ def _inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
         _replace(model.functions, kept)
     if not model.functions:
         return model
+    imputer.without_branches(model)
     return inline(model)
 
 
