@@ -28,6 +28,7 @@ from agent.config.keys import sample_config
 from agent.config.settings import Config
 from agent.errors import BundleError, ConfigError, EdgeError, StateDirectoryError
 from agent.provision.commands import add_commands
+from agent.terminal import note, printable, say, say_text
 
 EXIT_OURS: Final = 1
 EXIT_USAGE: Final = 2
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say("error", f"the package {error.name} is not installed")
             _say("hint", "install the agent with what it needs: pip install 'edgebundle[agent]'")
             return EXIT_OURS
-        traceback.print_exc()
+        note(*traceback.format_exc().rstrip().split("\n"))
         _say("error", f"internal error: {type(error).__name__}: {error}")
         _say("hint", "this is a bug in edge-agent: report it with the traceback above")
         return EXIT_OURS
@@ -219,12 +220,12 @@ def _install(options: argparse.Namespace) -> int:
 
 
 def _config(_options: argparse.Namespace) -> int:
-    print(sample_config(), end="")
+    say_text(sample_config())
     return 0
 
 
 def _version(_options: argparse.Namespace) -> int:
-    print(f"edge-agent {agent.__version__}")
+    say(f"edge-agent {agent.__version__}")
     return 0
 
 
@@ -239,13 +240,8 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)[:_MAX_LOG_CHARACTERS]
-        text = "".join(
-            character if character.isprintable() or character in "\n\t" else "?" for character in text
-        )
-        if not self._journal:
-            return text
-        level = f"<{_JOURNAL_LEVELS.get(record.levelno, 6)}>"
-        return "\n".join(level + line for line in text.split("\n"))
+        level = f"<{_JOURNAL_LEVELS.get(record.levelno, 6)}>" if self._journal else ""
+        return "\n".join(level + printable(line) for line in text.split("\n"))
 
 
 def set_up_logging(level: str, environment: Mapping[str, str]) -> None:
@@ -263,4 +259,6 @@ def _explain(error: EdgeError, status: int) -> int:
 
 
 def _say(kind: str, text: str) -> None:
-    print(f"edge-agent: {kind}: {text}", file=sys.stderr)
+    # The mistakes of a configuration are a line each.
+    first, *more = text.split("\n")
+    note(f"edge-agent: {kind}: {first}", *(f"  {line.strip()}" for line in more))

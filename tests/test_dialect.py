@@ -172,6 +172,31 @@ def progress_by_other_names() -> Iterator[Line]:
                     yield Line(path, node.lineno, f"{node.arg}: {kind}, expected the name `progress`")
 
 
+# Their stderr is a pipe of a process of ours, and some must not import more than they need.
+OTHER_WRITERS = {
+    "agent/worker/__main__.py",
+    "builder/importer/frameworks/confinement.py",
+}
+# They are given a standard stream: the log has a formatter that calls `printable`, and the other closes it.
+NO_WRITERS = {"logging.StreamHandler", "_silence"}
+TERMINAL_WRITERS = re.compile(r"sys\.(stdout|stderr)\.(write|writelines|buffer)\b|traceback\.print_|print$")
+
+
+def writers_to_the_terminal() -> Iterator[Line]:
+    """Only `agent/terminal.py` writes to a terminal, because it replaces what would control one."""
+    for path, _, tree in programs():
+        if path == "agent/terminal.py" or path in OTHER_WRITERS:
+            continue
+        for node in nodes(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func)
+            given = {ast.unparse(each) for each in (*node.args, *(word.value for word in node.keywords))}
+            hands_it_on = given & {"sys.stdout", "sys.stderr"} and name not in NO_WRITERS
+            if TERMINAL_WRITERS.match(name) or hands_it_on:
+                yield Line(path, node.lineno, f"{name}, expected agent.terminal")
+
+
 def prose() -> Iterator[Line]:
     for path, text, tree in sources():
         if path == Path(__file__).relative_to(ROOT).as_posix():
@@ -209,6 +234,7 @@ RULES: tuple[Callable[[], Iterator[Line]], ...] = (
     frozen_without_slots,
     constants_without_final,
     progress_by_other_names,
+    writers_to_the_terminal,
     prose,
 )
 

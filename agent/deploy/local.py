@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Final, Protocol
@@ -23,6 +22,7 @@ from agent.deploy.inbox import Inbox
 from agent.deploy.store.store import Store
 from agent.durable import replacing, store_error
 from agent.errors import BundleError, StoreError
+from agent.terminal import say
 from agent.wire.job import Status
 
 # An agent checks its inbox once a second; a small board needs the rest to hash a large bundle twice.
@@ -85,17 +85,17 @@ def install(config: Settings, path: Path, *, wait_s: float = WAIT_S) -> int:
     _drop(path, store.inbox / f"{hex_digest(digest)}.bundle")
     what = f"{manifest.name} {manifest.version}"
     if not store.in_use():
-        _print(f"{what} is in the inbox: the agent installs it when it starts")
+        say(f"{what} is in the inbox: the agent installs it when it starts", flush=True)
         return 0
-    _print(f"{what} is in the inbox: the agent is installing it")
+    say(f"{what} is in the inbox: the agent is installing it", flush=True)
     end = time.monotonic() + wait_s
     while time.monotonic() < end:
         result = inbox.take_result(digest)
         if result is not None:
             if result.status is Status.SUCCEEDED:
-                _print(f"{what} is in service")
+                say(f"{what} is in service", flush=True)
                 return 0
-            _print(f"{what}: {result.status}: {result.message} ({result.code})")
+            say(f"{what}: {result.status}: {result.message} ({result.code})", flush=True)
             return BundleError.exit_code
         time.sleep(_POLL_S)
     raise StoreError(
@@ -123,8 +123,3 @@ def _open_store(state_dir: Path) -> Store:
     except OSError as error:
         raise store_error(f"looking at {state_dir}", error) from error
     return Store(state_dir)
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()

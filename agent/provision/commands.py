@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.config.file import DEFAULT_CONFIG
 from agent.errors import ConfigError, EnrollmentError
+from agent.terminal import note, say, say_json
 
 if TYPE_CHECKING:
     from agent.provision.enrollment import Enrollment
@@ -129,20 +129,20 @@ def _enroll(options: argparse.Namespace) -> int:
         result = enroll(
             enrollment,
             EnrollOptions(path, options.force, not options.no_connect, options.wait),
-            lambda line: print(line, file=sys.stderr, flush=True),
+            note,
         )
         for finding in result.findings:
-            print(finding)
+            say(*finding.lines())
         did = "is enrolled" if result.changed else "is already enrolled like this, nothing changed"
-        print(f"{result.config.device} {did}: {path}")
+        say(f"{result.config.device} {did}: {path}")
         if options.start:
             service.restart()
-            print("the service is running: journalctl -u edge-agent")
+            say("the service is running: journalctl -u edge-agent")
         elif path == DEFAULT_CONFIG and service.systemd_runs():
-            print("start it: sudo systemctl restart edge-agent")
+            say("start it: sudo systemctl restart edge-agent")
         else:
             # The user's own folder, or a container.
-            print(f"start it: edge-agent run --config {path}")
+            say(f"start it: edge-agent run --config {path}")
     except EnrollmentError:
         raise
     except ConfigError as error:
@@ -187,15 +187,15 @@ def _check(options: argparse.Namespace) -> int:
     for finding in doctor.examine(
         path,
         connect=not options.no_connect,
-        progress=lambda line: print(line, file=sys.stderr, flush=True),
+        progress=note,
     ):
         levels.append(finding.level)
         documents.append(finding.document())
         if not options.json:
-            print(finding, flush=True)
+            say(*finding.lines(), flush=True)
     counts = {level.value: levels.count(level) for level in Level}
     if options.json:
-        print(json.dumps({"ok": Level.FAIL not in levels, "counts": counts, "findings": documents}, indent=1))
+        say_json({"ok": Level.FAIL not in levels, "counts": counts, "findings": documents}, indent=1)
     else:
-        print(", ".join(f"{count} {name}" for name, count in counts.items()))
+        say(", ".join(f"{count} {name}" for name, count in counts.items()))
     return EXIT_FAILED if Level.FAIL in levels else 0

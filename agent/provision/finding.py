@@ -36,9 +36,10 @@ class Finding:
     message: str
     hint: str | None = None
 
-    def __str__(self) -> str:
+    def lines(self) -> tuple[str, ...]:
+        """Return the finding as lines of text."""
         line = f"{self.level:<4}  {self.subject:<14} {self.message}"
-        return line if self.hint is None else f"{line}\n      hint: {self.hint}"
+        return (line,) if self.hint is None else (line, f"      hint: {self.hint}")
 
     def document(self) -> dict[str, str | None]:
         """Return the finding as a JSON object."""

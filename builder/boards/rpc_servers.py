@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from agent.terminal import note
+
 SERVER_PORT: Final = 9091
 SERVING: Final = "server at"  # beginning of the line that a server prints once it listens
 RESTART_S: Final = 1.0
@@ -172,7 +174,7 @@ def _serve(options: ServerOptions) -> None:
         custom_addr=options.custom_address,
         silent=True,
     )
-    print(f"{SERVING} {options.host}:{state.port}, key {options.key}", file=sys.stderr, flush=True)  # noqa: T201
+    note(f"{SERVING} {options.host}:{state.port}, key {options.key}")
 
     def leave_with_parent() -> None:
         while os.read(0, 1):

@@ -25,6 +25,7 @@ from typing import IO, Any, Final, NoReturn, Protocol, TypeAlias, cast
 
 from agent import __version__
 from agent.errors import EdgeError
+from agent.terminal import note
 from builder.cli.interruption import EXIT_INTERRUPTED
 from builder.cli.project_defaults import with_project
 from builder.cli.tvmc_flags import instead_of
@@ -247,7 +248,7 @@ def _explain(error: BuildError | EdgeError | OSError) -> int:
     code = f" ({error.code})" if isinstance(error, EdgeError) else ""
     _say("error", _one_line(str(error)) + code)
     for line in error.details if isinstance(error, BuildError) else ():
-        print(f"  {_printable(line)}", file=sys.stderr)
+        note(f"  {_cut(line)}")
     if error.hint:
         _say("hint", _one_line(error.hint))
     return error.exit_code if isinstance(error, BuildError) else EXIT_INPUT
@@ -257,20 +258,19 @@ def _show_traceback(arguments: Sequence[str]) -> None:
     if "--traceback" in arguments:
         import traceback
 
-        traceback.print_exc()
+        note(*traceback.format_exc().rstrip().split("\n"))
 
 
 def _say(kind: str, text: str) -> None:
-    print(f"edgebundle: {kind}: {text}", file=sys.stderr, flush=True)
+    note(f"edgebundle: {kind}: {text}")
 
 
 def _one_line(text: str) -> str:
-    return _printable(" ".join(text.split()))
+    return _cut(" ".join(text.split()))
 
 
-def _printable(line: str) -> str:
-    shown = _LONG_WORD.sub(lambda found: f"{found[0][:200]}...", line)
-    return "".join(c if c.isprintable() else "?" for c in shown)
+def _cut(line: str) -> str:
+    return _LONG_WORD.sub(lambda found: f"{found[0][:200]}...", line)
 
 
 def _silence(stream: IO[str]) -> None:

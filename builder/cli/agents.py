@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from agent.terminal import note, say
 from builder.cli import SubParsers
 from builder.cli.arguments import add_json
 from builder.cli.broker_flags import add_broker, add_wait, broker_of
@@ -41,20 +41,20 @@ def _agents(args: argparse.Namespace) -> int:
         print_json([_agent_json(agent) for agent in found])
         return 0
     if not found:
-        print("no agents at this broker", file=sys.stderr)
-        print(f"hint: {NO_AGENT_HINT}; {_RABBITMQ_HINT}", file=sys.stderr)
+        note("no agents at this broker")
+        note(f"hint: {NO_AGENT_HINT}; {_RABBITMQ_HINT}")
     for agent in found:
         words = (agent.condition, f"edge-agent {agent.version}" if agent.version else "", agent.machine)
-        print(f"{agent.name}  {'  '.join(word for word in words if word)}")
+        say(f"{agent.name}  {'  '.join(word for word in words if word)}")
         if agent.name_conflict:
-            print("    TWO AGENTS HAVE THIS NAME: give one another name (edge-agent enroll --device NAME)")
+            say("    TWO AGENTS HAVE THIS NAME: give one another name (edge-agent enroll --device NAME)")
         if agent.sandbox_missing:
-            print(f"    sandbox without {', '.join(agent.sandbox_missing)}")
+            say(f"    sandbox without {', '.join(agent.sandbox_missing)}")
         for model in agent.models:
             condition, _, reason = model.condition.partition(": ")
-            print(f"    {model.name} {model.version}  {condition}  {model.digest[:19]}")
+            say(f"    {model.name} {model.version}  {condition}  {model.digest[:19]}")
             if reason:
-                print(f"        {reason}")
+                say(f"        {reason}")
     return 0
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
+from agent.terminal import say, say_json
 from builder.cli import SubParsers
 from builder.cli.arguments import add_json, add_model_file, load_model
 from builder.cli.bounded import at_upper_bounds
@@ -58,22 +58,22 @@ def _check(args: argparse.Namespace) -> int:
             agreement = check_import(model)
     except (ModelError, ParityError) as error:
         if args.json:
-            print(json.dumps(_refusal(args.model, error)))
+            say_json(_refusal(args.model, error))
         raise
     if args.json:
-        print(json.dumps(_document(args.model, model, agreement)))
+        say_json(_document(args.model, model, agreement))
         return 0
-    print(f"{args.model}: can be compiled")
+    say(f"{args.model}: can be compiled")
     for kind, specs in zip(("input", "output"), _requested(model), strict=True):
         for spec in specs:
-            print(f"  {kind} {_text(spec)}")
+            say(f"  {kind} {_text(spec)}")
     given = {spec.name: spec for spec in model.inputs}
     for state in model.states:
-        print(f"  state {_text(given[state.input])}, first {state.initial or 0:g}, then {state.output}")
+        say(f"  state {_text(given[state.input])}, first {state.initial or 0:g}, then {state.output}")
     for note in model.notes:
-        print(f"  {note}")
+        say(f"  {note}")
     if agreement is not None:
-        print(f"  {agreement.text}")
+        say(f"  {agreement.text}")
     return 0
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
+from agent.terminal import say, say_json
 from builder.cli import SubParsers
 from builder.cli.arguments import (
     add_declarations,
@@ -397,31 +397,31 @@ def _report(
             "proposal": None if proposal is None else asdict(proposal),
             "quantisation": None if quantisation is None else quantisation.document(),
         }
-        print(json.dumps(document))
+        say_json(document)
         return
-    print(f"{output}: {manifest.name} {manifest.version} for {manifest.target.triple} {manifest.target.cpu}")
-    print(
+    say(f"{output}: {manifest.name} {manifest.version} for {manifest.target.triple} {manifest.target.cpu}")
+    say(
         f"  {size / 1e6:.1f} MB, including {len(package.members['mod.params']) / 1e6:.1f} MB of weights; "
         f"needs {manifest.resources.needed_bytes(1) / 1e6:.1f} MB of memory to run"
     )
-    print(f"  agrees to {manifest.provenance.parity_error:.1e} with {manifest.provenance.reference}")
+    say(f"  agrees to {manifest.provenance.parity_error:.1e} with {manifest.provenance.reference}")
     for line in bucket_lines(manifest.buckets):
-        print(f"  {line}")
+        say(f"  {line}")
     if quantisation is not None:
-        print("\n".join(quantisation.lines()))
+        say(*quantisation.lines())
     if package.integers is not None:
-        print(f"  {package.integers.summary(_NAMED)}")
+        say(f"  {package.integers.summary(_NAMED)}")
     if tuning := manifest.provenance.tuning:
-        print(
+        say(
             f"  tuned on {tuning.board}: {tuning.tuned_ms:.3f} ms instead of {tuning.untuned_ms:.3f} ms, "
             f"{tuning.speedup:.2f}x as fast ({tuning.low:.2f} to {tuning.high:.2f})"
         )
     if package.uncovered:
-        print(f"  {_uncovered(package)}")
+        say(f"  {_uncovered(package)}")
     if proposal is not None:
-        print(f"  {proposal} (`edgebundle repack {output}` adds them without compiling)")
+        say(f"  {proposal} (`edgebundle repack {output}` adds them without compiling)")
     if package.signature is None:
-        print("  not signed: devices will refuse it; use `edgebundle sign`, or compile with --sign-key")
+        say("  not signed: devices will refuse it; use `edgebundle sign`, or compile with --sign-key")
 
 
 def _uncovered(package: Package) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
+from agent.terminal import say_text
 from builder.cli import SubParsers
 
 SHELLS: Final = ("bash", "zsh", "fish")
@@ -38,5 +39,5 @@ def complete(parser: argparse.ArgumentParser) -> None:
 def _completion(args: argparse.Namespace) -> int:
     from argcomplete.shell_integration import shellcode
 
-    print(shellcode(["edgebundle"], shell=args.shell))
+    say_text(shellcode(["edgebundle"], shell=args.shell))
     return 0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Final
 
+from agent.terminal import note, say
 from builder.cli import SubParsers
 from builder.cli.broker_flags import add_broker, broker_of
-from builder.cli.progress import print_line
 
 _DEFAULT: Final = "127.0.0.1:8700"
 
@@ -75,13 +74,13 @@ async def _serve(args: argparse.Namespace) -> int:
     await dashboard.start()
     try:
         if not is_loopback(host):
-            print_line(
+            note(
                 "warning: other machines can reach this page, without encryption: anybody who reads the "
                 "traffic or the address\ncan deploy with your rights. Prefer --listen 127.0.0.1:8700 and "
                 "ssh -L 8700:localhost:8700"
             )
-        print(f"open {dashboard.url}", flush=True)
-        print("Ctrl-C ends it; the address is secret and valid until then", file=sys.stderr, flush=True)
+        say(f"open {dashboard.url}", flush=True)
+        note("Ctrl-C ends it; the address is secret and valid until then")
         await ended.wait()
     finally:
         await dashboard.close()

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.terminal import note, printable, say
 from builder.cli import SubParsers
 from builder.cli.arguments import add_json
 from builder.cli.broker_flags import add_broker, add_wait, broker_of
 from builder.cli.json_output import print_json
-from builder.cli.progress import print_line
 from builder.cli.refused_bundle import naming_file
 from builder.fleet.hints import deployment_hint
 
@@ -75,7 +75,7 @@ def _deploy(args: argparse.Namespace) -> int:
         try:
             _deploy_to(args, files, agent)
         except KeyboardInterrupt:
-            print_line(
+            note(
                 f"stopped waiting for {agent}: what is wished stays, and an agent with the bundle goes on; "
                 "see `edgebundle agents`, or return with `edgebundle rollback`"
             )
@@ -98,7 +98,7 @@ def _deploy_to(args: argparse.Namespace, files: Sequence[Path], agent: str) -> N
                 source=args.source,
                 wait_s=args.wait,
                 steps=steps,
-                progress=(lambda _line: None) if args.json else print_line,
+                progress=(lambda _line: None) if args.json else note,
             )
         )
     print_result(result, as_json=args.json)
@@ -139,7 +139,7 @@ def print_result(result: DeployResult, *, as_json: bool) -> None:
         )
     if not as_json:
         note = f", {result.message}" if result.message else ""
-        print(
+        say(
             f"{result.model} {result.version} is in service on {result.agent} "
             f"({result.duration_s:.1f} s, {result.sent_bytes / 1e6:.2f} MB sent{note})"
         )
@@ -157,18 +157,23 @@ def show_deployment(*, quiet: bool) -> Iterator[Callable[[DeployProgress], None]
         def line(progress: DeployProgress) -> None:
             if progress.step and progress.step != last[0]:
                 last[0] = progress.step
-                print_line(progress.step)
+                note(progress.step)
 
         yield line
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("waiting for the agent", total=1.0)
         yield lambda progress: bar.update(
             task,
-            description=(progress.step or progress.status.lower()).replace("_", " "),
+            description=printable((progress.step or progress.status.lower()).replace("_", " ")),
             completed=progress.fraction,
         )

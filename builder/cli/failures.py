@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Final
 
-from builder.cli.progress import clear_line, print_line
+from agent.terminal import note, redraw
 
 # If every item is wrong for the same reason, the screen should not fill.
 _MOST_SHOWN: Final = 20
@@ -35,15 +34,15 @@ class Failures:
         self.count += 1
         if self.count > _MOST_SHOWN:
             return
-        clear_line()
+        redraw()
         reason = " ".join(str(getattr(error, "message", error)).split())
-        print_line(f"edgebundle: error: {'' if where in reason else f'{where}: '}{reason}")
+        note(f"edgebundle: error: {'' if where in reason else f'{where}: '}{reason}")
         hint = getattr(error, "hint", None)
         if hint and hint not in self._hints:
             self._hints.add(hint)
-            print_line(f"edgebundle: hint: {hint}")
+            note(f"edgebundle: hint: {hint}")
 
     def end(self) -> None:
         """Say how many errors were not shown."""
         if self.count > _MOST_SHOWN:
-            print(f"edgebundle: error: {self.count - _MOST_SHOWN} more {self._kind}", file=sys.stderr)
+            note(f"edgebundle: error: {self.count - _MOST_SHOWN} more {self._kind}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent.terminal import redraw, say
 from builder.cli import EXIT_INPUT
 from builder.cli.answers import Summary, draw_answer, drawn_names, found_objects
 from builder.cli.failures import Failures
 from builder.cli.json_output import print_json
-from builder.cli.progress import clear_line
 from builder.errors import ModelError
 
 if TYPE_CHECKING:
@@ -103,9 +102,7 @@ class Files:
 
     def __iter__(self) -> Iterator[File]:
         for number, file in enumerate(self._files, 1):
-            if sys.stderr.isatty():
-                where = f"{number} of {len(self._files)}: {file.path.name[:60]}"
-                print(f"\r\033[K{where}", end="", file=sys.stderr, flush=True)
+            redraw(f"{number} of {len(self._files)}: {file.path.name[:60]}")
             yield file
 
     def add(
@@ -144,8 +141,8 @@ class Files:
         if self._as_json:
             self._documents.append({"file": str(file.path), **document})
         elif self._objects is None and self._classes is None:
-            clear_line()
-            print(f"{file.path}:", *lines, sep="\n")
+            redraw()
+            say(f"{file.path}:", *lines)
 
     def refuse(self, file: File, error: Exception) -> None:
         """Take the error of a file."""
@@ -153,14 +150,14 @@ class Files:
 
     def finish(self) -> int:
         """Print the summary, and return the exit code."""
-        clear_line()
+        redraw()
         self._failures.end()
         accuracy = self._classes or self._objects
         if self._as_json:
             counts = {} if accuracy is None else {"accuracy": accuracy.document()}
             print_json({"results": self._documents, "failed": self._failures.count} | counts)
         else:
-            print(self._summary.line(time.monotonic() - self._began, self._failures.count))
+            say(self._summary.line(time.monotonic() - self._began, self._failures.count))
             if accuracy is not None:
-                print(accuracy)
+                say(accuracy)
         return EXIT_INPUT if self._failures.count else 0

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent.terminal import note, say, say_json
 from builder.cli import SubParsers
 from builder.cli.answers import NOTHING_FOUND, draw_on, drawn_names, results_of
 from builder.cli.arguments import add_json, not_negative, positive, seconds
 from builder.cli.broker_flags import add_agent, add_broker, broker_of
 from builder.cli.input_names import check_named, is_many, named_inputs
 from builder.cli.json_output import print_json
-from builder.cli.progress import print_line
 
 if TYPE_CHECKING:
     from edgebundle.answer import Answer
@@ -212,7 +211,7 @@ async def _ask(args: argparse.Namespace, data: object) -> list[Answer]:
     from edgebundle.async_client import AsyncClient
     from edgebundle.request import Request
 
-    async with AsyncClient(broker_of(args), progress=print_line) as client:
+    async with AsyncClient(broker_of(args), progress=note) as client:
         model = client.model(args.agent, args.model)
         if isinstance(data, Piped):
             if args.raw:
@@ -240,7 +239,10 @@ async def _keeps_state(model: AsyncModel) -> bool:
 def _print_heard(args: argparse.Namespace) -> Callable[[Answer], None]:
     def show(answer: Answer) -> None:
         for line in _heard(answer):
-            print(json.dumps(line) if args.json else line["text"], flush=True)
+            if args.json:
+                say_json(line)
+            else:
+                say(line["text"], flush=True)
 
     return show
 
@@ -264,9 +266,8 @@ def _heard(answer: Answer) -> list[dict[str, Any]]:
 
 def _print_answer(answers: Sequence[Answer], count: int) -> None:
     answer = answers[-1]
-    for line in answer_lines(answer, count):
-        print(line)
-    print(f"{answer.model} {answer.version}, {_latencies(answers)}", file=sys.stderr)
+    say(*answer_lines(answer, count))
+    note(f"{answer.model} {answer.version}, {_latencies(answers)}")
 
 
 def answer_lines(answer: Answer, count: int) -> list[str]:

@@ -7,10 +7,10 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
+from agent.terminal import note
 from builder.cli.answers import results_of
 from builder.cli.asking import ask_each
 from builder.cli.files import File, Files
-from builder.cli.progress import print_line
 from builder.errors import ModelError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ async def infer_many(args: argparse.Namespace, broker: Broker, names: list[str])
         document, lines = answer_document([answer]), answer_lines(answer, args.print_top)
         files.add(file, results_of(answer), partial(_is_right, answer), document, lines)
 
-    async with AsyncClient(broker, progress=print_line) as client:
+    async with AsyncClient(broker, progress=note) as client:
         model = client.model(args.agent, args.model)
         await ask_each(files, ask, take, files.refuse)
     return files.finish()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+from agent.terminal import say_json
 
 
 def print_json(value: object) -> None:
     """Print a value as JSON, indented for people who look at it."""
-    print(json.dumps(value, indent=2))
+    say_json(value, indent=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from agent.terminal import say
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import add_json, add_sign_key
 from builder.cli.input_names import check_named
@@ -85,12 +86,12 @@ def _keygen(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"private": str(pair.private), "public": str(pair.public), "key_id": pair.key_id})
         return 0
-    print(f"private key  {pair.private}  (keep it secret: it decides what your devices run)")
-    print(f"public key   {pair.public}")
-    print(f"key id       {pair.key_id}")
-    print("next:")
-    print(f"  edgebundle compile MODEL.onnx --target rpi4 --sign-key {pair.private} -o MODEL.bundle")
-    print(f"  copy {pair.public} into each device's keyring (/etc/edge-agent/keyring/)")
+    say(f"private key  {pair.private}  (keep it secret: it decides what your devices run)")
+    say(f"public key   {pair.public}")
+    say(f"key id       {pair.key_id}")
+    say("next:")
+    say(f"  edgebundle compile MODEL.onnx --target rpi4 --sign-key {pair.private} -o MODEL.bundle")
+    say(f"  copy {pair.public} into each device's keyring (/etc/edge-agent/keyring/)")
     return 0
 
 
@@ -109,8 +110,8 @@ def _sign(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"name": manifest.name, "version": manifest.version, "key_id": signer, "output": output})
         return 0
-    print(f"signed {manifest.name} {manifest.version}: {output}")
-    print(f"key id {signer}")
+    say(f"signed {manifest.name} {manifest.version}: {output}")
+    say(f"key id {signer}")
     return 0
 
 
@@ -124,9 +125,9 @@ def _verify(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"name": manifest.name, "version": manifest.version, "digest": digest, "key_id": key})
         return 0
-    print(f"verified {manifest.name} {manifest.version}")
-    print(f"digest   {digest}")
-    print(f"key id   {key}")
+    say(f"verified {manifest.name} {manifest.version}")
+    say(f"digest   {digest}")
+    say(f"key id   {key}")
     return 0
 
 
@@ -159,7 +160,7 @@ def _inspect(args: argparse.Namespace) -> int:
         if args.json:
             print_json(report.to_json())
         else:
-            print("\n".join(report.lines()))
+            say(*report.lines())
         if args.html:
             from builder.bundles.graph_page import write_page
             from builder.bundles.package import Package

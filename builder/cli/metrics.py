@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
+from agent.terminal import say
 from builder.cli import SubParsers
 from builder.cli.arguments import add_json
 from builder.cli.broker_flags import add_agent, add_broker, broker_of
@@ -50,5 +51,5 @@ def _metrics(args: argparse.Namespace) -> int:
         print_json(chosen)
     else:
         for name, value in chosen.items():
-            print(f"{name} {value:.10g}")
+            say(f"{name} {value:.10g}")
     return 0

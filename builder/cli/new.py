@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from agent.terminal import say
 from builder.cli import SubParsers
 from builder.cli.arguments import TARGETS, add_declarations
 from builder.cli.early_checks import check_model
@@ -92,11 +93,13 @@ def _new(args: argparse.Namespace) -> int:
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-    print(f"{folder}: edgebundle.toml{'' if args.sign_key else ', and a pair of keys in keys/'}")
+    say(f"{folder}: edgebundle.toml{'' if args.sign_key else ', and a pair of keys in keys/'}")
     if proposal is not None:
-        print(f"  {proposal}{'' if proposal.sure else ' (not filled in, as it is not sure)'}")
-    print(
-        f"next:\n  cd {folder}\n  edgebundle compile\n  edgebundle run --inputs PICTURE\n  edgebundle deploy"
+        say(f"  {proposal}{'' if proposal.sure else ' (not filled in, as it is not sure)'}")
+    say(
+        "next:",
+        f"  cd {folder}",
+        *(f"  edgebundle {verb}" for verb in ("compile", "run --inputs PICTURE", "deploy")),
     )
     return 0
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from agent.terminal import note, printable
 from builder.cli.interruption import ending_at_once
 
 
@@ -30,9 +31,10 @@ def show_steps(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """
     if quiet or not sys.stderr.isatty():
         with ending_at_once(lambda: None):
-            yield (lambda _step: None) if quiet else print_line
+            yield (lambda _step: None) if quiet else note
         return
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(stderr=True, highlight=False)
     started: list[tuple[str, float]] = []
@@ -40,25 +42,15 @@ def show_steps(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     def end() -> None:
         if started:
             step, since = started.pop()
-            console.print(f"[green]✓[/] {step} [dim]{time.monotonic() - since:.1f} s[/]")
+            line = (("✓", "green"), f" {step} ", (f"{time.monotonic() - since:.1f} s", "dim"))
+            console.print(Text.assemble(*line))
 
     with console.status("") as status, ending_at_once(status.stop):
 
         def begin(step: str) -> None:
             end()
-            started.append((step, time.monotonic()))
-            status.update(step)
+            started.append((printable(step), time.monotonic()))
+            status.update(Text(started[-1][0]))
 
         yield begin
         end()
-
-
-def clear_line() -> None:
-    """Clear an unfinished line of progress if stderr is a terminal."""
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-def print_line(text: str) -> None:
-    """Print one line to stderr at once."""
-    print(text, file=sys.stderr, flush=True)

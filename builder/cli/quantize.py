@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from agent.terminal import say, say_json
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import add_json, add_model, load_model
 from builder.cli.early_checks import check_inputs, check_model, read_tensors
@@ -251,13 +251,13 @@ def _quantize(args: argparse.Namespace) -> int:
         if isinstance(result.report, QuantisationReport) and args.report is not None:
             write_picture(result.report, args.report)
     if args.json:
-        print(json.dumps({"model": str(output), "report": result.report.document()}))
+        say_json({"model": str(output), "report": result.report.document()})
         return 0
     if isinstance(result.report, QuantisationReport):
-        print(f"{output}: {result.name} in int8, activations in {result.report.activations}")
+        say(f"{output}: {result.name} in int8, activations in {result.report.activations}")
     else:
-        print(f"{output}: {result.name} with {args.precision}, arithmetic in float32")
-    print("\n".join(result.report.lines()))
+        say(f"{output}: {result.name} with {args.precision}, arithmetic in float32")
+    say(*result.report.lines())
     return 0
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from agent.terminal import note, say, say_json, say_text
 from builder.cli import SubParsers
 from builder.cli.arguments import add_json
 
@@ -86,7 +87,7 @@ def _merge(args: argparse.Namespace) -> int:
     for folder in args.folders[1:]:
         _read(folder)
     with merge(args.output, args.folders, target) as merged:
-        print(f"{args.output}: {len(merged.all)} points of {len(merged.keys)} operators")
+        say(f"{args.output}: {len(merged.all)} points of {len(merged.keys)} operators")
     return 0
 
 
@@ -95,7 +96,7 @@ def _best(args: argparse.Namespace) -> int:
 
     records = _read(args.folder)
     with pick_best(records, args.output, _target(records)) as picked:
-        print(f"{args.output}: {len(picked.all)} schedules out of {len(records.all)} measured points")
+        say(f"{args.output}: {len(picked.all)} schedules out of {len(records.all)} measured points")
     return 0
 
 
@@ -107,13 +108,13 @@ def _show(args: argparse.Namespace) -> int:
 
         document = to_json(records.meta)
         del document["verdicts"]
-        print(json.dumps({**document, "operators": rows}))
+        say_json({**document, "operators": rows})
         return 0
     meta = records.meta
-    print(f"{args.folder}: for {meta.device}")
-    print(f"  TVM {meta.tvm}, design spaces {meta.spaces}, {len(records.all)} points")
+    say(f"{args.folder}: for {meta.device}")
+    say(f"  TVM {meta.tvm}, design spaces {meta.spaces}, {len(records.all)} points")
     for name, board in sorted(meta.boards.items()):
-        print(f"  board {name}: {board.describe()}")
+        say(f"  board {name}: {board.describe()}")
     heads = ("points", "untuned us", "fastest us", "use", "operator")
     cells = [
         (
@@ -127,9 +128,7 @@ def _show(args: argparse.Namespace) -> int:
     ]
     widths = [max(len(line[i]) for line in [heads, *cells]) for i in range(len(heads))]
     for line in [heads, *cells]:
-        print(
-            "  ".join(c.rjust(w) if i < 4 else c for i, (c, w) in enumerate(zip(line, widths, strict=True)))
-        )
+        say("  ".join(c.rjust(w) if i < 4 else c for i, (c, w) in enumerate(zip(line, widths, strict=True))))
     return 0
 
 
@@ -148,11 +147,13 @@ def _export(args: argparse.Namespace) -> int:
             }
         )
     if args.format == "json":
-        print(json.dumps(points))
+        say_json(points)
         return 0
-    writer = csv.DictWriter(sys.stdout, ["workload", "operator", "point", "seconds"], lineterminator="\n")
+    table = io.StringIO()
+    writer = csv.DictWriter(table, ["workload", "operator", "point", "seconds"], lineterminator="\n")
     writer.writeheader()
     writer.writerows(points)
+    say_text(table.getvalue())
     return 0
 
 
@@ -162,7 +163,7 @@ def _read(folder: str) -> Records:
 
     records = Records.read(folder)
     for line in records.notes():
-        print(line, file=sys.stderr)
+        note(line)
     return records
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Final
 
+from agent.terminal import say, say_json
 from builder.cli import SubParsers
 from builder.cli.arguments import add_declarations, add_json, integer
 from builder.cli.refused_bundle import naming_file
@@ -78,9 +78,9 @@ def _repack(args: argparse.Namespace) -> int:
             "security_counter": manifest.security_counter,
             "signed": key is not None,
         }
-        print(json.dumps(document))
+        say_json(document)
         return 0
-    print(f"{output}: {manifest.name} {manifest.version}, counter {manifest.security_counter}")
+    say(f"{output}: {manifest.name} {manifest.version}, counter {manifest.security_counter}")
     if key is None:
-        print("  not signed: devices will refuse it; use `edgebundle sign`, or repack with --sign-key")
+        say("  not signed: devices will refuse it; use `edgebundle sign`, or repack with --sign-key")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from agent.terminal import prompt
 from builder.cli import SubParsers
 from builder.cli.arguments import add_json
 from builder.cli.broker_flags import add_agent, add_broker, add_wait, broker_of
@@ -55,5 +56,5 @@ def _confirmed(args: argparse.Namespace) -> bool:
     if not sys.stdin.isatty():
         return False
     question = f"return {args.model} on {args.agent} to the version that ran before? [y/N] "
-    print(question, end="", file=sys.stderr, flush=True)
+    prompt(question)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

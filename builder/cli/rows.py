@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.errors import EdgeError
+from agent.terminal import note, redraw, say, say_json
 from builder.cli import EXIT_INPUT
 from builder.cli.asking import ask_each
 from builder.cli.failures import Failures
-from builder.cli.progress import clear_line, print_line
 from builder.errors import BuildError, ModelError
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ async def infer_rows(args: argparse.Namespace, broker: Broker, name: str) -> int
     from edgebundle.async_client import AsyncClient
     from edgebundle.request import Request
 
-    async with AsyncClient(broker, progress=print_line) as client:
+    async with AsyncClient(broker, progress=note) as client:
         model = client.model(args.agent, args.model)
         columns = (await model.info()).columns
         if not columns:
@@ -175,7 +174,7 @@ class _Table:
 
     def __exit__(self, *error: Any) -> None:  # noqa: ANN401
         self._stack.__exit__(*error)
-        clear_line()
+        redraw()
 
     def note(self, extra: Sequence[str]) -> None:
         """Tell which columns of the table the model does not take."""
@@ -184,7 +183,7 @@ class _Table:
         extra = [name for name in extra if name != LABEL or self._truths is None]
         if extra and not self._args.json:
             shown = ", ".join(name[:60] for name in extra[:6]) + (" ..." if len(extra) > 6 else "")
-            print(f"columns that the model does not take: {shown}", file=sys.stderr)
+            note(f"columns that the model does not take: {shown}")
 
     def rows(self) -> Iterator[_Row]:
         """Yield each row that can be read; tell about the others."""
@@ -224,8 +223,8 @@ class _Table:
         elif self._args.json:
             self._documents.append({"line": row.line, **cells})
         elif self._truths is None:
-            clear_line()
-            print(f"{row.line:6}  {self._writing.shown(cells)}")
+            redraw()
+            say(f"{row.line:6}  {self._writing.shown(cells)}")
 
     def refuse(self, row: _Row, error: Exception) -> None:
         """Take the error of a row."""
@@ -240,11 +239,11 @@ class _Table:
                 document["results"] = self._documents
             if self._truths is not None:
                 document["accuracy"] = self._accuracy.document()
-            print(json.dumps(document))
+            say_json(document)
         else:
-            print(self._summary(), file=sys.stderr)
+            note(self._summary())
             if self._truths is not None:
-                print(self._accuracy)
+                say(self._accuracy)
         return EXIT_INPUT if self._failures.count else 0
 
     def _summary(self) -> str:
@@ -265,9 +264,9 @@ class _Table:
 
     def _progress(self, line: int) -> None:
         now = time.monotonic()
-        if sys.stderr.isatty() and now - self._shown >= _BETWEEN_PROGRESS_S:
+        if now - self._shown >= _BETWEEN_PROGRESS_S:
             self._shown = now
-            print(f"\r\033[Kline {line}", end="", file=sys.stderr, flush=True)
+            redraw(f"line {line}")
 
 
 def _flat(value: Any) -> Sequence[Any]:  # noqa: ANN401 - an array, or texts

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
+from agent.terminal import note
 from builder.cli import SubParsers
 from builder.cli.arguments import positive
-from builder.cli.progress import print_line
 
 TRACKER_PORT: Final = 9190
 SERVER_PORT: Final = 9091
@@ -92,8 +92,8 @@ def _tracker(args: argparse.Namespace) -> int:
     from builder.boards.rpc_servers import WARNING, is_loopback, serve_tracker
 
     if not is_loopback(args.host):
-        print_line(f"edgebundle: warning: {WARNING.format(address=f'{args.host}:{args.port}')}")
-    return serve_tracker(args.host, args.port, print_line)
+        note(f"edgebundle: warning: {WARNING.format(address=f'{args.host}:{args.port}')}")
+    return serve_tracker(args.host, args.port, note)
 
 
 def _server(args: argparse.Namespace) -> int:
@@ -104,16 +104,16 @@ def _server(args: argparse.Namespace) -> int:
     if args.ssh:
         return _over_ssh(args, tracker.port)
     if not is_loopback(args.host):
-        print_line(f"edgebundle: warning: {WARNING.format(address=f'{args.host}:{args.port}')}")
+        note(f"edgebundle: warning: {WARNING.format(address=f'{args.host}:{args.port}')}")
     elif not is_loopback(tracker.host):
-        print_line(
+        note(
             "edgebundle: warning: the tracker is on another machine, but this server listens only on "
             "loopback: set --host, or use --ssh"
         )
     options = ServerOptions(
         args.host, args.port, tracker.host, tracker.port, args.rpc_key, args.custom_address
     )
-    return serve_board(options, print_line, until_eof=args.until_eof)
+    return serve_board(options, note, until_eof=args.until_eof)
 
 
 def _over_ssh(args: argparse.Namespace, tracker_port: int) -> int:
@@ -130,5 +130,5 @@ def _over_ssh(args: argparse.Namespace, tracker_port: int) -> int:
         ) from error
     tunnel = ssh_tunnel(args.ssh, tracker_port, args.port, options)
     command = server_command(args.ssh_command, tracker_port, args.port, args.rpc_key)
-    print_line(shlex.join([*tunnel, command]))
-    return serve_over_ssh(tunnel, command, args.ssh, print_line)
+    note(shlex.join([*tunnel, command]))
+    return serve_over_ssh(tunnel, command, args.ssh, note)

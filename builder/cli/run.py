@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.errors import EdgeError
+from agent.terminal import note, say, say_json, say_text
 from builder.cli import Parser, SubParsers
 from builder.cli.answers import document, draw_answer, drawn_names, table
 from builder.cli.arguments import add_json, milliseconds, positive
@@ -229,7 +230,7 @@ def _profile_report(package: Package, args: argparse.Namespace, number: int) -> 
 def _warn_unverified(bundle: str) -> None:
     """Tell an interactive user that the bundle's signature is not checked."""
     if sys.stderr.isatty():
-        print(f"running {bundle} unverified: `edgebundle verify` checks its signature", file=sys.stderr)
+        note(f"running {bundle} unverified: `edgebundle verify` checks its signature")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -296,7 +297,7 @@ def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> i
     if drawn is not None and given is not None:
         draw_answer(Path(given), result.answers, drawn)
     if args.json:
-        print(json.dumps(document(result)))
+        say_json(document(result))
         return 0
     if result.answers is not None:
         _print_lines([str(result.nearest)] if result.nearest is not None else table(result.answers))
@@ -307,11 +308,11 @@ def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> i
 
         flat = np.ravel(result.get_output("output_0"))
         best = np.argsort(flat, kind="stable")[::-1][: args.print_top]
-        print(np.array([best, flat[best]]))
+        say_text(np.array([best, flat[best]]))
     if args.profile:
-        print(_profile_report(package, args, number=10))
+        say_text(_profile_report(package, args, number=10))
     if result.times is not None:
-        print(result.times)
+        say_text(result.times)
     return 0
 
 
@@ -325,7 +326,7 @@ def _propose(package: Package) -> None:
     proposal = recognise(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()))
     if proposal is not None:
         proposal = confirmed(proposal, package)
-        print(f"{proposal} (edgebundle repack adds them)", file=sys.stderr)
+        note(f"{proposal} (edgebundle repack adds them)")
 
 
 def _check_inputs(args: argparse.Namespace, names: list[str]) -> None:
@@ -371,7 +372,7 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
 
 def _print_lines(lines: list[str]) -> None:
     for line in lines:
-        print(line)
+        say(line)
 
 
 def _show_input(package: Package, given: str | None, output: str) -> None:
@@ -402,7 +403,10 @@ def _profile(args: argparse.Namespace) -> int:
         shapes = {s.name: s.shape for s in package.manifest.smallest_inputs}
         shapes = shapes if isinstance(given, Picture) else _shapes(args) or {}
         write_page(timed_bucket(package, values, shapes), args.html, report, other)
-    print(report.json() if args.json else report.table(aggregate=not args.calls))
+    if args.json:
+        say_json(report.to_dict())
+    else:
+        say_text(report.table(aggregate=not args.calls))
     return 0
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import TYPE_CHECKING, Final
 
+from agent.terminal import note, say, say_json, say_text
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import add_model, integer, load_model, milliseconds, not_negative, positive
 from builder.cli.early_checks import check_inputs, check_model, check_records, read_tensors
@@ -193,9 +192,7 @@ def _tune(args: argparse.Namespace) -> int:
                 view=view,
             )
     except KeyboardInterrupt:
-        print(
-            f"stopped; {args.output} has the results so far: repeat the command to continue", file=sys.stderr
-        )
+        note(f"stopped; {args.output} has the results so far: repeat the command to continue")
         raise
     report = write_report(records, model.source_sha256)
     _summary(records, model, str(report), as_json=args.json)
@@ -245,9 +242,9 @@ def _list(model: ImportedModel, device: DeviceTarget, *, as_json: bool) -> int:
             }
             for t in tasks
         ]
-        print(json.dumps(rows))
+        say_json(rows)
     else:
-        print(table(tasks))
+        say_text(table(tasks))
     return 0
 
 
@@ -265,22 +262,22 @@ def _summary(records: Records, model: ImportedModel, report: str, *, as_json: bo
             "use": result.use,
             "ratio": compared,
         }
-        print(json.dumps({"result": document}))
+        say_json({"result": document})
         return
-    print(
+    say(
         f"{records.path}: {len(records.all)} points of {len(records.keys)} operators; "
         f"{used} are faster when tuned"
     )
     if result.ratio is not None:
         ratio = result.ratio
-        print(
+        say(
             f"  the model on {result.board}: {ratio.tuned_us / 1e3:.3f} ms; tuned against untuned, timed in "
             f"turn: {ratio.describe()}"
         )
         if not result.use:
-            print("  slower: compile ignores these records for this model")
-    print(f"  report: {report}")
+            say("  slower: compile ignores these records for this model")
+    say(f"  report: {report}")
     if used and result.use:
-        print(f"  next: edgebundle compile {model.name}.onnx --tuning-records {records.path}")
+        say(f"  next: edgebundle compile {model.name}.onnx --tuning-records {records.path}")
     else:
-        print("  nothing to gain: compile already uses the fastest schedules that were found")
+        say("  nothing to gain: compile already uses the fastest schedules that were found")

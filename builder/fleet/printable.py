@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from agent import terminal
+
 MAX_CHARACTERS: Final = 200
 
 
 def printable(text: str) -> str:
-    """Return the first `MAX_CHARACTERS` of a text, with `?` for what is not printable."""
-    return "".join(character if character.isprintable() else "?" for character in text[:MAX_CHARACTERS])
+    """Return the first `MAX_CHARACTERS` of a text, as `agent.terminal` prints them."""
+    return terminal.printable(text[:MAX_CHARACTERS])

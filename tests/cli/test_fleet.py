@@ -22,7 +22,7 @@ import pytest
 from agent.bundle.manifest import Target
 from builder import cli
 from builder.bundles import key_files
-from builder.bundles.package import Package
+from builder.bundles.package import Package, digests
 from edgebundle import Broker, Client, InputError, Request
 from tests.cli.terminal import Edgebundle
 from tests.conftest import BrokerProcess
@@ -231,6 +231,24 @@ def test_newer_version_is_deployed_and_reported(edgebundle: Edgebundle, site: Si
     assert "verifying" in done.stderr.splitlines()
     again = edgebundle("deploy", site.first, "--agent", "kitchen", "--broker", site.broker)
     assert again.returncode == 0, again.stderr  # an equal counter allows the older version
+
+
+def test_labels_of_a_device_cannot_control_the_terminal(edgebundle: Edgebundle, site: Site) -> None:
+    escapes = "\x1b]0;owned\x07\x1b[2J\x1b[1Gedgebundle: error: forged"
+    package = Package.load(site.first)
+    members = {**package.members, "labels.txt": "".join(f"{escapes} {n}\n" for n in range(10)).encode()}
+    manifest = replace(package.manifest, name="hostile", files=digests(members))
+    path = site.folder / "hostile.bundle"
+    Package(manifest, members).sign(key_files.read_private(site.pair.private)).save(path)
+    where = ("--agent", "kitchen", "--broker", site.broker)
+    done = [edgebundle("deploy", path, *where)]
+    pictures = [("--input", DIGITS / name) for name in ("four.png", "zero.png")]
+    for given in (pictures[0], (*pictures[0], *pictures[1])):
+        done.append(edgebundle("infer", *where, "--model", "hostile", *given))
+        assert "]0;owned" in done[-1].stdout
+    for each in done:
+        assert each.returncode == 0, each.stderr
+        assert all(line.isprintable() for line in (each.stdout + each.stderr).split("\n"))
 
 
 def test_rollback_returns_to_the_version_before_after_a_confirmation(

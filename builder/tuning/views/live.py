@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Final
 
+from agent.terminal import printable, say, say_json
 from builder.tuning.views.progress import Progress, Silent, View
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ class Lines:
         if line != self._last:
             self._last = line
             left = f", {duration(progress.left_s)} left" if progress.left_s else ""
-            print(f"[{duration(progress.elapsed_s)}{left}] {line}", file=self._out, flush=True)
+            say(f"[{duration(progress.elapsed_s)}{left}] {line}", file=self._out, flush=True)
 
     def note(self, text: str) -> None:
         """Print a note."""
-        print(text, file=self._out, flush=True)
+        say(text, file=self._out, flush=True)
 
 
 class JsonLines:
@@ -75,11 +75,11 @@ class JsonLines:
 
     def update(self, progress: Progress) -> None:
         """Print the whole state."""
-        print(json.dumps({"progress": asdict(progress)}), file=self._out, flush=True)
+        say_json({"progress": asdict(progress)}, file=self._out)
 
     def note(self, text: str) -> None:
         """Print a note."""
-        print(json.dumps({"note": text}), file=self._out, flush=True)
+        say_json({"note": text}, file=self._out)
 
 
 class Table:
@@ -94,7 +94,7 @@ class Table:
 
     def note(self, text: str) -> None:
         """Print a note above the table."""
-        self._console.print(f"[dim]{text}[/]" if "[" not in text else text, markup="[" not in text)
+        self._console.print(printable(text), style="dim", markup=False)
 
 
 def render(progress: Progress) -> RenderableType:
@@ -117,14 +117,14 @@ def render(progress: Progress) -> RenderableType:
         style = "bold cyan" if task.index == progress.active else ("dim" if task.finished else "")
         table.add_row(
             str(task.index),
-            shortened(task.name, 34),
+            Text(printable(shortened(task.name, 34))),
             str(task.calls),
             f"{task.trials}/{task.planned}",
             micros(task.default_s),
             f"{task.gain:.2f}x" if task.gain else "",
             f"{task.gflops:.1f}" if task.gflops else "",
             f"{'█' * round(share * BAR):<{BAR}} {share:4.0%}" if share is not None else "",
-            task.point,
+            Text(printable(task.point)),
             style=style,
         )
     if len(ordered) > MAX_ROWS:
@@ -139,7 +139,7 @@ def render(progress: Progress) -> RenderableType:
     colours = {"measuring": "green", "idle": "", "dropped": "red"}
     boards = [
         Text(
-            f"board {b.name}: {b.doing}, {b.time.describe()}",
+            printable(f"board {b.name}: {b.doing}, {b.time.describe()}"),
             style=colours.get(b.doing, ""),
         )
         for b in progress.boards

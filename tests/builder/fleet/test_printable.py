@@ -13,7 +13,7 @@ from builder.fleet.printable import MAX_CHARACTERS, printable
         ("Raspberry Pi 5", "Raspberry Pi 5"),
         ("küche", "küche"),
         ("\x1b[2Jgone", "?[2Jgone"),
-        ("two\nlines\r", "two?lines?"),
+        ("two\nlines\r", "two lines "),
         ("\u202eright to left", "?right to left"),
         ("x" * (MAX_CHARACTERS + 1), "x" * MAX_CHARACTERS),
     ],

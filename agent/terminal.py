@@ -1,0 +1,63 @@
+"""The terminal: the only writer to stdout and stderr of `edgebundle` and `edge-agent`.
+
+Promises: a text that a model, a device, a broker or a file chose can neither control the terminal nor begin a
+line of its own. Leaves to others: whether a text is worth a line, and how long it may be.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import IO, Final
+
+# Some scripts need them between letters, and emoji are joined by one. They move nothing.
+_JOINERS: Final = "\u200c\u200d"
+
+
+def printable(text: str) -> str:
+    """Return a text as one line without control: any kind of space is a space, and the rest is `?`."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in _JOINERS else " " if c.isspace() else "?" for c in text)
+
+
+def say(*lines: object, file: IO[str] | None = None, flush: bool = False) -> None:
+    """Print lines to stdout, or to another stream.
+
+    Parameters
+    ----------
+    lines
+        What to print, as `str` gives it: one line for each.
+    file
+        The stream; None means stdout.
+    flush
+        Whether a reader of the stream must have the lines at once.
+    """
+    print(*(printable(str(line)) for line in lines), sep="\n", file=file, flush=flush)
+
+
+def say_text(text: object) -> None:
+    """Print a text of several lines to stdout, in which no value of others has a line break."""
+    say(*str(text).rstrip("\n").split("\n"))
+
+
+def say_json(value: object, *, indent: int | None = None, file: IO[str] | None = None) -> None:
+    """Print a value as JSON, on one line or indented, for a reader who must have it at once."""
+    text = json.dumps(value, indent=indent).replace("\x7f", "\\u007f")  # the rest is escaped
+    say(*text.split("\n"), file=file, flush=True)
+
+
+def note(*lines: object) -> None:
+    """Print lines to stderr at once."""
+    say(*lines, file=sys.stderr, flush=True)
+
+
+def redraw(line: object = "") -> None:
+    """Replace the unfinished line of stderr if that is a terminal; without an argument, clear it."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{printable(str(line))}", end="", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def prompt(question: str) -> None:
+    """Show a question on stderr, and leave the cursor behind it."""
+    print(printable(question), end="", file=sys.stderr, flush=True)  # noqa: T201
