@@ -26,6 +26,7 @@ from builder.compiling.noise import compare_with_noise, noise_of
 from builder.compiling.parity import Noise, run_as_defined, run_session
 from builder.errors import ModelError, ParityError
 from builder.importer import ImportedModel
+from builder.importer.native import FileSession
 from builder.importer.onnx_graph import walk_nodes
 from builder.importer.rewrites import resize
 
@@ -54,7 +55,7 @@ class Judge:
     def __init__(self, model: ImportedModel) -> None:
         self._model = model
         self._names = [spec.name for spec in model.outputs]
-        self._session: ort.InferenceSession | None = None
+        self._session: ort.InferenceSession | FileSession | None = None
         self._rounds = any(
             _ROUNDS_TO_BYTES.search(node.op_type) or resize.is_rounded(node)
             for node in walk_nodes(model.onnx.graph)
@@ -69,10 +70,12 @@ class Judge:
         self._runs = original.name
         self._rounds |= original.rounds_to_half
         try:
-            self._session = parity.session(
-                (original.skips_outputs and original.model()) or original.source,
-                parity.threads_for(original.operators),
-            )
+            threads = parity.threads_for(original.operators)
+            source = (original.skips_outputs and original.model()) or original.source
+            if isinstance(source, onnx.ModelProto):
+                self._session = parity.session(source, threads)
+            else:
+                self._session = parity.session_of_file(source, threads)
         except ModelError as error:
             self._give_up(str(error))
 
@@ -178,7 +181,7 @@ class Judge:
         text = _UNPRINTABLE.sub(" ", reason.removeprefix("ONNX Runtime refused the model: "))
         self._runs = f"{_NORMALISED}, because it cannot run the file: {text[:_LONGEST_REASON]}"
 
-    def _run(self, session: ort.InferenceSession, inputs: Arrays) -> list[Array]:
+    def _run(self, session: ort.InferenceSession | FileSession, inputs: Arrays) -> list[Array]:
         """Run the original.
 
         Raises

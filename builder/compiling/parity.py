@@ -24,9 +24,10 @@ import onnx
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as states
 
-from builder.errors import ModelError, ParityError, lines_of
+from builder.errors import ModelError, NativeError, ParityError, lines_of
 from builder.importer.classic import ensemble
 from builder.importer.large_models import open_session
+from builder.importer.native import FileSession
 from builder.importer.onnx_graph import walk_nodes
 
 # ONNX Runtime's Sigmoid is a rational function plus 0.5, off by up to 1e-7 everywhere. If all values of an
@@ -136,7 +137,9 @@ def threads_for(operators: Collection[str]) -> int:
     return 0 if ensemble.OPERATORS.isdisjoint(operators) else 1
 
 
-def run_session(opened: ort.InferenceSession, names: Sequence[str] | None, inputs: Arrays) -> list[Any]:
+def run_session(
+    opened: ort.InferenceSession | FileSession, names: Sequence[str] | None, inputs: Arrays
+) -> list[Any]:
     """Run a session; with None, return all of its outputs.
 
     Raises
@@ -146,18 +149,34 @@ def run_session(opened: ort.InferenceSession, names: Sequence[str] | None, input
     """
     try:
         outputs: list[Any] = opened.run(names, dict(inputs))
+    except NativeError as error:
+        raise _refusal(error) from error
     except REFUSALS as error:
         raise _refusal(error) from error
     return outputs
 
 
-def session(model: onnx.ModelProto | Path, threads: int = 0) -> ort.InferenceSession:
-    """Open a session of ONNX Runtime, without its optimiser, for a model or a file.
+def session_of_file(path: Path, threads: int) -> FileSession:
+    """Open a user's file in ONNX Runtime, without its optimiser, in the process that may die of it.
+
+    Raises
+    ------
+    ModelError
+        If ONNX Runtime refuses it, or crashes.
+    """
+    try:
+        return FileSession(path, threads)
+    except NativeError as error:
+        raise _refusal(error) from error
+
+
+def session(model: onnx.ModelProto, threads: int = 0) -> ort.InferenceSession:
+    """Open a session of ONNX Runtime, without its optimiser, for a model.
 
     Parameters
     ----------
     model
-        The model or its file.
+        The model.
     threads
         What `threads_for` returned for its operators.
 
@@ -173,8 +192,6 @@ def session(model: onnx.ModelProto | Path, threads: int = 0) -> ort.InferenceSes
     # Few runs: threads that spin afterwards, waiting for another, would only disturb what follows.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        if isinstance(model, Path):
-            return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
         return open_session(model, options)
     except REFUSALS as error:
         raise _refusal(error) from error

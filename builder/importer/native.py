@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 import onnx
@@ -34,6 +34,7 @@ _BYTES_A_SECOND: Final = 1 << 20
 MEMORY_BYTES: Final = 4 << 30
 # What is folded may be a weight of some gigabytes, which is copied several times.
 _MEMORY_A_BYTE: Final = 8
+_ALL_MEMORY: Final = 1 << 62
 _TOOLS: Final[Mapping[str, str]] = {
     "infer_shapes": "onnx's shape inference",
     "convert_version": "onnx's version converter",
@@ -41,7 +42,11 @@ _TOOLS: Final[Mapping[str, str]] = {
     "inline_selected": "onnx's inliner",
     "check": "onnx's checker",
     "evaluate": "ONNX Runtime",
+    "open": "ONNX Runtime",
+    "run": "ONNX Runtime",
 }
+# A run of a whole model: minutes for the largest, and as much memory as there is.
+RUN_SECONDS: Final = 1800.0
 
 
 class NativeProcess:
@@ -78,12 +83,10 @@ class NativeProcess:
         """
         size = sum(memoryview(blob).nbytes for blob in blobs)
         memory_bytes = self._memory_bytes + size * _MEMORY_A_BYTE
-        request = {
-            "call": call,
-            "arguments": arguments,
-            "seconds": self._seconds + size / _BYTES_A_SECOND,
-            "memory_bytes": memory_bytes,
-        }
+        seconds = self._seconds + size / _BYTES_A_SECOND
+        if call in ("open", "run"):
+            seconds, memory_bytes = RUN_SECONDS, _ALL_MEMORY
+        request = {"call": call, "arguments": arguments, "seconds": seconds, "memory_bytes": memory_bytes}
         with self._lock:
             try:
                 # It may have ended a moment ago, for want of work.
@@ -211,18 +214,83 @@ def check(model: onnx.ModelProto) -> None:
     _ask("check", [], [model.SerializeToString()])
 
 
+class SessionInput(NamedTuple):
+    """An input of a session: its name, its type such as `tensor(float)`, and its dimensions."""
+
+    name: str
+    type: str
+    shape: list[Any]
+
+
+class FileSession:
+    """A file of a user's, opened in ONNX Runtime without its optimiser, as an `InferenceSession` is used.
+
+    Parameters
+    ----------
+    path
+        The file.
+    threads
+        How many may run it; 0 for as many as ONNX Runtime likes.
+
+    Raises
+    ------
+    NativeError
+        If ONNX Runtime refuses it, or crashes.
+    """
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self._file = [str(path.resolve()), threads]
+        header, _ = _ask("open", self._file, [])
+        self._inputs = [SessionInput(*each) for each in header["inputs"]]
+
+    def get_inputs(self) -> list[SessionInput]:
+        """Return what describes the inputs."""
+        return self._inputs
+
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, NDArray[Any]]) -> list[Any]:
+        """Return the outputs with these names: arrays, lists of dictionaries, or `[]` for anything else.
+
+        Raises
+        ------
+        NativeError
+            If ONNX Runtime refuses the inputs, or crashes.
+        """
+        fed, blobs = _fed(feeds)
+        header, results = _ask("run", [*self._file, names, fed], blobs)
+        rest = iter(results)
+        found: list[Any] = []
+        for kind, *how in header["made"]:
+            if kind == "array":
+                found.append(np.frombuffer(next(rest), np.dtype(how[0])).reshape(how[1]))
+            elif kind == "texts":
+                found.append(np.array(how[1], object).reshape(how[0]))
+            else:
+                found.append([dict(row) for row in how[0]] if kind == "rows" else [])
+        return found
+
+
 def evaluate(
     model: onnx.ModelProto, names: Sequence[str], feeds: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
     """Run a model in ONNX Runtime, and return those of its outputs that are arrays of numbers."""
-    arrays = {name: np.ascontiguousarray(value).reshape(value.shape) for name, value in feeds.items()}
-    fed = [[name, value.dtype.str, list(value.shape)] for name, value in arrays.items()]
-    blobs = [value.reshape(-1).view(np.uint8) for value in arrays.values()]
+    fed, blobs = _fed(feeds)
     header, results = _ask("evaluate", [list(names), fed], [model.SerializeToString(), *blobs])
     return {
         name: np.frombuffer(value, np.dtype(dtype)).reshape(shape)
         for (name, dtype, shape), value in zip(header["made"], results, strict=True)
     }
+
+
+def _fed(feeds: Mapping[str, NDArray[Any]]) -> tuple[list[list[Any]], list[NDArray[np.uint8]]]:
+    """Return arrays as `native_program` takes them: descriptions, and the bytes of numbers."""
+    fed: list[list[Any]] = []
+    blobs = []
+    for name, value in feeds.items():
+        texts = [value.ravel().tolist()] if value.dtype.kind in "OUS" else []
+        fed.append([name, value.dtype.str, list(value.shape), *texts])
+        if not texts:
+            blobs.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+    return fed, blobs
 
 
 def _model(call: str, arguments: Sequence[object], model: onnx.ModelProto) -> onnx.ModelProto:

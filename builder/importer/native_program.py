@@ -81,6 +81,7 @@ class Program:
         assert spec is not None
         self._onnx: Any = importlib.util.module_from_spec(spec)
         loader.exec_module(self._onnx)
+        self._opened: tuple[tuple[str, int], Any] | None = None
 
     def answer(self, request: dict[str, Any], blobs: list[bytes]) -> Reply:
         """Do what one request says."""
@@ -91,6 +92,8 @@ class Program:
             "inline_selected": self._inline_selected,
             "check": self._check,
             "evaluate": _evaluate,
+            "open": self._open,
+            "run": self._run,
         }
         try:
             return calls[request["call"]](*request["arguments"], *blobs)
@@ -117,24 +120,78 @@ class Program:
         self._onnx.checker.check_model(model, False, False, False)
         return {}, ()
 
+    def _open(self, path: str, threads: int) -> Reply:
+        """Open a file in ONNX Runtime, and describe its inputs."""
+        return {"inputs": [[v.name, v.type, v.shape] for v in self._session(path, threads).get_inputs()]}, ()
+
+    def _run(self, path: str, threads: int, names: list[str], fed: list[list[Any]], *values: bytes) -> Reply:
+        """Run a file in ONNX Runtime. Texts, and lists of dictionaries, are in the header of the reply."""
+        import numpy as np
+
+        made: list[list[Any]] = []
+        blobs: list[bytes] = []
+        found = self._session(path, threads).run(names, _feeds(fed, values))
+        for value in found:
+            if isinstance(value, list) and all(isinstance(row, dict) for row in value):
+                made.append(["rows", [list(row.items()) for row in value]])
+            elif not isinstance(value, np.ndarray):
+                made.append(["other"])
+            elif value.dtype.kind in "OUS":
+                made.append(["texts", list(value.shape), list(map(str, value.ravel()))])
+            else:
+                made.append(["array", value.dtype.str, list(value.shape)])
+                blobs.append(np.ascontiguousarray(value).tobytes())
+        return {"made": made}, blobs
+
+    def _session(self, path: str, threads: int) -> Any:  # noqa: ANN401 - ONNX Runtime is loaded late
+        """Return the session of a file, which stays open until another one is asked for."""
+        if self._opened is None or self._opened[0] != (path, threads):
+            self._opened = None
+            options = _options(threads)
+            # Few runs: threads that spin afterwards, waiting for another, would only disturb what follows.
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+            self._opened = (path, threads), _opened(path, options)
+        return self._opened[1]
+
+
+def _options(threads: int) -> Any:  # noqa: ANN401
+    """Return options of ONNX Runtime, without its optimiser; its default number of threads is 0."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = _LOG_NOTHING
+    options.intra_op_num_threads = threads
+    return options
+
+
+def _opened(model: str | bytes, options: Any) -> Any:  # noqa: ANN401
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _feeds(fed: list[list[Any]], values: Sequence[bytes]) -> dict[str, Any]:
+    """Return arrays by name; `fed` has the name, dtype and shape of each, and its texts, if it has any."""
+    import numpy as np
+
+    rest = iter(values)
+    return {
+        name: np.array(texts[0], object).reshape(shape)
+        if texts
+        else np.frombuffer(next(rest), np.dtype(dtype)).reshape(shape)
+        for name, dtype, shape, *texts in fed
+    }
+
 
 def _evaluate(names: list[str], fed: list[list[Any]], model: bytes, *values: bytes) -> Reply:
     """Run a model in ONNX Runtime, as it is written, and return those of its outputs that are arrays."""
     import numpy as np
-    import onnxruntime
 
-    feeds = {
-        name: np.frombuffer(value, np.dtype(dtype)).reshape(shape)
-        for (name, dtype, shape), value in zip(fed, values, strict=True)
-    }
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = _LOG_NOTHING
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = _opened(model, _options(1))
     made = {
         name: np.ascontiguousarray(value).reshape(value.shape)
-        for name, value in zip(names, session.run(names, feeds), strict=True)
+        for name, value in zip(names, session.run(names, _feeds(fed, values)), strict=True)
         if isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
     }
     described = [[name, value.dtype.str, list(value.shape)] for name, value in made.items()]

@@ -129,6 +129,17 @@ def test_a_file_that_onnx_runtime_refuses_is_judged_as_normalised(tmp_path: Path
     assert judge.reference.isascii() and len(judge.reference) <= 256
 
 
+def test_a_file_that_ends_onnx_runtime_is_judged_as_normalised(tmp_path: Path) -> None:
+    """ONNX Runtime crashes on a Split whose first part is unread."""
+    split = helper.make_node("Split", ["x"], ["", "y"], axis=0)
+    file = saved(made([split], [value("x", F, [4])], [value("y", F, [2])]), tmp_path)
+    model = import_onnx(file)
+    assert model.original is not None
+    judge = Judge(replace(model, original=replace(model.original, skips_outputs=False)))
+    np.testing.assert_array_equal(judge.outputs(X)[0], X["x"][2:])
+    assert judge.reference.endswith("because it cannot run the file: ONNX Runtime crashed (SIGSEGV)")
+
+
 def test_a_model_that_computes_in_float16_agrees_but_for_rounding(tmp_path: Path) -> None:
     half = TensorProto.FLOAT16
     nodes = [helper.make_node("Mul", ["x", "x"], ["s"]), helper.make_node("Exp", ["s"], ["y"])]

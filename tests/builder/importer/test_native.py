@@ -16,7 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from builder.errors import ModelError, NativeCrashError
+from builder.errors import ModelError, NativeCrashError, NativeError
 from builder.importer import native
 from builder.importer.constant_folding import fold_constants
 from builder.importer.shapes import infer_shapes
@@ -220,3 +220,25 @@ def test_nothing_is_left_when_a_program_ends(relu: onnx.ModelProto, end: signal.
         program.send_signal(end)
     program.wait()
     wait_until(lambda: _ended(pid), "the process ends")
+
+
+def test_a_file_runs_with_texts_rows_and_flags(tmp_path: Path) -> None:
+    text = """
+       <ir_version: 10, opset_import: ["": 21, "ai.onnx.ml": 3]>
+       agraph (string[1, n] words, bool[2] flags) => (bool[2] not_flags, scores, copies) {
+          not_flags = Not (flags)
+          places = ai.onnx.ml.LabelEncoder <keys_strings = ["a", "b"], values_floats = [1.0, 2.0]> (words)
+          scores = ai.onnx.ml.ZipMap <classlabels_strings = ["no", "yes"]> (places)
+          copies = Identity (words)
+       }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    session = native.FileSession(tmp_path / "model.onnx", 1)
+    assert session.get_inputs()[0] == ("words", "tensor(string)", [1, "n"])
+    feeds = {"words": np.array([["b", "a"]], object), "flags": np.array([True, False])}
+    flags, scores, copies = session.run(["not_flags", "scores", "copies"], feeds)
+    np.testing.assert_array_equal(flags, [False, True])
+    assert flags.dtype == np.bool_
+    assert scores == [{"no": 2.0, "yes": 1.0}]
+    np.testing.assert_array_equal(copies, [["b", "a"]])
+    with pytest.raises(NativeError, match="words"):
+        session.run(["copies"], {"words": np.zeros((1, 2), "f4")})
