@@ -1,7 +1,8 @@
 """Recurrent layers: sequences of LSTM and RNN in one or both directions, single steps of them, and SVDF.
 
 TensorFlow Lite keeps the state of these operators from one inference to the next, until it is reset. Here,
-every inference starts with zeros, as after a reset, and a note says so.
+every inference starts with zeros, as after a reset, and a note says so; only the state of SVDF, which has no
+steps of its own, is a state of the bundle.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 
 from builder.errors import RefusalError
 from builder.importer.tflite.operation import Operation
-from builder.importer.tflite.tensor import Tensor
+from builder.importer.tflite.operators.integer_lstm import integer_lstm, is_integer
+from builder.importer.tflite.tensor import Tensor, value_name
 
 # As many as `rewrites.recurrent` unrolls.
 MAX_STEPS: Final = 512
@@ -53,15 +55,15 @@ class _Weights:
 def unidirectional_sequence_lstm(op: Operation) -> None:
     """UNIDIRECTIONAL_SEQUENCE_LSTM of x [batch, steps, n], or with the steps first."""
     options = op.options("UnidirectionalSequenceLSTMOptions")
-    _check(op, diagonal=bool(options.DiagonalRecurrentTensors()))
+    whole = is_integer(op)
+    _check(op, diagonal=bool(options.DiagonalRecurrentTensors()), quantised=whole)
     x, time_major = _steps_first(op, 0, time_major=options.TimeMajor())
-    result = _lstm(
-        op,
-        x,
-        _weights(op, 1, 20),
-        options.FusedActivationFunction(),
-        (options.CellClip(), options.ProjClip()),
-    )
+    activation, clips = options.FusedActivationFunction(), (options.CellClip(), options.ProjClip())
+    if whole:
+        _check_steps(op, x)
+        result = integer_lstm(op, x, activation, clips)
+    else:
+        result = _lstm(op, x, _weights(op, 1, 20), activation, clips)
     _put(op, op.output, result, time_major=time_major)
 
 
@@ -143,28 +145,42 @@ def rnn(op: Operation) -> None:
 
 
 def svdf(op: Operation) -> None:
-    """SVDF: a rank-limited filter in time; with a state of zeros, only the newest column counts."""
+    """SVDF of x [batch, n]: each filter looks at the newest results of its features, which are a state.
+
+    Source: tensorflow/lite/kernels/internal/reference/svdf.h.
+    """
     options = op.options("SVDFOptions")
-    _check(op)
-    rank = options.Rank()
-    features, time = _array(op, op.input(1)), _array(op, op.input(2))
-    if rank < 1 or features.ndim != 2 or time.ndim != 2 or features.shape[0] % rank:
-        raise RefusalError(f"expected a multiple of the rank {rank}, got {list(features.shape)}")
-    newest = features * time[:, -1:]
-    units = features.shape[0] // rank
-    weight = newest.reshape(units, rank, -1).sum(axis=1)
-    tensors = [op.real(0), op.graph.constant(weight.astype(np.float32))]
+    graph, rank = op.graph, options.Rank()
+    feature, state, time = op.input(1), op.input(4), _array(op, op.input(2))
+    if time.ndim != 2 or rank < 1 or time.shape[0] % rank or feature.shape[:1] != time.shape[:1]:
+        raise RefusalError(f"expected a multiple of the rank {rank}, got {list(time.shape)}")
+    filters, memory = time.shape
+    x = op.real(0)
+    newest = graph.node("MatMul", x, op.weight(feature, (1, 0)))
+    if state.is_quantised and state.quantisation is not None:
+        stored = op.scope.quantise(newest, state)
+        newest = op.scope.dequantise(stored, state.quantisation, np.dtype(state.dtype))
+    batch = graph.shape_of(newest)[0]
+    columns = op.reshape(newest, (batch, filters, 1))
+    if memory > 1:
+        zeros = graph.constant(np.zeros((batch, filters, memory - 1), np.float32))
+        entry, before = graph.add_state(value_name(state), zeros)
+        columns = graph.node("Concat", before, columns, axis=2)
+        graph.set_state(entry, graph.node("Slice", columns, *(graph.constant([v]) for v in (1, memory, 2))))
+    parts = op.reshape(
+        graph.node("Mul", columns, graph.constant(time)), (batch, filters // rank, rank * memory)
+    )
+    result = graph.node("ReduceSum", parts, graph.constant([2]), keepdims=0)
     if (bias := op.optional(3)) is not None:
-        tensors.append(op.graph.constant(_array(op, bias)))
-    result = op.graph.node("Gemm", *tensors, transB=1)
+        result = graph.node("Add", result, op.bias(bias, state, op.input(2)))
     op.put_real(_activate(op, options.FusedActivationFunction())(result))
 
 
-def _check(op: Operation, *, diagonal: bool = False) -> None:
+def _check(op: Operation, *, diagonal: bool = False, quantised: bool = False) -> None:
     """Refuse what is not supported, and note that the state starts with zeros."""
     if diagonal:
         raise RefusalError("its recurrent weights are diagonal")
-    if op.input(0).is_quantised:
+    if op.input(0).is_quantised and not quantised:
         raise RefusalError("its data is quantised")
     op.graph.note(
         f"{op.operator.name} keeps its state between inferences in LiteRT; here, each starts with zeros"
@@ -324,9 +340,15 @@ def _rnn(op: Operation, x: str, places: tuple[int, int, int], activation: int) -
     return graph.node("Concat", *results, axis=0)
 
 
-def _steps(op: Operation, x: str, steps: int) -> list[str]:
+def _check_steps(op: Operation, x: str) -> None:
+    """Refuse a sequence that is too long to be unrolled."""
+    steps = op.graph.shape_of(x)[0]
     if not 1 <= steps <= MAX_STEPS:
         raise RefusalError(f"expected 1 to {MAX_STEPS} steps, got {steps}")
+
+
+def _steps(op: Operation, x: str, steps: int) -> list[str]:
+    _check_steps(op, x)
     shape = op.graph.shape_of(x)
     parts = op.graph.nodes("Split", [x, op.graph.constant([1] * steps)], steps, axis=0)
     return [op.reshape(part, shape[1:]) for part in parts]
