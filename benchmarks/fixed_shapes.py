@@ -43,6 +43,7 @@ def write_out(network: fx.GraphModule, inputs: tuple[torch.Tensor, ...]) -> fx.G
                 new = network.graph.call_function(operator.getitem, (source, index))
             else:
                 continue
+        seen[new.name] = result
         node.replace_all_uses_with(new)
         network.graph.erase_node(node)
     network.graph.eliminate_dead_code()
