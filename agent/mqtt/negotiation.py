@@ -16,15 +16,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
+from agent.errors import ConfigError
 from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Callbacks, Connack, Engine
 from agent.mqtt.reason_codes import SILENCE, Action, Reason
 from agent.mqtt.settings import BrokerSettings, read_secret
 from agent.mqtt.transport import BrokerSocket
+
+_log = logging.getLogger(__name__)
 
 # Opens a connected socket to a broker: `transport.open_socket`, or a test's.
 SocketOpener = Callable[[BrokerSettings], Awaitable[BrokerSocket]]
@@ -184,6 +188,9 @@ class Negotiation:
         try:
             answer = await probe.connect(await self._open_socket(self._settings), 0, self._settings)
         except OSError:
+            return None
+        except ConfigError as error:
+            _log.warning("cannot ask %s whether it speaks MQTT 5: %s", self._settings.url, error)
             return None
         probe.disconnect()
         if answer.reason is None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
-from agent.errors import BrokerError
+from agent.errors import BrokerError, ConfigError
 from agent.mqtt import sending
 from agent.mqtt.backoff import LATER_S
 from agent.mqtt.engine import Engine
@@ -431,6 +432,50 @@ async def test_renewed_connection_says_goodbye_and_loses_no_message() -> None:
         assert await sent == reason(0)
         assert broker.clients[0].kinds() == [CONNECT, PUBLISH, DISCONNECT]
         assert peer.connects == 2
+
+
+@in_virtual_time
+async def test_close_that_is_cancelled() -> None:
+    peer = Peer(SETTINGS, open_socket=MemoryBroker().open_socket)
+    await peer.connect()
+    closing = asyncio.create_task(peer.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await peer.close()
+
+
+@pytest.mark.parametrize("readable", [True, False])
+@in_virtual_time
+async def test_certificate_that_cannot_be_read_while_looking_for_5(
+    caplog: pytest.LogCaptureFixture, *, readable: bool
+) -> None:
+    def answer(client: Client, packet: Packet) -> None:
+        if packet.kind == CONNECT:
+            client.send(b"\x20\x02\x00\x01" if packet.version == 5 else memory_broker.ACCEPTED_3_1_1)
+
+    broker, opened = MemoryBroker(answer), 0
+
+    async def open_socket(settings: BrokerSettings) -> BrokerSocket:
+        nonlocal opened
+        opened += 1
+        if opened > 2 and not readable:
+            raise ConfigError("ca.pem: cannot be read (Permission denied)")
+        return await broker.open_socket(settings)
+
+    failed: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+    peer = Peer(SETTINGS, open_socket=open_socket)
+    await peer.connect()
+    await asyncio.sleep(2 * LOOK_FOR_5_S)
+    assert (peer.version, peer.connects) == (4, 1)
+    await peer.close()
+    gc.collect()
+    assert not failed
+    warnings = [record.getMessage() for record in caplog.records if "ca.pem" in record.getMessage()]
+    assert bool(warnings) is not readable
+    assert all("MQTT 5" in line for line in warnings)
 
 
 @pytest.mark.parametrize(
