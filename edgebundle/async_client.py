@@ -13,7 +13,6 @@ when a client is made.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
@@ -165,8 +164,7 @@ class AsyncClient:
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.cancel()
-            with contextlib.suppress(asyncio.CancelledError, ClientError):
-                await connecting
+            await asyncio.wait({connecting})
         for inquiry in tuple(self._inquiries.values()):
             inquiry.cancel()
         answered = not self._exchanges

@@ -11,7 +11,6 @@ Leaves to others: what messages mean, the order of acknowledgement, and keeping 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 from collections.abc import Callable, Sequence
@@ -241,8 +240,7 @@ class Connection:
         self._closed = True
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait({self._task})  # which leaves a cancellation of this call what it is
             self._task = None
         self._up.clear()
         self._upgrade.close()
