@@ -120,7 +120,7 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
         data, image = (None, item) if is_picture else (item, None)
         return await self._ask(Call(data, image, deadline_s=deadline_s, progress=progress))
 
-    async def map(
+    def map(
         self,
         items: Iterable[object] | AsyncIterable[object],
         *,
@@ -142,11 +142,21 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
 
         Raises
         ------
+        UsageError
+            At once, if `in_flight` or `deadline_s` cannot be used.
         ClientError
             If one has no answer; those under way are cancelled.
         """
-        if in_flight < 1:
-            raise UsageError(f"in_flight: expected at least 1, got {in_flight}")
+        check_many(in_flight, deadline_s)
+        return self._map(items, in_flight, deadline_s, progress)
+
+    async def _map(
+        self,
+        items: Iterable[object] | AsyncIterable[object],
+        in_flight: int,
+        deadline_s: float,
+        progress: Callable[[str], None] | None,
+    ) -> AsyncIterator[Answer]:
         running: deque[asyncio.Task[Answer]] = deque()
         try:
             async for item in _iterate(items):
@@ -290,6 +300,19 @@ def _is_picture(value: object) -> bool:
     return str(getattr(value, "dtype", "")) == "uint8" and (
         len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
     )
+
+
+def check_many(in_flight: int, deadline_s: float) -> None:
+    """Refuse arguments of `map` that cannot be used.
+
+    Raises
+    ------
+    UsageError
+        If one cannot.
+    """
+    if in_flight < 1:
+        raise UsageError(f"in_flight: expected at least 1, got {in_flight}")
+    _seconds(deadline_s)
 
 
 def _seconds(deadline_s: float) -> float:

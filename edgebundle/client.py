@@ -180,8 +180,18 @@ class Model(Asking["Answer"]):
         progress: Callable[[str], None] | None = None,
     ) -> Iterator[Answer]:
         """Ask the model about many items, and yield the answers in their order; see `AsyncModel.map`."""
-        if in_flight < 1:
-            raise UsageError(f"in_flight: expected at least 1, got {in_flight}")
+        from edgebundle.async_model import check_many
+
+        check_many(in_flight, deadline_s)
+        return self._map(items, in_flight, deadline_s, progress)
+
+    def _map(
+        self,
+        items: Iterable[object],
+        in_flight: int,
+        deadline_s: float,
+        progress: Callable[[str], None] | None,
+    ) -> Iterator[Answer]:
         running: deque[Future[Answer]] = deque()
         try:
             for item in items:

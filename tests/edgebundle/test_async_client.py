@@ -383,6 +383,29 @@ async def test_closing_ends_requests_and_forbids_new_ones(mosquitto: BrokerProce
         await client.close()
 
 
+async def test_closing_has_a_time_limit_while_a_connection_is_made(
+    mosquitto: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = asyncio.Event()
+
+    async def connect(_self: AsyncClient) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.Event().wait()  # a name that the system is looking up
+
+    monkeypatch.setattr(AsyncClient, "_connect", connect)
+    client = AsyncClient(mosquitto.url)
+    connecting = asyncio.create_task(client.connect())
+    await begun.wait()
+    closing = asyncio.create_task(client.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await until(closing.cancelled)
+    connecting.cancel()
+
+
 async def test_two_clients_of_one_name_get_their_own_answers(mosquitto: BrokerProcess) -> None:
     url = mosquitto.url.replace("mqtt://", "mqtt://alice@")
 
@@ -470,8 +493,9 @@ async def test_arguments_that_contradict_each_other_are_refused(mosquitto: Broke
         for positional, named, words in cases:
             with pytest.raises(UsageError, match=words):
                 await model(*positional, **named)
-        with pytest.raises(UsageError, match="in_flight"):
-            await anext(model.map([JPEG], in_flight=0))
+        for wrong in ({"in_flight": 0}, {"deadline_s": -1.0}):
+            with pytest.raises(UsageError, match="expected"):
+                model.map([], **wrong)
         assert responder.requests == []
 
 

@@ -66,6 +66,9 @@ def test_threads_share_a_client_and_map_keeps_the_order(site: BrokerProcess) -> 
         mapped = model.map((array(i) for i in range(20)), in_flight=5)
         assert [answer["y"][0, 0, 0, 0] for answer in mapped] == list(range(20))
         assert client.agents() == ("kitchen",)
+        for wrong in ({"in_flight": 0}, {"deadline_s": -1.0}):
+            with pytest.raises(UsageError, match="expected"):
+                model.map([], **wrong)
         with pytest.raises(ExecutionError, match="journalctl"):
             list(model.map([array(1), JPEG + b"1", array(2)]))
 
