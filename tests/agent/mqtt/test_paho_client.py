@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -84,6 +85,12 @@ def test_lists_are_complete() -> None:
     assert {name for name in own if hasattr(paho.Client, name) and not name.startswith("__")} == REPLACED
     assert used - own == CALLED | ATTRIBUTES
     assert not private_names(inspect.getsource(engine), {"client", "self._client"})
+
+
+def test_decision_names_nothing_that_is_not_used() -> None:
+    [record] = (ROOT / "docs/decisions").glob("0003-*.md")
+    names = set(re.findall(r"`(_[a-z_]+)`", record.read_text()))
+    assert names <= REPLACED | CALLED | ATTRIBUTES
 
 
 def test_installed_minor_is_the_pinned_one() -> None:
