@@ -291,7 +291,6 @@ class Deployment:
     async def _run_jobs(self) -> None:
         while True:
             try:
-                # Not `wait_for`, which loses a cancellation if work arrives at the same time (Python 3.11).
                 async with asyncio.timeout(INBOX_INTERVAL_S):
                     await self._work.wait()
             except TimeoutError:

@@ -176,7 +176,8 @@ class Dashboard:
                 told_s = begun_s
                 self._tell(begun_s)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._awake.wait(), max(0.001, begun_s + _SETTLE_S - loop.time()))
+                async with asyncio.timeout_at(begun_s + _SETTLE_S):
+                    await self._awake.wait()
 
     def _tell(self, now_s: float) -> None:
         self.actions.forget_old()

@@ -105,7 +105,8 @@ class Client:
             If the broker refused it, or did not answer within `limit_s`.
         """
         try:
-            verdict = await asyncio.wait_for(self.publish(topic, payload, retain=retain), limit_s)
+            async with asyncio.timeout(limit_s):
+                verdict = await self.publish(topic, payload, retain=retain)
         except TimeoutError as error:
             raise FleetError(
                 f"the broker did not acknowledge a message to {topic} within {limit_s:g} s"

@@ -334,7 +334,8 @@ class Deployment:
             if left_s <= 0:
                 raise self._unfinished(wait_s)
             try:
-                await asyncio.wait_for(self._changed.wait(), min(left_s, 1.0))
+                async with asyncio.timeout(min(left_s, 1.0)):
+                    await self._changed.wait()
             except TimeoutError:
                 continue
             self._changed.clear()

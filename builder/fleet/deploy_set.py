@@ -134,7 +134,8 @@ async def _info(agent: str, broker: Broker, wait_s: float) -> Info:
             await client.subscribe(topics.format_topic(topic), 1)
         for limit_s in (ABSENT_LIMIT_S, _INFO_LIMIT_S):
             try:
-                return await asyncio.wait_for(asyncio.shield(arrived), min(wait_s, limit_s))
+                async with asyncio.timeout(min(wait_s, limit_s)):
+                    return await asyncio.shield(arrived)
             except TimeoutError:
                 if not known:
                     break

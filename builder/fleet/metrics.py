@@ -77,7 +77,8 @@ async def metrics_async(agent: str, broker: Broker, *, wait_s: float = WAIT_S) -
         known = await presence.wait(min(wait_s, ABSENT_LIMIT_S)) or payload.done()
         if known:
             try:
-                raw = await asyncio.wait_for(payload, wait_s)
+                async with asyncio.timeout(wait_s):
+                    raw = await payload
             except TimeoutError as error:
                 raise FleetError(
                     f"no metrics from {agent} within {wait_s:g} s: it is {presence.state}",

@@ -75,7 +75,8 @@ class PresenceWatch:
         if self.state:
             return True
         try:
-            await asyncio.wait_for(self._arrived.wait(), limit_s)
+            async with asyncio.timeout(limit_s):
+                await self._arrived.wait()
         except TimeoutError:
             return False
         return True

@@ -101,7 +101,8 @@ async def _reported(agent: str, model: str, broker: Broker) -> ReportedModel:
         presence.subscribe(client)
         await client.subscribe(topics.format_topic(topics.Reported(agent)), 0)
         try:
-            reported = Reported.from_bytes(await asyncio.wait_for(payload, _REPORT_LIMIT_S))
+            async with asyncio.timeout(_REPORT_LIMIT_S):
+                reported = Reported.from_bytes(await payload)
         except TimeoutError as error:
             if not presence.state:
                 raise await unknown_agent(agent, broker) from error
