@@ -7,6 +7,7 @@ line of its own. Leaves to others: whether a text is worth a line, and how long 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import IO, Final
 
@@ -42,9 +43,21 @@ def say_text(text: object) -> None:
 
 
 def say_json(value: object, *, indent: int | None = None, file: IO[str] | None = None) -> None:
-    """Print a value as JSON, on one line or indented, for a reader who must have it at once."""
-    text = json.dumps(value, indent=indent).replace("\x7f", "\\u007f")  # the rest is escaped
+    """Print a value as JSON, on one line or indented, for a reader who must have it at once.
+
+    A number that JSON does not have, such as NaN, is null.
+    """
+    text = json.dumps(_finite(value), indent=indent, allow_nan=False)
+    text = text.replace("\x7f", "\\u007f")  # the rest is escaped
     say(*text.split("\n"), file=file, flush=True)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return list(map(_finite, value)) if isinstance(value, list | tuple) else value
 
 
 def note(*lines: object) -> None:

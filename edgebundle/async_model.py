@@ -143,7 +143,7 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
         Raises
         ------
         UsageError
-            At once, if `in_flight` or `deadline_s` cannot be used.
+            If `in_flight` or `deadline_s` cannot be used; raised at once.
         ClientError
             If one has no answer; those under way are cancelled.
         """

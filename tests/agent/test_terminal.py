@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from agent.terminal import note, printable, prompt, redraw, say, say_json, say_text
@@ -43,6 +44,13 @@ def test_each_argument_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_text_of_several_lines_keeps_them(capsys: pytest.CaptureFixture[str]) -> None:
     say_text("head\n\n  row\x1b[0m\n")
     assert capsys.readouterr().out == "head\n\n  row?[0m\n"
+
+
+def test_numbers_that_json_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
+    nan, inf = float("nan"), float("inf")
+    say_json({"a": nan, "b": [1.5, (inf, -inf), {"c": np.float64("nan")}], "d": "NaN"})
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"a": None, "b": [1.5, [None, None], {"c": None}], "d": "NaN"}
 
 
 def test_json_is_escaped_and_stays_the_same_value(capsys: pytest.CaptureFixture[str]) -> None:
