@@ -199,6 +199,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let commands remember what they were told, such as a yes, for this run only."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.getbasetemp() / "state")
+
+
 @pytest.fixture(scope="session")
 def shared_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
     """Return a file or folder that is made once for all processes of this run: `shared_file(name, write)`."""

@@ -14,6 +14,7 @@ from agent.terminal import say
 from builder.cli import SubParsers
 from builder.cli.arguments import TARGETS, add_declarations
 from builder.cli.early_checks import check_model
+from builder.cli.project_trust import trust_outside
 from builder.compiling.identity import bundle_name
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def _new(args: argparse.Namespace) -> int:
 
             key_files.generate(unfinished / "keys")
         unfinished.rename(folder)
+        trust_outside(folder, _files(args, folder))
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -142,6 +144,14 @@ def _toml(args: argparse.Namespace, folder: Path, proposal: Proposal | None) -> 
         "",
     ]
     return "\n".join(lines)
+
+
+def _files(args: argparse.Namespace, folder: Path) -> dict[str, str | None]:
+    """Return the files that this command line names, as the verbs will find them in the folder."""
+    named = {
+        name: getattr(args, name) for name in ("model", "preprocess", "postprocess", "labels", "sign_key")
+    }
+    return {name: _relative(value, folder) for name, value in named.items() if value and Path(value).exists()}
 
 
 def _line(key: str, value: str | None, example: str = "") -> str:

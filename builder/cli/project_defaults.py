@@ -1,7 +1,8 @@
 """Verbs that are run in the folder of a project take what is not given from its `edgebundle.toml`.
 
 Promises: a flag on the command line wins over the file. What the file says about its model is not applied to
-another model or bundle that the command line names. A verb takes part with the arguments that it has, and
+another model or bundle that the command line names. What a stranger's file must not do needs a yes
+(`project_trust`). A verb takes part with the arguments that it has, and
 needs no code of its own.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from builder.cli.project_trust import require_trust
 from builder.errors import ProjectError
 from builder.project import FILE, Project
 from builder.spelling import did_you_mean
@@ -67,7 +69,7 @@ def with_project(
     Raises
     ------
     ProjectError
-        If the file cannot be used.
+        If the file cannot be used, or needs a yes and does not get it.
     """
     verb = next((word for word in arguments if not word.startswith("-")), "")
     file = Path(FILE)
@@ -81,8 +83,11 @@ def with_project(
     source = _source(verb, project)
     own = getattr(args, source[0], None) if source is not None else None
     if source is not None and own is not None and own != source[1]:
-        _apply(verbs[verb], dict.fromkeys(_model(verb, project)))
+        others = dict.fromkeys(_model(verb, project))
+        _apply(verbs[verb], others)
         args, unknown = _parsed(verbs[verb], arguments, parse)
+        values |= others
+    require_trust(args, values, arguments)
     return args, unknown
 
 

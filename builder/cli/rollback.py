@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from agent.terminal import prompt
 from builder.cli import SubParsers
 from builder.cli.arguments import add_json
 from builder.cli.broker_flags import add_agent, add_broker, add_wait, broker_of
+from builder.cli.confirmation import confirmed
 from builder.cli.deploy import print_result, show_deployment
 
 
@@ -40,7 +39,9 @@ def _rollback(args: argparse.Namespace) -> int:
     from builder.fleet.rollback import rollback_async
 
     broker = broker_of(args)
-    if not args.yes and not _confirmed(args):
+    if not args.yes and not confirmed(
+        f"return {args.model} on {args.agent} to the version that ran before? [y/N] "
+    ):
         raise FleetError(
             "nothing was changed: expected a confirmation, got none",
             hint="answer y on a terminal, or add --yes",
@@ -49,12 +50,3 @@ def _rollback(args: argparse.Namespace) -> int:
         result = asyncio.run(rollback_async(args.agent, args.model, broker, wait_s=args.wait, progress=steps))
     print_result(result, as_json=args.json)
     return 0
-
-
-def _confirmed(args: argparse.Namespace) -> bool:
-    """Ask on a terminal; without one, the answer is no."""
-    if not sys.stdin.isatty():
-        return False
-    question = f"return {args.model} on {args.agent} to the version that ran before? [y/N] "
-    prompt(question)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -54,9 +54,9 @@ def test_compile_and_run_need_no_arguments_and_flags_win(
     assert "edgebundle compile" in made.stdout
     folder = tmp_path / "My Scores"
     assert (folder / "keys" / "signing.key").stat().st_mode & 0o077 == 0
-    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    (folder / "labels.txt").write_text("a\nb\nc\n")
     edit(folder, "# postprocess", 'postprocess = "softmax,top2"')
-    edit(folder, "# labels", 'labels = "../labels.txt"')
+    edit(folder, "# labels", 'labels = "labels.txt"')
 
     done = edgebundle("compile", "--model-version", "1.2.3", cwd=folder)
     assert done.returncode == 0, done.stderr
