@@ -149,10 +149,12 @@ def _export(args: argparse.Namespace) -> int:
     if args.format == "json":
         say_json(points)
         return 0
+    from builder.running.row_answers import guarded
+
     table = io.StringIO()
     writer = csv.DictWriter(table, ["workload", "operator", "point", "seconds"], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(points)
+    writer.writerows({name: guarded(cell) for name, cell in point.items()} for point in points)
     say_text(table.getvalue())
     return 0
 

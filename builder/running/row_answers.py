@@ -24,7 +24,9 @@ Cells: TypeAlias = Mapping[str, Cell]
 SUFFIXES: Final = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 # Values of one output that become cells; a model for rows has some classes.
 _MOST_VALUES: Final = 4096
-_NUMBER: Final = re.compile(r"[+-]?[\d.]+(?:[eE][+-]?\d+)?", re.ASCII)
+_NUMBER: Final = re.compile(r"[+-]?(?:[\d.]+(?:[eE][+-]?\d+)?|inf)", re.ASCII)
+# What begins a formula, also behind spaces, and in the wide forms of East Asian keyboards.
+_FORMULAS: Final = tuple("=+-@＝＋－＠")
 
 
 def cells_of(values: Mapping[str, Any], labels: Sequence[str] = ()) -> dict[str, Cell]:
@@ -142,17 +144,20 @@ class RowWriter:
         text = io.StringIO()
         table = csv.writer(text, delimiter="\t" if self._suffix == ".tsv" else ",", lineterminator="\n")
         if self._names is None:
-            table.writerow(row)
+            table.writerow([guarded(name) for name in row])
             self._names = tuple(row)
-        table.writerow([_guarded(row.get(name)) for name in self._names])
+        table.writerow([guarded(row.get(name)) for name in self._names])
         self._file.write(text.getvalue().encode())
 
 
-def _guarded(cell: Cell) -> Cell:
-    """Return a cell that no spreadsheet takes for a formula: labels come from the model's file."""
-    if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@") and not _NUMBER.fullmatch(cell):
-        return f"'{cell}"
-    return "" if cell is None else cell
+def guarded(cell: Cell) -> Cell:
+    """Return a cell that no spreadsheet takes for a formula: names and labels come from the model's file."""
+    if cell is None:
+        return ""
+    if not isinstance(cell, str):
+        return cell
+    text = cell.replace("\r", " ")  # would begin a row: before Python 3.13, `csv` puts no quotes around it
+    return f"'{text}" if text.lstrip()[:1] in _FORMULAS and not _NUMBER.fullmatch(text) else text
 
 
 def _cell(value: Any) -> Cell:  # noqa: ANN401 - a scalar of numpy, a text, or its bytes

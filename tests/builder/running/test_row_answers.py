@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -71,3 +72,26 @@ def test_a_file_is_whole_or_absent(tmp_path: Path) -> None:
     assert (tmp_path / "out.csv").read_text() == "line,y\n2,-1.5\n"
     with pytest.raises(ModelError, match="expected a name that ends in"), writing(tmp_path / "out.xlsx"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("cell", "written"),
+    [
+        *(
+            (cell, f"'{cell}")
+            for cell in ("=1+1", "+cmd", "-cmd", "@sum(1)", "\t=1", " =1", "\r=1", "＝1", "-")
+        ),
+        *(
+            (cell, cell)
+            for cell in ("cat", "a=b", "", "-1.5e-3", "+2", "-inf", "inf", "nan", "3=", 4, -4.5, True)
+        ),
+    ],
+)
+def test_no_cell_and_no_head_is_a_formula(tmp_path: Path, cell: Cell, written: Cell) -> None:
+    path = tmp_path / "out.csv"
+    with writing(path) as writer:
+        writer.write(1, {"first": cell, str(cell): 2})
+    heads, cells = csv.reader(io.StringIO(path.read_bytes().decode(), newline=""))
+    assert cells == ["1", str(written), "2"]
+    if isinstance(cell, str):
+        assert heads == ["line", "first", written]
