@@ -201,8 +201,13 @@ class Judge:
                 raise ModelError(f"it has another input, '{value.name}'")
         counts = {length.count for length in self._model.lengths}
         names = [name for name in self._names if name not in counts]
-        results = run_session(session, names, feeds)
-        found = {name: self._as_array(name, result) for name, result in zip(names, results, strict=True)}
+        parts = {name: original.elements.get(name) for name in names}
+        wanted = list(dict.fromkeys(name if part is None else part.output for name, part in parts.items()))
+        results = dict(zip(wanted, run_session(session, wanted, feeds), strict=True))
+        found = {
+            name: self._as_array(name, results[name] if part is None else results[part.output][part.place])
+            for name, part in parts.items()
+        }
         return self._padded(found)
 
     def _as_texts(self, name: str, places: npt.NDArray[np.generic]) -> Array:

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
@@ -248,7 +248,7 @@ class FileSession:
         return self._inputs
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, NDArray[Any]]) -> list[Any]:
-        """Return the outputs with these names: arrays, lists of dictionaries, or `[]` for anything else.
+        """Return the outputs with these names: arrays, lists of them or of dictionaries, `[]` for others.
 
         Raises
         ------
@@ -258,15 +258,19 @@ class FileSession:
         fed, blobs = _fed(feeds)
         header, results = _ask("run", [*self._file, names, fed], blobs)
         rest = iter(results)
-        found: list[Any] = []
-        for kind, *how in header["made"]:
-            if kind == "array":
-                found.append(np.frombuffer(next(rest), np.dtype(how[0])).reshape(how[1]))
-            elif kind == "texts":
-                found.append(np.array(how[1], object).reshape(how[0]))
-            else:
-                found.append([dict(row) for row in how[0]] if kind == "rows" else [])
-        return found
+        return [_received(each, rest) for each in header["made"]]
+
+
+def _received(described: list[Any], rest: Iterator[bytes]) -> Any:  # noqa: ANN401 - what a model answers
+    """Return an output that `native_program` describes; `rest` has the bytes of its numbers."""
+    kind, *how = described
+    if kind == "array":
+        return np.frombuffer(next(rest), np.dtype(how[0])).reshape(how[1])
+    if kind == "texts":
+        return np.array(how[1], object).reshape(how[0])
+    if kind == "sequence":
+        return [_received(each, rest) for each in how[0]]
+    return [dict(row) for row in how[0]] if kind == "rows" else []
 
 
 def evaluate(

@@ -126,22 +126,9 @@ class Program:
 
     def _run(self, path: str, threads: int, names: list[str], fed: list[list[Any]], *values: bytes) -> Reply:
         """Run a file in ONNX Runtime. Texts, and lists of dictionaries, are in the header of the reply."""
-        import numpy as np
-
-        made: list[list[Any]] = []
         blobs: list[bytes] = []
         found = self._session(path, threads).run(names, _feeds(fed, values))
-        for value in found:
-            if isinstance(value, list) and all(isinstance(row, dict) for row in value):
-                made.append(["rows", [list(row.items()) for row in value]])
-            elif not isinstance(value, np.ndarray):
-                made.append(["other"])
-            elif value.dtype.kind in "OUS":
-                made.append(["texts", list(value.shape), list(map(str, value.ravel()))])
-            else:
-                made.append(["array", value.dtype.str, list(value.shape)])
-                blobs.append(np.ascontiguousarray(value).tobytes())
-        return {"made": made}, blobs
+        return {"made": [_described(value, blobs) for value in found]}, blobs
 
     def _session(self, path: str, threads: int) -> Any:  # noqa: ANN401 - ONNX Runtime is loaded late
         """Return the session of a file, which stays open until another one is asked for."""
@@ -169,6 +156,22 @@ def _opened(model: str | bytes, options: Any) -> Any:  # noqa: ANN401
     import onnxruntime
 
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _described(value: object, blobs: list[bytes]) -> list[Any]:
+    """Return what tells an output, and add the bytes of its numbers to `blobs`."""
+    import numpy as np
+
+    if isinstance(value, list):
+        if all(isinstance(row, dict) for row in value):
+            return ["rows", [list(row.items()) for row in value]]
+        return ["sequence", [_described(each, blobs) for each in value]]
+    if not isinstance(value, np.ndarray):
+        return ["other"]
+    if value.dtype.kind in "OUS":
+        return ["texts", list(value.shape), list(map(str, value.ravel()))]
+    blobs.append(np.ascontiguousarray(value).tobytes())
+    return ["array", value.dtype.str, list(value.shape)]
 
 
 def _feeds(fed: list[list[Any]], values: Sequence[bytes]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from builder.importer.normalise import normalise, simplify
 from builder.importer.onnx_graph import walk_nodes
 from builder.importer.original import FILE, IN_MEMORY, Original, keys_of, operators_of, skips_output
 from builder.importer.relax_module import RelaxModel, to_relax
+from builder.importer.sequence_outputs import split_sequences
 from builder.importer.source_nodes import SourceNodes
 from builder.importer.structure import prepare
 from builder.importer.unsupported import explain, refuse_unsupported, refused_operators
@@ -163,6 +164,7 @@ def import_onnx(
             is_bounded=max_iterations is not None,
             skips_outputs=any(skips_output(node) for node in walk_nodes(model.graph)),
         )
+        elements = split_sequences(model)
         texts = replace_string_inputs(model)
         tables = replace_strings(model)
         model = normalise(model, input_shapes or {}, input_values or {}, note, max_iterations)
@@ -184,7 +186,7 @@ def import_onnx(
         texts=texts,
         lengths=bounded_outputs(model),
         scales=fitting(onnx_scales(model), relax.inputs, relax.outputs),
-        original=replace(original, tables=tables),
+        original=replace(original, tables=tables, elements=elements),
     )
 
 

@@ -20,6 +20,7 @@ from builder.importer.classic.ensemble import attribute
 from builder.importer.large_models import sha256
 from builder.importer.model_file import read_model
 from builder.importer.onnx_graph import walk_nodes
+from builder.importer.sequence_outputs import Element
 
 FILE: Final = "the file itself"
 # A model in memory; most are written by a converter of ours, or by a framework's exporter.
@@ -44,6 +45,8 @@ class Original:
         Output that is a list of dictionaries -> their keys, in the order of the scores.
     tables
         Output that is a tensor of strings -> the strings, at the places that stand for them.
+    elements
+        Output -> which element it was of an output that is a sequence.
     operators
         The types of its nodes; of functions, those of their bodies.
     rounds_to_half
@@ -61,6 +64,7 @@ class Original:
     values: Mapping[str, ArrayLike] = field(default_factory=dict)
     keys: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    elements: Mapping[str, Element] = field(default_factory=dict)
     operators: frozenset[str] = frozenset()
     rounds_to_half: bool = False
     is_bounded: bool = False

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builder.errors import ModelError
 from builder.importer.classic.ensemble import attribute
-from builder.importer.onnx_graph import set_attributes
+from builder.importer.onnx_graph import copy_node, set_attributes
 
 Table = tuple[str, ...]
 
@@ -62,8 +62,14 @@ def replace_strings(model: onnx.ModelProto) -> Mapping[str, Table]:
         if tensor.data_type == TensorProto.STRING:
             tables[tensor.name] = table_of(tensor.string_data)
             _number(tensor)
+    nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         _replace(node, tables)
+        if node.op_type == "Concat" and all(name in tables for name in node.input):
+            nodes += _of_one_table(node, tables)
+        nodes.append(copy_node(node))
+    del graph.node[:]
+    graph.node.extend(nodes)
     _declare_scores(graph)
     labels = {}
     for output in graph.output:
@@ -124,6 +130,24 @@ def _replace(node: onnx.NodeProto, tables: dict[str, Table]) -> None:
             identity = helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name)
             node.CopyFrom(identity)
             tables[node.output[0]] = tables[node.input[0]]
+
+
+def _of_one_table(node: onnx.NodeProto, tables: dict[str, Table]) -> list[onnx.NodeProto]:
+    """Let all that a Concat reads be places in the same table; return the nodes that this needs before it."""
+    joined = tuple(dict.fromkeys(text for name in node.input for text in tables[name]))
+    tables[node.output[0]] = joined
+    added = []
+    for place, name in enumerate(node.input):
+        own = tables[name]
+        if own == joined[: len(own)]:
+            continue
+        moved, numbers = (f"{node.output[0]}/{place}/{kind}" for kind in ("moved", "places"))
+        added += [
+            helper.make_node("Constant", [], [numbers], value_ints=[joined.index(text) for text in own]),
+            helper.make_node("Gather", [numbers, name], [moved], name=moved),
+        ]
+        node.input[place] = moved
+    return added
 
 
 def _replace_constant(node: onnx.NodeProto, tables: dict[str, Table]) -> None:
