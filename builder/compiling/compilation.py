@@ -358,6 +358,9 @@ def check_special(
             continue
         judge.check_normalised(sample, reference, by_element=by_element)
         noise = judge.noise(sample, outputs, reference, by_element=by_element)
+        if noise is not None:
+            # Where huge products cancel, what is left is as large as their rounding: only that is judged.
+            noise = replace(noise, error=0.0)
         where = f"{judge.reference}, on zeros, infinities and other special numbers"
         parity.check(replace(agreement, reference=where), tolerances.PARITY, noise)
 

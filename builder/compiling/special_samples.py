@@ -37,6 +37,8 @@ _MILD: Final = (0.0, -0.0, -1.0, 1.0, -0.5, 0.5, 1.5, 2.5, -2.5)
 _NOT_FINITE: Final = (np.inf, -np.inf, np.nan)
 # Those that only elementwise operators take without losing what is beside them.
 _EXTREME: Final = (1e6, -1e10, 1e20, -1e-30)
+# A product and the sum behind it may be one instruction, in which the product does not overflow.
+_LARGE: Final = (1e6, -1e10, 1e18, -1e-30)
 # At most so many samples, where an input has fewer places than there are special numbers.
 MOST: Final = 6
 
@@ -100,10 +102,12 @@ def special_samples(
     elementwise = is_elementwise(model)
     carries = set(original) <= _ELEMENTWISE | _SUMS | _FOLDED
     special = np.array(_MILD)
-    if elementwise and carries:
-        special = np.array(_MILD + _NOT_FINITE + _EXTREME)
+    if elementwise and carries and _has_open_clip(model):
+        special = np.array((*_MILD, np.nan))
+    elif elementwise and carries:
+        special = np.array(_MILD + _NOT_FINITE + (_LARGE if _adds_products(model) else _EXTREME))
     elif carries and _has_only(model, _ELEMENTWISE | _SUMS):
-        special = np.array(_MILD + _NOT_FINITE)
+        special = np.array((*_MILD, np.nan) if _has_open_clip(model) else _MILD + _NOT_FINITE)
     elif any(node.domain or node.op_type in _UNDEFINED for node in model.graph.node):
         return
     free = set(masks(inputs, model)) if elementwise and not divides_integers(model) else set()
@@ -123,6 +127,24 @@ def special_samples(
         for place, (name, numbers) in enumerate(drawn.items()):
             sample[name] = _sprinkled(first[name], numbers, turn, shift=place)
         yield sample
+
+
+def _adds_products(model: onnx.ModelProto) -> bool:
+    products = {node.output[0] for node in model.graph.node if node.op_type == "Mul"}
+    return any(
+        node.op_type in ("Add", "Sub") and not products.isdisjoint(node.input) for node in model.graph.node
+    )
+
+
+def _has_open_clip(model: onnx.ModelProto) -> bool:
+    """Whether something is computed of a Clip without a bound: ONNX Runtime's makes a number of infinity."""
+    read = {name for node in model.graph.node for name in node.input}
+    return any(
+        node.op_type == "Clip"
+        and node.output[0] in read
+        and not all(len(node.input) > place and node.input[place] for place in (1, 2))
+        for node in model.graph.node
+    )
 
 
 def is_elementwise(model: onnx.ModelProto) -> bool:

@@ -86,19 +86,53 @@ def one_hot(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] 
     return new.nodes
 
 
-def clip_along_axis(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """GatherElements and ScatterElements: clip indices along one axis."""
+def gather_elements(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """GatherElements: clip indices along one axis."""
     shape = graph.shape_of(node.input[0])
     if shape is None or 0 in shape:
         return None
+    places = graph.shape_of(node.input[1])
+    if not shape:
+        return None if places is None else _of_scalars(node, graph, places)
     return _clipped(node, graph, [shape[int(attributes(node).get("axis", 0))]])
 
 
+def scatter_elements(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """ScatterElements: clip indices along one axis. Without indices, it is its data."""
+    shape, places = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
+    if shape is None or places is None or 0 in shape:
+        return None
+    if 0 in places:
+        return _same(node, graph)
+    if not shape:
+        return _of_scalars(node, graph, ())
+    return _clipped(node, graph, [shape[int(attributes(node).get("axis", 0))]])
+
+
+def _same(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto]:
+    new = Replacement(node, graph)
+    new.op("Identity", node.input[0], to=node.output[0])
+    return new.nodes
+
+
+def _of_scalars(
+    node: onnx.NodeProto, graph: OnnxGraph, shape: Sequence[int]
+) -> Sequence[onnx.NodeProto] | None:
+    """The same with one axis of one element: PyTorch's exporter writes scalars, though ONNX has none here."""
+    new = Replacement(node, graph)
+    rows = [new.op("Reshape", name, new.ints(-1)) for name in node.input]
+    result = new.op(node.op_type, *rows, **attributes(node))
+    new.op("Reshape", result, new.ints(*shape), to=node.output[0])
+    return new.nodes
+
+
 def clip_coordinates(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """GatherND and ScatterND: clip indices [..., coordinates]."""
+    """GatherND and ScatterND: clip indices [..., coordinates]. A ScatterND without indices is its data."""
     shape, places = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
     if shape is None or not places or 0 in shape:
         return None
+    if 0 in places[:-1] and node.op_type == "ScatterND":
+        return _same(node, graph)
     first = int(attributes(node).get("batch_dims", 0))
     return _clipped(node, graph, list(shape[first : first + places[-1]]))
 

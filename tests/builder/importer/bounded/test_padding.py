@@ -52,7 +52,7 @@ def test_the_padded_graph_says_the_same(name: str) -> None:
 @pytest.mark.slow
 def test_the_bundle_says_the_same() -> None:
     model = model_of_all()
-    package = builder.compile(import_onnx(model), "host", tuning_records="none")
+    package = builder.compile(import_onnx(model), "host")
     runner = Runner(package)
     assert package.manifest.lengths
     for seed in (0, 1, 2):

@@ -9,7 +9,7 @@ import pytest
 
 from builder.errors import ModelError
 from builder.importer import import_onnx
-from tests.builder.importer.rewrites.cases import INT64, Case, ModelMaker, check_case, one
+from tests.builder.importer.rewrites.cases import INT64, Case, ModelMaker, check_case, one, operators
 
 CASES: dict[str, Case] = {
     "gather one": (one("Gather", ["x", "i"], axis=1), {"i": np.array(-1)}, [2, 4]),
@@ -52,6 +52,37 @@ def test_scattering_beyond_the_tensor_stays_inside(
     )
     found = run_relax(import_onnx(model).mod, [noise(3, 2), np.array([[2**40, -(2**40)]])])[0]
     assert found[2, 0] == found[0, 1] == 9
+
+
+@pytest.mark.parametrize(("reduction", "wanted"), [("none", 3.0), ("add", 5.0), ("mul", 6.0)])
+@pytest.mark.parametrize("shape", [[], [1]])
+def test_scalars_are_scattered(
+    make_model: ModelMaker, run_onnx: Any, reduction: str, wanted: float, shape: list[int]
+) -> None:
+    node = one("ScatterElements", ["x", "i", "u"], axis=0, reduction=reduction)
+    imported = import_onnx(make_model([node], {"x": [], "i": (shape, INT64), "u": shape}, {"y": []}))
+    assert imported.outputs[0].shape == ()
+    feeds = {"x": np.float32(2), "i": np.zeros(shape, np.int64), "u": np.full(shape, 3, np.float32)}
+    assert run_onnx(imported.onnx, {name: np.asarray(v) for name, v in feeds.items()})[0] == wanted
+
+
+def test_scalars_are_gathered(make_model: ModelMaker, run_onnx: Any) -> None:
+    node = one("GatherElements", ["x", "i"], axis=0)
+    imported = import_onnx(make_model([node], {"x": [], "i": ([], INT64)}, {"y": []}))
+    feeds = {"x": np.asarray(7, np.float32), "i": np.asarray(0, np.int64)}
+    assert run_onnx(imported.onnx, feeds)[0] == 7
+
+
+@pytest.mark.parametrize(
+    ("op", "indices", "updates"),
+    [("ScatterElements", [0, 3], [0, 3]), ("ScatterND", [0, 2], [0]), ("ScatterND", [0, 1], [0, 3])],
+)
+def test_without_indices_nothing_is_scattered(
+    make_model: ModelMaker, noise: Any, agrees: Any, op: str, indices: list[int], updates: list[int]
+) -> None:
+    weights = {"i": np.zeros(indices, np.int64), "u": np.zeros(updates, np.float32)}
+    model = agrees(make_model([one(op, ["x", "i", "u"])], {"x": [2, 3]}, {"y": [2, 3]}, weights), noise(2, 3))
+    assert op not in operators(model)
 
 
 def test_the_largest_in_any_order_are_those_in_order(
