@@ -78,7 +78,8 @@ def respond(port: int, device_s: float, ready: Any) -> None:  # noqa: ANN401 - a
         state = '{"name":"nothing","ready":true,"inputs":[{"name":"x","datatype":"FP32","shape":[1,4]}]}'
         place = topics.format_topic(topics.ModelState(DEVICE, MODEL))
         await connection.publish(place, state.encode(), retain=True)
-        await connection.subscribe(topics.infer_filter(DEVICE))
+        for topic_filter in topics.infer_filters(DEVICE):
+            await connection.subscribe(topic_filter)
         ready.set()
         await asyncio.Event().wait()
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from agent.mqtt.settings import BrokerSettings
-from agent.wire.topics import group_filter
+from agent.wire.topics import group_filters
 
 # The broker gives up a silent member after 1.5 times this, and until then deals it its share of the requests.
 # A shorter one would cost more pings, and lose members whose radio pauses for a few seconds.
@@ -68,7 +68,12 @@ class Groups:
         self._follow()
 
     def _follow(self) -> None:
-        wanted = {group_filter(group, model) for group in self._names for model in self._ready}
+        wanted = {
+            topic_filter
+            for group in self._names
+            for model in self._ready
+            for topic_filter in group_filters(group, model)
+        }
         if not self._can_answer:
             wanted.clear()
         for topic_filter in sorted(self._subscribed - wanted):

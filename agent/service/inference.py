@@ -39,7 +39,7 @@ from agent.wire.answer import FinalAnswer, refusal
 from agent.wire.answer_head import OK, AnswerHead
 from agent.wire.content_types import JSON, RAW
 from agent.wire.server_timing import ServerTiming
-from agent.wire.topics import GroupInfer, Infer, parse_topic
+from agent.wire.topics import GroupInfer, Infer, asking_user, parse_topic
 from agent.worker.frames import Answer
 
 _log = logging.getLogger(__name__)
@@ -227,6 +227,7 @@ class Inference:
                 message,
                 # The filter also matches names that no model can have.
                 "" if topic is None else topic.model,
+                asking_user(message.topic) if topic is None else topic.user,
                 seq=next(self._numbers),
                 now_s=_now_s(),
                 default_deadline_s=self._default_deadline_s,

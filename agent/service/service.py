@@ -51,7 +51,7 @@ from agent.service.requests.answers import AnswerStore
 from agent.service.session_seq import SessionSeq
 from agent.service.trusted_keys import TrustedKeys
 from agent.wire.metrics import format_metrics
-from agent.wire.topics import Block, State, format_topic, infer_filter, parse_topic
+from agent.wire.topics import Block, State, format_topic, infer_filters, parse_topic
 from agent.wire.topics import Metrics as MetricsTopic
 
 if TYPE_CHECKING:
@@ -241,7 +241,8 @@ class Service:
             self._connections_changed()
             self._control.will = session.will()
             self._control.want(format_topic(State(config.device)))
-            self._requests.want(infer_filter(config.device))
+            for topic_filter in infer_filters(config.device):
+                self._requests.want(topic_filter)
             self._inference.deliver_left_over()
             self._control.start()
             self._requests.start()

@@ -1,14 +1,15 @@
 """An inference request: a message at `.../infer`, with MQTT 5 properties or, without them, a JSON envelope.
 
-Promises: an answer is only ever sent below `edge/v1/replies/`. A requester that could name any topic could
-make the agent write wherever the agent's own credentials allow. Every string that a requester sets is bounded
+Promises: an answer is only ever sent below `edge/v1/replies/`, and to a user whom the broker vouches for only
+below `edge/v1/replies/<user>/`. A requester that could name any topic could make the agent write wherever the
+agent's own credentials allow, or in another's name. Every string that a requester sets is bounded
 here, before it is stored, echoed or sent to a worker.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from agent.errors import InputError, MediaTypeError, RequestError, UnanswerableError
@@ -18,7 +19,7 @@ from agent.wire.content_types import JSON
 from agent.wire.envelope import Envelope, read_envelope, write_envelope
 from agent.wire.properties import ACCEPT, TENSOR, TRACE
 from agent.wire.session import SessionStep
-from agent.wire.topics import PREFIX, Reply, parse_topic
+from agent.wire.topics import ANONYMOUS, PREFIX, Reply, format_topic, is_reply_name, parse_topic
 
 # Type and subtype have at most 127 characters each (RFC 6838, 4.2); this leaves room for no parameter, and
 # none has a meaning here.
@@ -30,6 +31,9 @@ MAX_CORRELATION_BYTES: Final = 1024
 # W3C Trace Context, 3.3.1.5: at least 512 characters of tracestate are carried on; traceparent has 55.
 MAX_TRACE_CHARACTERS: Final = 1024
 _MAX_TRACES: Final = 8
+# All who ask without a user are one client, and a session's name is what keeps them apart: 64 random bits in
+# hexadecimal, as the clients choose it.
+MIN_ANONYMOUS_SESSION_CHARACTERS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +127,20 @@ class InferMessage:
         )
 
     @classmethod
-    def from_message(cls, message: Message) -> InferMessage:
+    def from_message(cls, message: Message, user: str = "") -> InferMessage:
         """Read a request.
+
+        Parameters
+        ----------
+        message
+            The message.
+        user
+            Who asks, by its topic; empty if the topic does not say.
 
         Raises
         ------
         UnanswerableError
-            If it names no topic for an answer, or one that is not a reply topic.
+            If it names no reply topic for an answer, or its user has a name that no user can have.
         """
         properties = message.properties
         if properties.response_topic is None:
@@ -150,12 +161,59 @@ class InferMessage:
                 session=session,
                 refusal=error,
             )
-        if not isinstance(parse_topic(request.reply_to), Reply):
+        reply = parse_topic(request.reply_to)
+        if not isinstance(reply, Reply):
             raise UnanswerableError(
                 "foreign_response_topic",
                 f"expected a topic below {PREFIX}/replies/ for the answer, got {request.reply_to[:200]!r}",
             )
+        return _of_user(request, reply, user) if user else _of_anybody(request)
+
+
+def _of_user(request: InferMessage, reply: Reply, user: str) -> InferMessage:
+    """Return a user's request, with a refusal if its answer would go to another one.
+
+    The refusal goes to the user: an answer that others could cause would be believed by programs that read
+    all that arrives.
+    """
+    if reply.client == user != ANONYMOUS:
         return request
+    if not is_reply_name(user):
+        raise UnanswerableError(
+            "foreign_user", f"expected the name of a user in the topic, got {user[:200]!r}"
+        )
+    if user == ANONYMOUS:
+        error = InputError(
+            f"expected the name of a user in the topic of the request, got {user!r}",
+            hint="without a user, the topic ends in /infer",
+        )
+        return _refused(request, reply, user, error)
+    error = InputError(
+        f"expected a Response Topic below {PREFIX}/replies/{user}/, whose user asks, got one below "
+        f"{PREFIX}/replies/{reply.client}/",
+        hint="the user in the topic of the request and in the Response Topic are the same",
+    )
+    return _refused(request, reply, user, error)
+
+
+def _refused(request: InferMessage, reply: Reply, user: str, error: InputError) -> InferMessage:
+    try:
+        reply_to = format_topic(Reply(user, reply.suffix))
+    except ValueError:  # it became too long
+        raise UnanswerableError("foreign_response_topic", str(error)) from error
+    return replace(request, reply_to=reply_to, refusal=error)
+
+
+def _of_anybody(request: InferMessage) -> InferMessage:
+    session = request.session
+    if session is None or request.refusal or len(session.name) >= MIN_ANONYMOUS_SESSION_CHARACTERS:
+        return request
+    error = InputError(
+        f"session: expected a random name of at least {MIN_ANONYMOUS_SESSION_CHARACTERS} characters from a "
+        f"client without a user in the topic, got {len(session.name)}",
+        hint="ask on .../infer/<user>, or choose a name that others cannot guess",
+    )
+    return replace(request, refusal=error)
 
 
 def _from_envelope(message: Message) -> InferMessage:

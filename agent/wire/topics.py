@@ -17,9 +17,11 @@ from agent.bundle.names import LEVEL_NAME, MODEL_NAME, SHA256
 
 PREFIX: Final = "edge/v1"
 RESERVED_NAMES: Final = frozenset({"groups", "replies"})
+# Who asks on a topic without a user: all of them are one client, whose name no user can have.
+ANONYMOUS: Final = "anonymous"
 
 _OFFSET: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
-# A client's user name, which may be an e-mail address.
+# A client's user name at the broker, which may be an e-mail address.
 _REPLY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:=@-]{0,127}", re.ASCII)
 # The levels that a client adds below its reply space: at most 8, without wildcards, control characters, `$`.
 _REPLY_SUFFIX: Final = re.compile(r"[A-Za-z0-9._~:=@-]{1,128}(/[A-Za-z0-9._~:=@-]{1,128}){0,7}", re.ASCII)
@@ -63,18 +65,27 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True)
 class Infer:
-    """`edge/v1/<device>/models/<model>/infer`: a request for this device."""
+    """`edge/v1/<device>/models/<model>/infer/<user>`: a request for this device.
+
+    The broker vouches for the user, because its access list lets no other user publish there. An empty user is
+    the topic that ends in `/infer`, for networks without users.
+    """
 
     device: str
     model: str
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupInfer:
-    """`edge/v1/groups/<group>/models/<model>/infer`: a request for any device of a group."""
+    """`edge/v1/groups/<group>/models/<model>/infer/<user>`: a request for any device of a group.
+
+    The user is that of `Infer`.
+    """
 
     group: str
     model: str
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +161,11 @@ def is_reply_name(name: str) -> bool:
     return _REPLY_NAME.fullmatch(name) is not None and name not in RESERVED_NAMES
 
 
+def is_user_name(name: str) -> bool:
+    """Return whether `name` can be the user who asks, in the topic of a request and of its answer."""
+    return is_reply_name(name) and name != ANONYMOUS
+
+
 def format_topic(topic: Topic) -> str:
     """Write a topic.
 
@@ -167,10 +183,10 @@ def format_topic(topic: Topic) -> str:
             text = f"{PREFIX}/{device}/metrics"
         case ModelState(device, model):
             text = f"{PREFIX}/{device}/models/{model}/state"
-        case Infer(device, model):
-            text = f"{PREFIX}/{device}/models/{model}/infer"
-        case GroupInfer(group, model):
-            text = f"{PREFIX}/groups/{group}/models/{model}/infer"
+        case Infer(device, model, user):
+            text = f"{PREFIX}/{device}/models/{model}/infer{_below(user)}"
+        case GroupInfer(group, model, user):
+            text = f"{PREFIX}/groups/{group}/models/{model}/infer{_below(user)}"
         case Desired(device):
             text = f"{PREFIX}/{device}/desired"
         case Reported(device):
@@ -188,6 +204,10 @@ def format_topic(topic: Topic) -> str:
     return text
 
 
+def _below(user: str) -> str:
+    return f"/{user}" if user else ""
+
+
 def parse_topic(text: str) -> Topic | None:
     """Read a topic; return None for a string that `format_topic` would not write."""
     # Longer strings stay out of the cache, which bounds its memory.
@@ -203,8 +223,8 @@ def _parse(text: str) -> Topic | None:
         return _parse_reply(rest)
     if head == "groups":
         match rest.split("/"):
-            case [group, "models", model, "infer"] if is_device_name(group) and MODEL_NAME.fullmatch(model):
-                return GroupInfer(group, model)
+            case [group, "models", model, "infer", *user] if is_device_name(group) and _is_asked(model, user):
+                return GroupInfer(group, model, *user)
         return None
     if not is_device_name(head):
         return None
@@ -216,6 +236,13 @@ def _parse_reply(rest: str) -> Reply | None:
     if is_reply_name(client) and _REPLY_SUFFIX.fullmatch(suffix):
         return Reply(client, suffix)
     return None
+
+
+def _is_asked(model: str, user: list[str]) -> bool:
+    """Return whether a topic can end in a model's `infer` and these levels."""
+    return MODEL_NAME.fullmatch(model) is not None and (
+        not user or (len(user) == 1 and is_user_name(user[0]))
+    )
 
 
 def _parse_device_topic(device: str, levels: list[str]) -> Topic | None:
@@ -232,8 +259,8 @@ def _parse_device_topic(device: str, levels: list[str]) -> Topic | None:
             return Reported(device)
         case ["models", model, "state"] if MODEL_NAME.fullmatch(model):
             return ModelState(device, model)
-        case ["models", model, "infer"] if MODEL_NAME.fullmatch(model):
-            return Infer(device, model)
+        case ["models", model, "infer", *user] if _is_asked(model, user):
+            return Infer(device, model, *user)
         case ["jobs", job] if LEVEL_NAME.fullmatch(job):
             return Job(device, job)
         case ["bundles", digest, "want"] if SHA256.fullmatch(digest):
@@ -243,14 +270,25 @@ def _parse_device_topic(device: str, levels: list[str]) -> Topic | None:
     return None
 
 
-def infer_filter(device: str) -> str:
-    """Return the filter for requests to any model of a device; an unknown model is answered with 404."""
-    return f"{PREFIX}/{device}/models/+/infer"
+def asking_user(text: str) -> str:
+    """Return the user in the topic of a request that `parse_topic` refuses; empty if it has none."""
+    before, _, last = text.rpartition("/")
+    return last if before.endswith("/infer") else ""
 
 
-def group_filter(group: str, model: str) -> str:
-    """Return a group's shared subscription: the broker sends each request to one member."""
-    return f"$share/{group}/{format_topic(GroupInfer(group, model))}"
+def infer_filters(device: str) -> tuple[str, str]:
+    """Return the filters for requests to any model of a device; an unknown model is answered with 404.
+
+    No topic matches both, so that no broker delivers a request twice.
+    """
+    every = f"{PREFIX}/{device}/models/+/infer"
+    return every, f"{every}/+"
+
+
+def group_filters(group: str, model: str) -> tuple[str, str]:
+    """Return a group's shared subscriptions: the broker sends each request to one member."""
+    every = f"$share/{group}/{format_topic(GroupInfer(group, model))}"
+    return every, f"{every}/+"
 
 
 def reply_filter(client: str, below: str = "") -> str:

@@ -12,7 +12,7 @@ import json
 import sys
 
 from benchmarks.agent.models import input_bytes
-from benchmarks.agent.requester import Requester, topic_of
+from benchmarks.agent.requester import Requester
 
 
 async def main() -> None:
@@ -24,7 +24,7 @@ async def main() -> None:
         while line := await asyncio.to_thread(sys.stdin.readline):
             stop = asyncio.Event()
             asyncio.get_running_loop().call_later(float(line), stop.set)
-            tally = await requester.at_rate(topic_of(model), bytes(input_bytes(model)), per_s, stop)
+            tally = await requester.at_rate(requester.topic_of(model), bytes(input_bytes(model)), per_s, stop)
             refused = len(tally.answers) + tally.unanswered - tally.statuses[200]
             print(json.dumps([tally.latencies_s(), refused]), flush=True)
 

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.agent.echo import TOPIC as ECHO
 from benchmarks.agent.figures import Figure, quantile
 from benchmarks.agent.models import Bundles, Progress, input_bytes
-from benchmarks.agent.requester import Requester, topic_of
+from benchmarks.agent.requester import Requester
 from benchmarks.agent.stage import BareExecutor, Stage, cpu_s
 
 _BLOCK: Final = 50
@@ -75,7 +75,7 @@ async def _alternate(
     stage: Stage, requester: Requester, model: str, payload: bytes, requests: int, progress: Progress
 ) -> tuple[list[float], list[float], float]:
     block = min(_BLOCK, requests)
-    await requester.in_turn(topic_of(model), payload, min(_WARM_UP, requests))
+    await requester.in_turn(requester.topic_of(model), payload, min(_WARM_UP, requests))
     await requester.in_turn(ECHO, payload, min(_WARM_UP, requests))
     agent: list[float] = []
     echo: list[float] = []
@@ -83,7 +83,7 @@ async def _alternate(
     pids = [stage.agent_pid, *stage.worker_pids]
     while len(agent) < requests:
         before_s = sum(map(cpu_s, pids))
-        tally = await requester.in_turn(topic_of(model), payload, block)
+        tally = await requester.in_turn(requester.topic_of(model), payload, block)
         used_s += sum(map(cpu_s, pids)) - before_s
         wrong = [answer.status for answer in tally.answers if answer.status != 200]
         if wrong:

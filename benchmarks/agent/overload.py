@@ -12,7 +12,7 @@ from typing import Final
 
 from benchmarks.agent.figures import Figure, quantile
 from benchmarks.agent.models import Progress, input_bytes
-from benchmarks.agent.requester import Answered, Requester, Tally, topic_of
+from benchmarks.agent.requester import Answered, Requester, Tally
 from benchmarks.agent.stage import Stage, rss_bytes
 
 _FACTOR: Final = 10
@@ -30,15 +30,19 @@ async def measure(stage: Stage, seconds: float, progress: Progress) -> list[Figu
     async with Requester(stage.port) as requester, bystander(stage.port) as other:
         await requester.ready(MODEL)
         progress("overload: before")
-        tally, took_s = await requester.at_once(topic_of(MODEL), payload, 4, _QUIET_S / 2)
+        tally, took_s = await requester.at_once(requester.topic_of(MODEL), payload, 4, _QUIET_S / 2)
         capacity = len(tally.answers) / took_s
-        usual_s = quantile((await requester.in_turn(topic_of(MODEL), payload, 50)).latencies_s(), 0.9)
+        usual_s = quantile(
+            (await requester.in_turn(requester.topic_of(MODEL), payload, 50)).latencies_s(), 0.9
+        )
         calm, _ = await other(_QUIET_S)
         before = rss_bytes(stage.agent_pid)
 
         stop = asyncio.Event()
         start_s = time.perf_counter()
-        flood = asyncio.create_task(requester.at_rate(topic_of(MODEL), payload, _FACTOR * capacity, stop))
+        flood = asyncio.create_task(
+            requester.at_rate(requester.topic_of(MODEL), payload, _FACTOR * capacity, stop)
+        )
         beside = asyncio.create_task(other(seconds))
         memory = [before]
         while (left_s := start_s + seconds - time.perf_counter()) > 0:
@@ -87,7 +91,7 @@ async def _recovery(requester: Requester, payload: bytes, usual_s: float) -> flo
     """Return the time until a request is answered as fast as before the overload, within a factor of two."""
     start_s = time.perf_counter()
     while time.perf_counter() - start_s < _RECOVERY_LIMIT_S:
-        answer: Answered = await requester.send(topic_of(MODEL), payload)
+        answer: Answered = await requester.send(requester.topic_of(MODEL), payload)
         if answer.status == 200 and answer.latency_s <= 2 * usual_s:
             return time.perf_counter() - start_s
         await asyncio.sleep(0.005)

@@ -91,6 +91,10 @@ class Requester:
             while b'"ready":true' not in self._states.get(topic, b""):
                 await asyncio.sleep(0.01)
 
+    def topic_of(self, model: str) -> str:
+        """Return the topic of this client's requests to a model."""
+        return format_topic(Infer(DEVICE, model, self._name))
+
     def send(self, topic: str, payload: bytes, qos: int = 1) -> asyncio.Future[Answered]:
         """Send a request; return a future that gets the answer."""
         name = b"%d" % next(self._numbers)
@@ -157,8 +161,3 @@ class Requester:
             latency_s = time.perf_counter() - sent_s
             answer.set_result(Answered(sent_s, latency_s, status, version, message.payload))
         self._connection.ack(message)
-
-
-def topic_of(model: str) -> str:
-    """Return the topic of a model's requests."""
-    return format_topic(Infer(DEVICE, model))

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.agent.figures import Figure, quantile
 from benchmarks.agent.models import VERSIONS, Bundles, Progress
-from benchmarks.agent.requester import Answered, Requester, topic_of
+from benchmarks.agent.requester import Answered, Requester
 from benchmarks.agent.stage import DEVICE, Stage
 from builder.fleet.deploy import deploy_async
 from edgebundle.broker import Broker
@@ -27,7 +27,9 @@ async def measure(stage: Stage, bundles: Bundles, swaps: int, progress: Progress
     async with Requester(stage.port) as requester:
         await requester.ready(MODEL)
         stop = asyncio.Event()
-        asking = asyncio.create_task(requester.at_rate(topic_of(MODEL), values.tobytes(), _PER_S, stop))
+        asking = asyncio.create_task(
+            requester.at_rate(requester.topic_of(MODEL), values.tobytes(), _PER_S, stop)
+        )
         start_s = time.perf_counter()
         failed_deployments = 0
         for number in range(swaps):

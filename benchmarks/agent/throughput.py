@@ -7,7 +7,7 @@ from typing import Final
 
 from benchmarks.agent.figures import Figure
 from benchmarks.agent.models import Bundles, Progress, input_bytes
-from benchmarks.agent.requester import Requester, Tally, topic_of
+from benchmarks.agent.requester import Requester, Tally
 from benchmarks.agent.stage import BareExecutor, Stage, cpu_s
 
 # Requests in flight: one is computed, one waits in the worker, the others are in transit.
@@ -40,7 +40,7 @@ async def measure(
             for model in ("three", *each):
                 await requester.ready(model)
             before = {pid: cpu_s(pid) for pid in stage.worker_pids}
-            await requester.at_once(topic_of("three"), _payload("three"), _WIDTH, _WARM_UP_S)
+            await requester.at_once(requester.topic_of("three"), _payload("three"), _WIDTH, _WARM_UP_S)
             three = max(before, key=lambda pid: cpu_s(pid) - before[pid])
             for turn in range(rounds):
                 progress(f"throughput, round {turn + 1} of {rounds}")
@@ -49,7 +49,9 @@ async def measure(
                 run_s += (cpu_s(bare_executor.pid) - before_s) / len(times) / rounds
                 bare += len(times) / sum(times)
                 before_s = cpu_s(three)
-                tally, took_s = await requester.at_once(topic_of("three"), _payload("three"), _WIDTH, seconds)
+                tally, took_s = await requester.at_once(
+                    requester.topic_of("three"), _payload("three"), _WIDTH, seconds
+                )
                 worker_s += (cpu_s(three) - before_s) / len(tally.answers) / rounds
                 served += _rate("three", tally, took_s)
                 for model in each:
@@ -77,7 +79,7 @@ async def measure(
 
 
 async def _per_s(requester: Requester, model: str, seconds: float) -> float:
-    return _rate(model, *await requester.at_once(topic_of(model), _payload(model), _WIDTH, seconds))
+    return _rate(model, *await requester.at_once(requester.topic_of(model), _payload(model), _WIDTH, seconds))
 
 
 def _rate(model: str, tally: Tally, took_s: float) -> float:

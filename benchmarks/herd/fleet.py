@@ -22,7 +22,7 @@ from agent.mqtt.transport import BrokerSocket, open_socket
 from agent.service import groups
 from agent.service.groups import Groups
 from agent.service.presence import Presence, Session
-from agent.wire.topics import Desired, Info, ModelState, Reported, State, format_topic, infer_filter
+from agent.wire.topics import Desired, Info, ModelState, Reported, State, format_topic, infer_filters
 
 MODEL: Final = "digits"
 GROUP: Final = "all"
@@ -91,7 +91,8 @@ class SimulatedAgent:
         self._presence = Presence(session, self._control)
         self._control.want(format_topic(State(name)))
         self._control.want(format_topic(Desired(name)))
-        self._requests.want(infer_filter(name))
+        for topic_filter in infer_filters(name):
+            self._requests.want(topic_filter)
 
     @property
     def back(self) -> bool:

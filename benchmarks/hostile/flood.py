@@ -33,9 +33,9 @@ _PAUSE_S: Final = 0.25
 _REPEAT_S: Final = 0.5
 _REPLY: Final = ((RESPONSE_TOPIC, string(b"edge/v1/replies/mallory/x")),)
 _FLOODS: Final = (
-    Packet(CLIENT, f"edge/v1/{DEVICE}/models/twice/infer".encode(), bytes(16), properties=_REPLY),
-    Packet(CLIENT, b"edge/v1/groups/door/models/twice/infer", bytes(16), properties=_REPLY),
-    Packet(CLIENT, f"edge/v1/{DEVICE}/models/twice/infer".encode(), bytes(16)),
+    Packet(CLIENT, f"edge/v1/{DEVICE}/models/twice/infer/{CLIENT}".encode(), bytes(16), properties=_REPLY),
+    Packet(CLIENT, f"edge/v1/groups/door/models/twice/infer/{CLIENT}".encode(), bytes(16), properties=_REPLY),
+    Packet(CLIENT, f"edge/v1/{DEVICE}/models/twice/infer/{CLIENT}".encode(), bytes(16)),
     Packet(DEPLOYER, f"edge/v1/{DEVICE}/desired".encode(), b"{}"),
 )
 

@@ -132,7 +132,7 @@ class Honest:
         try:
             while True:
                 self._connection.publish(
-                    format_topic(Infer(self.device, model)), payload, properties=properties
+                    format_topic(Infer(self.device, model, self.user)), payload, properties=properties
                 )
                 await asyncio.wait([answered], timeout=self.repeat_s)
                 if answered.done():

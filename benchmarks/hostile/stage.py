@@ -20,7 +20,7 @@ from agent.mqtt.settings import BrokerSettings
 from agent.wire.model_state import ModelState
 from agent.wire.topics import ModelState as ModelStateTopic
 from agent.wire.topics import parse_topic
-from benchmarks.hostile.strategies import DEVICE, MODELS
+from benchmarks.hostile.strategies import DEVICE, MODELS, NO_USERS
 from tests.agent.test_agent_process import KERNELS, Device
 from tests.agent.worker.conftest import compile_c, one_kernel
 from tests.bundles import Signer, build, sha256
@@ -29,19 +29,21 @@ from tests.fake_module import params
 
 ROOT: Final = Path(__file__).parents[2]
 READY_LIMIT_S: Final = 60.0
-# The honest client asks as this user; `mallory` has the same rights.
+# The honest client asks as this user; `mallory` has the same rights, and may ask as one of `NO_USERS`.
 HONEST: Final = "honest"
 _CLIENTS: Final = "".join(
     f"""
 user {name}
-topic write edge/v1/+/models/+/infer
-topic write edge/v1/groups/+/models/+/infer
+topic write edge/v1/+/models/+/infer/{name}
+topic write edge/v1/groups/+/models/+/infer/{name}
 topic read edge/v1/+/state
 topic read edge/v1/+/info
 topic read edge/v1/+/metrics
 topic read edge/v1/+/models/+/state
 """
     for name in (HONEST, "mallory")
+) + "".join(
+    f"topic write edge/v1/{place}/models/+/infer{name}\n" for place in ("+", "groups/+") for name in NO_USERS
 )
 CONFIG: Final = """
 groups = ["door"]

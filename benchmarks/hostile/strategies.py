@@ -352,13 +352,17 @@ model_names = st.one_of(
     st.sampled_from(MODELS), st.sampled_from(MODELS), texts.filter(lambda text: 0 < len(text) < 200)
 )
 
+# What a request may have behind `infer`, without a user or under names that no user has.
+NO_USERS: Final = ("", "/anonymous", "/groups", "/a b", "/" + "m" * 200)
+_USERS: Final = (*[f"/{CLIENT}"] * 6, "/honest", *NO_USERS)
+
 
 @st.composite
 def infer_packets(draw: st.DrawFn) -> Packet:
     """Draw a request."""
     content_type = draw(_one_of(*PAYLOADS))
     place = draw(_one_of(DEVICE, DEVICE, DEVICE, DEVICE, "groups/door"))
-    topic = f"edge/v1/{place}/models/{draw(model_names)}/infer"
+    topic = f"edge/v1/{place}/models/{draw(model_names)}/infer{draw(_one_of(*_USERS))}"
     other = draw(_below(16)) == 0
     payload = draw(PAYLOADS[draw(_one_of(*PAYLOADS))] if other else PAYLOADS[content_type])
     return Packet(
@@ -523,7 +527,7 @@ def computed_packets(draw: st.DrawFn) -> Packet:
     content_type, payload = draw(computed_payloads)
     return Packet(
         CLIENT,
-        f"edge/v1/{DEVICE}/models/{draw(_one_of(*MODELS))}/infer".encode(),
+        f"edge/v1/{DEVICE}/models/{draw(_one_of(*MODELS))}/infer/{CLIENT}".encode(),
         payload,
         qos=1,
         properties=(

@@ -200,7 +200,7 @@ async def _ask(client: Client, result: SteadyResult) -> None:
         correlation = b"%d" % number
         waiting[correlation] = time.monotonic()
         client.connection.publish(
-            format_topic(Infer(client.device, model)),
+            format_topic(Infer(client.device, model, client.name)),
             payload,
             properties=Properties(
                 content_type=content_type, response_topic=reply, correlation_data=correlation, expiry_s=30

@@ -61,7 +61,7 @@ class Load:
         self._answers: dict[int, tuple[int, bytes]] = {}
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._numbers = itertools.count(1)
-        self._request_topic = format_topic(Infer("kitchen", MODEL))
+        self._request_topic = format_topic(Infer("kitchen", MODEL, "load"))
         self._reply_topic = format_topic(Reply("load", "answers"))
         settings = BrokerSettings("127.0.0.1", self.port)
         self._connection = Connection(settings, client_id="load", on_message=self._take)

@@ -70,9 +70,9 @@ class Responder:
         for topic, document in documents:
             verdict = await self.connection.publish(topics.format_topic(topic), document, retain=True)
             assert not verdict.failed
-        await self.connection.subscribe(
-            topics.group_filter(self._group, "digits") if self._group else topics.infer_filter(self._device)
-        )
+        of_group = self._group and topics.group_filters(self._group, "digits")
+        for topic_filter in of_group or topics.infer_filters(self._device):
+            await self.connection.subscribe(topic_filter)
         return self
 
     async def __aexit__(self, *_error: object) -> None:

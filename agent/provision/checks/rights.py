@@ -37,8 +37,8 @@ from agent.wire.topics import (
     Reply,
     State,
     format_topic,
-    group_filter,
-    infer_filter,
+    group_filters,
+    infer_filters,
 )
 
 # Valid names that no model, job or bundle has.
@@ -146,8 +146,8 @@ class _Probe:
 
 
 async def _subscriptions(connection: Connection, device: str, groups: Sequence[str]) -> list[Finding]:
-    wanted = [format_topic(State(device)), format_topic(Desired(device)), infer_filter(device)]
-    wanted += [group_filter(group, _PROBE) for group in groups]
+    wanted = [format_topic(State(device)), format_topic(Desired(device)), *infer_filters(device)]
+    wanted += [topic_filter for group in groups for topic_filter in group_filters(group, _PROBE)]
     for topic_filter in wanted:
         try:
             async with asyncio.timeout(_ANSWER_S):

@@ -1,8 +1,8 @@
 """The requests that wait for one model, with a fair share of the queue and of the worker for each client.
 
-MQTT does not tell a subscriber who published a message. A client's name is therefore the one in its Response
-Topic, `edge/v1/replies/<client>/...`, because only that client can read answers there (docs/mosquitto has an
-access list). Each client has a lane:
+MQTT does not tell a subscriber who published a message. A client's name is therefore the user in the topic of
+its request, `.../infer/<user>`, because the broker lets only that user publish there (docs/mosquitto has an
+access list). All who ask without a user are one client. Each client has a lane:
 
 - The worker takes one request from each lane in turn, in the order of arrival within a lane. With N clients,
   a request that is the first of its lane waits for at most N - 1 others.

@@ -19,6 +19,7 @@ from agent.service.requests.answers import ReplyTo, RequestKey
 from agent.service.requests.quarantine import Content
 from agent.wire.answer_head import AnswerHead
 from agent.wire.request import InferMessage
+from agent.wire.topics import ANONYMOUS
 from agent.worker.frames import Answer, Request
 
 # One day: no answer is kept for longer.
@@ -50,7 +51,7 @@ class Pending:
     Attributes
     ----------
     client
-        The client that sent it: the fourth level of `edge/v1/replies/<client>/...`.
+        The client that sent it: the user in the request's topic, or `topics.ANONYMOUS`.
     nbytes
         The size of its payload, also after that was dropped.
     slots
@@ -102,7 +103,7 @@ class Pending:
         self.payload = payload
         self.nbytes = len(payload)
         self._payload_digest = payload_digest
-        self.client = reply.topic.split("/", 4)[3]
+        self.client = frame.client
         self.slots: list[Slot] = []
         self.deadline: asyncio.TimerHandle | None = None
         self.finished = False
@@ -116,6 +117,7 @@ class Pending:
         cls,
         message: Message,
         model: str,
+        user: str = "",
         *,
         seq: int,
         now_s: float,
@@ -133,6 +135,8 @@ class Pending:
             One that arrived on an `infer` topic.
         model
             The model's name, from the topic.
+        user
+            Who asks, from the topic; empty if it does not say.
         seq
             A number that no other request of this process has.
         now_s
@@ -147,9 +151,9 @@ class Pending:
         Raises
         ------
         UnanswerableError
-            If it names no topic for an answer, or one that is not a reply topic.
+            If it names no reply topic for an answer, or its user has a name that no user can have.
         """
-        request = InferMessage.from_message(message)
+        request = InferMessage.from_message(message, user)
         limit_s = default_deadline_s if request.deadline_s is None else request.deadline_s
         until_s = now_s + min(limit_s, MAX_DEADLINE_S)
         # A request that is refused for its properties is not remembered: they may be too long to be stored.
@@ -171,7 +175,7 @@ class Pending:
                 received_s=now_s,
                 deadline_s=now_s + min(limit_s, max_deadline_s),
                 client_json=request.has_envelope,
-                client=request.reply_to.split("/", 4)[3],
+                client=user or ANONYMOUS,
                 session=None if request.session is None else request.session.name,
                 step=None if request.session is None else request.session.step,
                 session_end=request.session is not None and request.session.end,

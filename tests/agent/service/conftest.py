@@ -70,10 +70,11 @@ class Client:
         expiry_s: int | None = int(PATIENCE_S),
         qos: int = 1,
         reply_to: str | None = None,
+        topic: str | None = None,
     ) -> bytes:
         correlation = str(next(self._numbers)).encode() if correlation is None else correlation
         self.connection.publish(
-            format_topic(Infer(self.device, model)),
+            format_topic(Infer(self.device, model, self.name)) if topic is None else topic,
             payload,
             qos=qos,
             properties=Properties(

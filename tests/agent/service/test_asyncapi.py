@@ -83,13 +83,16 @@ def test_every_reference_leads_somewhere_and_every_part_is_used() -> None:
 def test_topics_are_those_of_the_code_and_the_code_has_no_others() -> None:
     described = [topic_of(channel) for channel in CHANNELS.values()]
     assert None not in described
-    assert {type(topic) for topic in described} == set(get_args(Topic))
-    assert len(described) == len(get_args(Topic))
+    with_user = [topic for name, topic in zip(CHANNELS, described, strict=True) if "Anonymous" not in name]
+    assert {type(topic) for topic in with_user} == set(get_args(Topic))
+    assert len(with_user) == len(get_args(Topic))
     for name, topic in zip(CHANNELS, described, strict=True):
         assert topic is not None
-        assert name.lower() == type(topic).__name__.lower()
+        named, anonymous, _ = name.partition("Anonymous")
+        assert named.lower() == type(topic).__name__.lower()
         parameters = set(re.findall(r"\{(\w+)\}", CHANNELS[name]["address"]))
-        assert parameters == set(CHANNELS[name]["parameters"]) == set(type(topic).__match_args__)
+        members = set(type(topic).__match_args__) - ({"user"} if anonymous else set())
+        assert parameters == set(CHANNELS[name]["parameters"]) == members
 
 
 def test_document_says_what_is_subscribed_to_and_retained() -> None:
@@ -98,7 +101,8 @@ def test_document_says_what_is_subscribed_to_and_retained() -> None:
         for operation in DOCUMENT["operations"].values()
     }
     received = {name for name, operation in operations.items() if operation["action"] == "receive"}
-    assert received == {"infer", "groupInfer", "desired", "block"}
+    asked = {"infer", "inferAnonymous", "groupInfer", "groupInferAnonymous"}
+    assert received == {*asked, "desired", "block"}
     retained = {
         name
         for name, operation in operations.items()
@@ -136,12 +140,13 @@ def test_desired_example_is_taken_and_the_schema_is_as_strict_as_the_parser() ->
 
 def test_request_examples_are_read() -> None:
     tensor, without_properties = (example["payload"] for example in MESSAGES["requestJson"]["examples"])
-    topic = format_topic(topics.Infer("kitchen", "digits"))
+    topic = format_topic(topics.Infer("kitchen", "digits", "alice"))
     reply = format_topic(Reply("alice", "kitchen/3f9c5a1be07d2264"))
     properties = Properties(response_topic=reply)
     with_properties = Message(topic, json.dumps(tensor).encode(), 1, properties=properties)
     bare = Message(topic, json.dumps(without_properties).encode(), 1)
-    first, second = InferMessage.from_message(with_properties), InferMessage.from_message(bare)
+    first, second = (InferMessage.from_message(message, "alice") for message in (with_properties, bare))
+    assert first.refusal is second.refusal is None
     assert first.reply_to == second.reply_to == reply
     assert (first.has_envelope, second.has_envelope, second.id) == (False, True, "2")
 
@@ -188,7 +193,8 @@ async def test_running_agent_says_what_the_document_says(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
     seen: set[str] = set()
-    names = {type(topic_of(channel)): name for name, channel in CHANNELS.items()}
+    # Channels with a user stand before those without.
+    names = {type(topic_of(channel)): name for name, channel in reversed(CHANNELS.items())}
     async with (
         Watcher(mosquitto.port) as watcher,
         start_service(mosquitto.port, metrics_interval_s=0.1) as rig,

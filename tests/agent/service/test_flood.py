@@ -14,11 +14,11 @@ MAX_GROWTH_BYTES = 16 << 20
 
 
 def request(topic: str, number: int) -> bytes:
-    return publish(topic, b"x" * 40, reply_to("edge/v1/replies/honest/x", b"%d" % number), qos=1)
+    return publish(f"{topic}/honest", b"x" * 40, reply_to("edge/v1/replies/honest/x", b"%d" % number), qos=1)
 
 
 def flooding_request(topic: str) -> bytes:
-    return publish(topic, bytes(800), reply_to("edge/v1/replies/mallory/x", b""))
+    return publish(f"{topic}/mallory", bytes(800), reply_to("edge/v1/replies/mallory/x", b""))
 
 
 INFER, GROUP = "edge/v1/kitchen/models/echo/infer", "edge/v1/groups/door/models/echo/infer"

@@ -92,6 +92,40 @@ async def test_foreign_response_topic_gets_no_answer_and_is_acknowledged(
         assert [message.topic for message in client.received] == ["edge/v1/replies/client/answers"]
 
 
+async def test_user_cannot_have_an_answer_sent_to_another(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        alice, mallory = await rig.client("alice"), await rig.client("mallory")
+        for model in ("echo", "Not A Model"):
+            topic = f"edge/v1/{rig.device}/models/{model}/infer/mallory"
+            correlation = mallory.send(b"x", topic=topic, reply_to="edge/v1/replies/alice/answers")
+            refusal = await mallory.answer(correlation)
+            assert status_of(refusal) == 400
+            assert "edge/v1/replies/mallory/" in json.loads(refusal.payload)["error"]
+        assert status_of(await alice.ask(b"mine")) == 200
+        assert len(alice.received) == 1
+
+
+async def test_all_who_ask_without_a_user_are_one_client_whatever_they_are_called(
+    mosquitto: BrokerProcess, start_service: StartService, tmp_path: Path
+) -> None:
+    async with start_service(mosquitto.port, inference_queue_requests=4) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        alice, mallory = await rig.client("alice"), await rig.client("mallory")
+        held = alice.send(b"hold:%s" % bytes(tmp_path / "go"))
+        # A flood without a user has one client's share of the queue, whatever the names in it.
+        names = [f"edge/v1/replies/{name}/x" for name in ("alice", "bob", "mallory") for _ in range(6)]
+        for reply_to in names:
+            mallory.send(b"flood", reply_to=reply_to, topic=format_topic(Infer(rig.device, "echo")))
+        await until(lambda: rig.service.samples()["edge_inference_in_flight"] >= 4)
+        asked = [alice.send(b"mine %d" % number) for number in range(2)]
+        (tmp_path / "go").touch()
+        for correlation in (held, *asked):
+            assert status_of(await alice.answer(correlation)) == 200
+
+
 async def test_request_without_response_topic_is_acknowledged_and_counted(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
@@ -167,9 +201,9 @@ async def test_request_to_a_name_that_no_model_can_have_is_answered_404(
     async with start_service(mosquitto.port) as rig:
         client = await rig.client()
         properties = Properties(response_topic="edge/v1/replies/client/x", correlation_data=b"n")
-        topic = f"edge/v1/{rig.device}/models/Not A Model/infer"
-        client.connection.publish(topic, b"hello", properties=properties)
-        assert status_of(await client.answer(b"n")) == 404
+        for topic in (f"edge/v1/{rig.device}/models/Not A Model/infer{user}" for user in ("", "/client")):
+            client.connection.publish(topic, b"hello", properties=properties)
+        assert [status_of(answer) for answer in await client.answers(b"n", 2)] == [404, 404]
 
 
 async def test_duplicate_request_gets_the_same_answer_and_runs_once(

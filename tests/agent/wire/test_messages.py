@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from agent.wire.request import (
     MAX_CORRELATION_BYTES,
     MAX_TENSOR_CHARACTERS,
     MAX_TRACE_CHARACTERS,
+    MIN_ANONYMOUS_SESSION_CHARACTERS,
     InferMessage,
 )
 from agent.worker import frames
@@ -263,3 +265,65 @@ def test_what_is_not_an_answer_is_an_error(properties: Properties, payload: byte
 def test_any_answer_is_read_or_an_error(payload: bytes) -> None:
     with contextlib.suppress(FormatError):
         read_answer(Message(REPLY, payload, 1))
+
+
+def asked(reply_to: str, **options: Any) -> Iterator[Message]:
+    """Yield the same request with the properties of MQTT 5, and without."""
+    session = options.get("session")
+    user = () if session is None else (("session", session),)
+    yield Message(
+        TOPIC, b"", 1, properties=Properties(response_topic=reply_to, correlation_data=b"1", user=user)
+    )
+    document = {"reply_to": reply_to, "id": "1", "inputs": []} | options
+    yield Message(TOPIC, json.dumps(document).encode(), 1)
+
+
+def test_answer_goes_only_to_the_user_who_asks() -> None:
+    for message in asked(REPLY):
+        assert InferMessage.from_message(message, "alice").refusal is None
+        refused = InferMessage.from_message(message, "mallory")
+        assert refused.refusal is not None
+        assert refused.refusal.status == 400
+        assert str(refused.refusal).startswith(
+            "expected a Response Topic below edge/v1/replies/mallory/, whose user asks, got one below "
+            "edge/v1/replies/alice/"
+        )
+        assert (refused.reply_to, refused.correlation) == ("edge/v1/replies/mallory/1", b"1")
+
+
+def test_refusal_of_another_users_response_topic_is_short_whatever_the_names() -> None:
+    longest = "edge/v1/replies/" + "a" * 128 + "/x"
+    for message in asked(longest):
+        refused = InferMessage.from_message(message, "m" * 128)
+        assert len(str(refused.refusal)) < MAX_STATUS_MESSAGE_CHARACTERS
+    for message in asked(f"edge/v1/replies/a/{'/'.join(['x' * 124] * 8)}"):
+        assert InferMessage.from_message(message, "a").refusal is None
+        with pytest.raises(UnanswerableError, match="expected a Response Topic below"):
+            InferMessage.from_message(message, "m" * 128)
+
+
+@pytest.mark.parametrize("user", ["a b", "+", "m" * 129, "groups", "$x"])
+def test_user_that_no_answer_can_reach_is_unanswerable(user: str) -> None:
+    for message in asked(REPLY):
+        with pytest.raises(UnanswerableError, match="expected the name of a user") as caught:
+            InferMessage.from_message(message, user)
+        assert caught.value.reason == "foreign_user"
+
+
+def test_nobody_is_called_as_those_without_a_user() -> None:
+    for message in asked("edge/v1/replies/anonymous/1"):
+        refused = InferMessage.from_message(message, "anonymous")
+        assert "expected the name of a user" in str(refused.refusal)
+        assert refused.reply_to == "edge/v1/replies/anonymous/1"
+
+
+def test_session_without_a_user_has_a_name_that_is_hard_to_guess() -> None:
+    short, long = ("x" * (MIN_ANONYMOUS_SESSION_CHARACTERS - less) for less in (1, 0))
+    for message in asked(REPLY, session=short):
+        assert InferMessage.from_message(message, "alice").refusal is None
+        refusal = InferMessage.from_message(message).refusal
+        assert refusal is not None
+        assert refusal.status == 400
+        assert "expected a random name of at least 16 characters" in str(refusal)
+    for message in asked(REPLY, session=long):
+        assert InferMessage.from_message(message).refusal is None

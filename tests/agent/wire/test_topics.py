@@ -29,6 +29,9 @@ names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True).filter
     lambda name: name not in topics.RESERVED_NAMES
 )
 models = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,63}", fullmatch=True)
+users = st.just("") | st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._~:=@-]{0,127}", fullmatch=True).filter(
+    topics.is_user_name
+)
 digests = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
 suffixes = st.from_regex(r"[A-Za-z0-9._-]{1,20}(/[A-Za-z0-9._-]{1,20}){0,3}", fullmatch=True)
 any_topic: st.SearchStrategy[Topic] = st.one_of(
@@ -38,8 +41,8 @@ any_topic: st.SearchStrategy[Topic] = st.one_of(
     st.builds(Desired, names),
     st.builds(Reported, names),
     st.builds(ModelState, names, models),
-    st.builds(Infer, names, models),
-    st.builds(GroupInfer, names, models),
+    st.builds(Infer, names, models, users),
+    st.builds(GroupInfer, names, models, users),
     st.builds(Job, names, names | st.sampled_from(["groups", "replies"])),
     st.builds(BlockWant, names, digests),
     st.builds(Block, names, digests, st.integers(0, 10**15)),
@@ -109,3 +112,34 @@ def test_reserved_word_as_a_device_is_not_a_topic() -> None:
     assert parse_topic("edge/v1/groups/state") is None
     assert parse_topic("edge/v1/replies/state") is None
     assert parse_topic("edge/v1/groups/g/models/m/infer") == GroupInfer("g", "m")
+
+
+def test_user_is_the_level_after_infer() -> None:
+    assert parse_topic("edge/v1/kitchen/models/m/infer/a@b.org") == Infer("kitchen", "m", "a@b.org")
+    assert parse_topic("edge/v1/groups/g/models/m/infer/alice") == GroupInfer("g", "m", "alice")
+    assert parse_topic("edge/v1/kitchen/models/infer/infer") == Infer("kitchen", "infer")
+    assert parse_topic("edge/v1/kitchen/models/infer/infer/infer") == Infer("kitchen", "infer", "infer")
+
+
+@pytest.mark.parametrize(
+    "user",
+    ["+", "#", "", "a b", "a\0b", "a/b", "-a", "$a", "ä", "a" * 129, "anonymous", "groups", "replies"],
+)
+@pytest.mark.parametrize("kind", [Infer, GroupInfer])
+def test_name_that_cannot_be_a_user_is_in_no_topic(kind: type[Infer | GroupInfer], user: str) -> None:
+    text = f"{format_topic(kind('kitchen', 'm'))}/{user}"
+    assert parse_topic(text) is None
+    assert topics.asking_user(text) == ("" if "/" in user else user)
+    if user:
+        with pytest.raises(ValueError, match="topic"):
+            format_topic(kind("kitchen", "m", user))
+
+
+def test_no_topic_matches_two_filters_for_requests() -> None:
+    of_all, of_users = topics.infer_filters("kitchen")
+    assert of_users == f"{of_all}/+"
+    assert of_all.count("/") + 1 == of_users.count("/")
+    assert topics.group_filters("g", "m") == (
+        "$share/g/edge/v1/groups/g/models/m/infer",
+        "$share/g/edge/v1/groups/g/models/m/infer/+",
+    )

@@ -125,7 +125,7 @@ class Requests:
         now_s = asyncio.get_running_loop().time()
         reply = ReplyTo(f"edge/v1/replies/{client}/a", b"1", 1, now_s + deadline_s)
         expires_s = now_s + (deadline_s if given_up_s is None else given_up_s)
-        frame = Request(self.count, content_type, received_s=now_s, deadline_s=expires_s)
+        frame = Request(self.count, content_type, received_s=now_s, deadline_s=expires_s, client=client)
         return Pending(
             "echo", reply, None, frame, payload, on_answer=self._answered, on_refusal=self._refused
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agent.mqtt.message import Message
@@ -14,11 +16,12 @@ from agent.worker.frames import MAX_HEADER_BYTES, encode
 TOPIC = "edge/v1/kitchen/models/echo/infer"
 
 
-def read(payload: bytes = b"", **properties: object) -> Pending:
+def read(payload: bytes = b"", asked_by: str = "", **properties: object) -> Pending:
     made = Properties(**{"response_topic": "edge/v1/replies/alice/1/2", **properties})  # type: ignore[arg-type]
     return Pending.read(
         Message(TOPIC, payload, 1, properties=made),
         "echo",
+        asked_by,
         seq=1 << 62,
         now_s=1000.123456789,
         default_deadline_s=60.0,
@@ -41,9 +44,15 @@ def test_long_deadline_is_shortened_for_waiting_and_kept_for_the_answer(
     assert pending.reply.deadline_s - 1000.123456789 == pytest.approx(answer_until_s)
 
 
-def test_client_is_named_by_the_response_topic() -> None:
-    assert read().client == "alice"
-    assert read(b'{"reply_to": "edge/v1/replies/bob/x", "inputs": []}', response_topic=None).client == "bob"
+@pytest.mark.parametrize(
+    "request_of_alice",
+    [{}, {"payload": b'{"reply_to": "edge/v1/replies/alice/x", "inputs": []}', "response_topic": None}],
+)
+def test_client_is_the_user_in_the_topic_or_one_for_all(request_of_alice: dict[str, Any]) -> None:
+    named = read(asked_by="alice", **request_of_alice)
+    assert (named.client, named.frame.client, named.error) == ("alice", "alice", None)
+    unnamed = read(**request_of_alice)
+    assert (unnamed.client, unnamed.frame.client, unnamed.error) == ("anonymous", "anonymous", None)
 
 
 @pytest.mark.parametrize("worst", ['"', "\\", "x"])
