@@ -83,10 +83,11 @@ class AsyncClient:
         elif options:
             raise UsageError(f"expected a Broker or {', '.join(options)}, got both")
         self._settings = replace(broker.settings(), max_packet_bytes=_MAX_PACKET_BYTES)
-        user = broker.user
-        # Compared by the broker's access list; a random name for an anonymous client.
+        user = broker.user or ""
+        # Both names are compared by the broker's access list; without a user, the answers' name is random.
+        self._user = user if topics.is_user_name(user) else ""
         self._reply_name = (
-            user if user is not None and topics.is_reply_name(user) else f"anonymous-{secrets.token_hex(6)}"
+            user if topics.is_reply_name(user) else f"{topics.ANONYMOUS}-{secrets.token_hex(6)}"
         )
         # Others at the broker cannot guess where this client listens.
         self._folder = secrets.token_hex(8)
@@ -121,7 +122,7 @@ class AsyncClient:
         from edgebundle.async_model import AsyncModel
         from edgebundle.target import Target
 
-        return AsyncModel(self, Target.of(agent, model))
+        return AsyncModel(self, Target.of(agent, model, user=self._user))
 
     def group_model(self, group: str, model: str) -> AsyncModel:
         """Return a model on any agent of a group: the broker gives each request to one of them.
@@ -134,7 +135,7 @@ class AsyncClient:
         from edgebundle.async_model import AsyncModel
         from edgebundle.target import Target
 
-        return AsyncModel(self, Target.of(group, model, is_group=True))
+        return AsyncModel(self, Target.of(group, model, user=self._user, is_group=True))
 
     async def agents(self) -> tuple[str, ...]:
         """Return the names of the agents that the broker knows, online or not.
@@ -363,9 +364,9 @@ class AsyncClient:
             why = away
         else:
             why = "it is online"
-            # MQTT has no error for an answer that the access list withholds.
+            # MQTT has no error for an answer that the access list withholds, and 3.1.1 none for a request.
             hint = (
-                "allow more time, or check that the broker's access list lets this user read "
-                f"{topics.reply_filter(self._reply_name)}"
+                "allow more time, or check that the broker's access list lets this user write "
+                f"{target.topic} and read {topics.reply_filter(self._reply_name)}"
             )
         return NoAnswerError(f"no answer from {target.name} within {waited_s:.1f} s: {why}", hint=hint)

@@ -239,6 +239,9 @@ class Exchange:
         else:
             error = BrokerError(
                 f"the broker refused the request to {self.target.topic}: {verdict}",
-                hint="let this user publish there in the broker's access list (docs/mosquitto/edge.acl)",
+                hint="let this user publish there in the broker's access list (docs/mosquitto/edge.acl)"
+                if self.target.has_user
+                else "name the user that the broker knows, as in mqtt://USER@HOST (1 to 128 letters, digits "
+                "and ._~:=@-), or let clients without one publish there in its access list",
             )
         self.fail(error)

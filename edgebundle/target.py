@@ -26,6 +26,8 @@ class Target:
         The filter for the model's state: of the device, or of all devices that have the model.
     presence_topic
         Where the device says whether it is online; empty for a group.
+    has_user
+        Whether the topic says who asks.
     """
 
     name: str
@@ -34,17 +36,25 @@ class Target:
     topic: str
     state_filter: str
     presence_topic: str
+    has_user: bool
 
     @classmethod
-    def of(cls, name: str, model: str, *, is_group: bool = False) -> Target:
+    def of(cls, name: str, model: str, *, user: str = "", is_group: bool = False) -> Target:
         """Check the names.
+
+        Parameters
+        ----------
+        name, model, is_group
+            As the attributes.
+        user
+            Who asks, by the name that the broker knows; empty for a client without one.
 
         Raises
         ------
         UsageError
             If no agent, group or model can have them.
         """
-        what = topics.GroupInfer(name, model) if is_group else topics.Infer(name, model)
+        what = topics.GroupInfer(name, model, user) if is_group else topics.Infer(name, model, user)
         try:
             topic = topics.format_topic(what)
         except ValueError as error:
@@ -54,6 +64,7 @@ class Target:
                 hint="`edgebundle agents` lists the agents and their models",
             ) from error
         if is_group:
-            return cls(name, model, is_group, topic, topics.model_states_filter(model), "")
+            return cls(name, model, is_group, topic, topics.model_states_filter(model), "", bool(user))
         state = topics.format_topic(topics.ModelState(name, model))
-        return cls(name, model, is_group, topic, state, topics.format_topic(topics.State(name)))
+        presence = topics.format_topic(topics.State(name))
+        return cls(name, model, is_group, topic, state, presence, bool(user))

@@ -44,6 +44,8 @@ const DEVICE_NAME = /^[A-Za-z0-9._-]{1,64}$/;
 const MODEL_NAME = /^[a-z0-9._-]{1,64}$/;
 const REPLY_NAME = /^[A-Za-z0-9][A-Za-z0-9._~:=@-]{0,127}$/;
 const RESERVED = ["groups", "replies"];
+/** Who asks without a user; no user has this name. */
+const ANONYMOUS = "anonymous";
 const SESSION_NAME = /^[A-Za-z0-9._~:@+-]{1,64}$/;
 /** A request that ends a session without computing anything. */
 const END_OF_SESSION = {};
@@ -204,6 +206,8 @@ export class Client {
   #closed = false;
   #connects = 0;
   #replyName;
+  /** The user in the topic of a request, as "/alice"; empty without one. */
+  #user;
   #folder = randomName(8);
   #progress;
   #isV5;
@@ -240,9 +244,10 @@ export class Client {
     this.#url = url;
     this.#isV5 = mqttVersion === 5;
     this.#progress = progress;
-    // Compared by the broker's access list; a random name for an anonymous client.
-    this.#replyName =
-      user !== undefined && REPLY_NAME.test(user) && !RESERVED.includes(user) ? user : `anonymous-${randomName(6)}`;
+    // Both names are compared by the broker's access list; without a user, the answers' name is random.
+    const isName = user !== undefined && REPLY_NAME.test(user) && !RESERVED.includes(user);
+    this.#user = isName && user !== ANONYMOUS ? `/${user}` : "";
+    this.#replyName = isName ? user : `${ANONYMOUS}-${randomName(6)}`;
     this.#options = {
       reconnectPeriod: 500,
       connectTimeout: CONNECT_LIMIT_S * 1000,
@@ -304,7 +309,7 @@ export class Client {
       name,
       model,
       isGroup,
-      topic: isGroup ? `${PREFIX}/groups/${name}/models/${model}/infer` : `${PREFIX}/${name}/models/${model}/infer`,
+      topic: `${PREFIX}/${isGroup ? "groups/" : ""}${name}/models/${model}/infer${this.#user}`,
       stateFilter: isGroup ? `${PREFIX}/+/models/${model}/state` : `${PREFIX}/${name}/models/${model}/state`,
     };
     const call = (input, options) => this.#ask(target, input, options);
@@ -548,7 +553,9 @@ export class Client {
           exchange.fail(
             new BrokerError(
               `the broker refused the request to ${target.topic}: ${reason(error)}`,
-              "let this user publish there in the broker's access list, or send less in one request",
+              this.#user === "" && code === 0x87
+                ? "name the user that the broker knows: new Client(url, { username })"
+                : "let this user publish there in the broker's access list, or send less in one request",
             ),
           );
         }
@@ -821,7 +828,7 @@ export class Client {
     else if (!this.#presences.has(target.name)) why = "no agent of that name is known at the broker";
     return new NoAnswerError(
       `no answer from ${target.name} within ${waited} s: ${why}`,
-      "allow more time, or check that the broker's access list lets this user read its answers",
+      `allow more time, or check that the broker's access list lets this user write ${target.topic} and read its answers`,
     );
   }
 }

@@ -66,10 +66,11 @@ static char *read_file(const char *path, long *bytes) {
 }
 
 int main(int count, char **arguments) {
-  if (count != 6) {
-    fprintf(stderr, "usage: %s BROKER PORT AGENT MODEL PICTURE\n", arguments[0]);
+  if (count != 6 && count != 7) {
+    fprintf(stderr, "usage: %s BROKER PORT AGENT MODEL PICTURE [USER]\n", arguments[0]);
     return 2;
   }
+  const char *user = count == 7 ? arguments[6] : NULL;
   const char *host = arguments[1], *agent = arguments[3], *model = arguments[4], *path = arguments[5];
   long bytes = 0;
   char *picture = read_file(path, &bytes);
@@ -82,9 +83,10 @@ int main(int count, char **arguments) {
   fclose(random);
   char id[17], topic[TOPIC_BYTES], reply_to[TOPIC_BYTES];
   for (int i = 0; i < 8; i++) snprintf(id + 2 * i, 3, "%02x", noise[i]);
-  /* The first level below replies/ is the user name at the broker, the next one whom you ask. */
-  snprintf(topic, sizeof topic, "edge/v1/%s/models/%s/infer", agent, model);
-  snprintf(reply_to, sizeof reply_to, "edge/v1/replies/anonymous/%s/%s", agent, id);
+  /* The user name at the broker ends the topic of the request, and is the first level below replies/; the next one
+   * is whom you ask. */
+  snprintf(topic, sizeof topic, "edge/v1/%s/models/%s/infer%s%s", agent, model, user ? "/" : "", user ? user : "");
+  snprintf(reply_to, sizeof reply_to, "edge/v1/replies/%s/%s/%s", user ? user : "anonymous", agent, id);
 
   mosquitto_lib_init();
   struct mosquitto *client = mosquitto_new(NULL, true, NULL);
@@ -92,6 +94,7 @@ int main(int count, char **arguments) {
   mosquitto_int_option(client, MOSQ_OPT_TCP_NODELAY, 1);
   mosquitto_subscribe_callback_set(client, on_subscribe);
   mosquitto_message_v5_callback_set(client, on_message);
+  mosquitto_username_pw_set(client, user, user ? getenv("MQTT_PASSWORD") : NULL);
   int result = mosquitto_connect(client, host, atoi(arguments[2]), 30);
   if (result == MOSQ_ERR_SUCCESS) result = mosquitto_subscribe(client, NULL, reply_to, 1);
 

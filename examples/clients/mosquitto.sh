@@ -16,13 +16,14 @@ case $picture in
   *.png) type=image/png ;;
   *) type=image/jpeg ;;
 esac
-# The first level is this client's user name at the broker; the rest is random, so that others cannot guess it.
+# The user name at the broker is the last level of the request's topic, and the first of the answer's; the rest of that
+# is random, so that others cannot guess it.
 id=$(od -An -N8 -tx1 /dev/urandom | tr -d ' \n')
 reply=edge/v1/replies/${EDGEBUNDLE_USER:-anonymous}/$agent/$id
 
 # Subscribe and leave: the broker keeps the session for a minute, and the answer in it.
 mosquitto_sub -V 5 "$@" -q 1 -t "$reply" -i "edgebundle-$id" -c -x 60 -E
-mosquitto_pub -V 5 "$@" -q 1 -t "edge/v1/$agent/models/$model/infer" -f "$picture" \
+mosquitto_pub -V 5 "$@" -q 1 -t "edge/v1/$agent/models/$model/infer${EDGEBUNDLE_USER:+/$EDGEBUNDLE_USER}" -f "$picture" \
   -D PUBLISH response-topic "$reply" -D PUBLISH correlation-data "$id" \
   -D PUBLISH content-type "$type" -D PUBLISH message-expiry-interval 30
 # The session ends with this connection.

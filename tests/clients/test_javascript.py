@@ -12,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import paho.mqtt.client as paho
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 
 import edgebundle
 from tests.clients.conftest import DIGITS, Site
@@ -128,6 +130,37 @@ def check(result: dict[str, Any], *, has_timing: bool = True) -> None:
 def test_node(site: Site, folder: Path, scheme: str) -> None:
     options = json.dumps({"ca": site.authority} if scheme in ("mqtts", "wss") else {})
     check(json.loads(node(folder, "main.js", site.url_of(scheme), options, DIGITS / "seven.png")))
+
+
+def test_node_names_its_user_in_the_topic(site: Site, folder: Path) -> None:
+    (folder / "users.js").write_text(
+        'import { Client } from "./edgebundle.js";\n'
+        "const [url, image] = process.argv.slice(2);\n"
+        "const named = url.replace('//', '//alice@');\n"
+        "const users = [[named], [url, { username: 'a@b.org' }], [url, { username: 'a b' }], [url]];\n"
+        "for (const [place, options] of users) {\n"
+        "  const client = new Client(place, { ...options, mqttVersion: '3.1.1' });\n"
+        "  console.log((await client.model('kitchen', 'digits')({ image })).labels[0].label);\n"
+        "  await client.close();\n"
+        "}\n"
+    )
+    topics: list[str] = []
+    watcher = paho.Client(CallbackAPIVersion.VERSION2)
+    watcher.on_message = lambda _client, _data, message: topics.append(message.topic)
+    subscribed = threading.Event()
+    watcher.on_subscribe = lambda *_: subscribed.set()
+    watcher.connect("127.0.0.1", site.port)
+    watcher.subscribe("edge/v1/kitchen/models/digits/infer/#", 1)
+    watcher.loop_start()
+    try:
+        assert subscribed.wait(PATIENCE_S)
+        assert node(folder, "users.js", site.url, DIGITS / "seven.png").split() == ["seven"] * 4
+    finally:
+        watcher.disconnect()
+        watcher.loop_stop()
+    # A name that cannot be a level of a topic is none.
+    asked = [topic.removeprefix("edge/v1/kitchen/models/digits/infer") for topic in topics]
+    assert list(dict.fromkeys(asked)) == ["/alice", "/a@b.org", ""]
 
 
 @pytest.mark.parametrize("scheme", ["mqtts", "wss"])

@@ -104,6 +104,8 @@ class Foreign:
 
     def __init__(self, site: Site) -> None:
         self.name = f"plain{secrets.token_hex(4)}"
+        # What it says of itself: a test changes it.
+        self.asked_as, self.reply_to = f"/{self.name}", f"edge/v1/replies/{self.name}/r"
         self._client = paho.Client(CallbackAPIVersion.VERSION2, self.name, protocol=paho.MQTTv5)
         self._seen: list[paho.MQTTMessage] = []
         self._client.on_message = lambda _client, _data, message: self._seen.append(message)
@@ -119,12 +121,13 @@ class Foreign:
         self, payload: bytes, user: list[tuple[str, str]], correlation: bytes | None, model: str = "counter"
     ) -> None:
         properties = Properties(PacketTypes.PUBLISH)
-        properties.ResponseTopic = f"edge/v1/replies/{self.name}/r"
+        properties.ResponseTopic = self.reply_to
         properties.ContentType = "application/octet-stream"
         properties.UserProperty = user
         if correlation is not None:
             properties.CorrelationData = correlation
-        self._client.publish(f"edge/v1/kitchen/models/{model}/infer", payload, 1, properties=properties)
+        topic = f"edge/v1/kitchen/models/{model}/infer{self.asked_as}"
+        self._client.publish(topic, payload, 1, properties=properties)
 
     def answer(self, correlation: bytes | None) -> tuple[str, dict[str, str], bytes]:
         for _ in range(400):
@@ -270,6 +273,35 @@ def test_a_step_without_correlation_data_is_refused(site: Site, counter: Package
         assert "Correlation Data" in properties["__stMsg"]
 
 
+def test_nobody_else_continues_or_ends_the_session_of_a_user(site: Site, counter: Package) -> None:
+    x, loop = np.ones((1, 4), np.float32), Loop(recurrent())
+    cam, end = ("session", "cam-at-the-front-door"), ("session_end", "1")
+    with foreign(site) as alice, foreign(site) as mallory:
+
+        def goes_on(step: str) -> None:
+            status, user, payload = alice.ask(x, cam)
+            assert (status, user["session_step"]) == ("200", step)
+            np.testing.assert_allclose(np.frombuffer(payload, np.float32), loop(x).ravel(), rtol=1e-4)
+
+        goes_on("0")
+        # In her own name, but as if the answer were for alice: only she herself hears of it.
+        mallory.reply_to = f"edge/v1/replies/{alice.name}/r"
+        status, user, _ = mallory.ask(1000 * x, cam)
+        assert (status, "expected a Response Topic below" in user["__stMsg"]) == ("400", True)
+        assert mallory.ask(x, cam, end)[0] == "400"
+        goes_on("1")
+        # In her own name, and in none: sessions of her own.
+        mallory.reply_to = f"edge/v1/replies/{mallory.name}/r"
+        for name in (mallory.asked_as, ""):
+            mallory.asked_as = name
+            assert mallory.ask(1000 * x, cam)[1]["session_step"] == "0"
+            assert mallory.ask(x, cam, end)[0] == "200"
+        goes_on("2")
+        assert mallory.ask(x, ("session", "cam"))[0] == "400", (
+            "without a user, the name must be hard to guess"
+        )
+
+
 def test_the_oldest_of_too_many_sessions_is_told(site: Site, counter: Package) -> None:
     x = np.ones((1, 4), np.float32)
     with Client(site.url) as client:
@@ -301,7 +333,7 @@ def test_json_without_mqtt_5_has_its_session_in_the_document(site: Site, counter
         document = {
             "reply_to": "edge/v1/replies/old/r", "id": f"n{next(names)}", "session": "s", "inputs": inputs,
         } | more  # fmt: skip
-        client.publish("edge/v1/kitchen/models/counter/infer", json.dumps(document), 1)
+        client.publish("edge/v1/kitchen/models/counter/infer/old", json.dumps(document), 1)
         for _ in range(400):
             if seen:
                 break

@@ -280,6 +280,36 @@ async def test_group_is_asked_and_a_wrong_group_is_told(mosquitto: BrokerProcess
             await client.group_model("door", "other")(image=JPEG, deadline_s=0.3)
 
 
+@pytest.mark.parametrize(
+    ("user", "asked_as", "answered_to"),
+    [
+        ("alice@", "/alice", "alice"),
+        ("a%40b.org@", "/a@b.org", "a@b.org"),
+        # Names that cannot be levels, or that no user has.
+        ("", "", "anonymous-"),
+        ("a%20b@", "", "anonymous-"),
+        ("groups@", "", "anonymous-"),
+        ("%2B@", "", "anonymous-"),
+        ("anonymous@", "", "anonymous"),
+    ],
+)
+@pytest.mark.parametrize("version", ["5", "3.1.1"])
+async def test_user_of_the_broker_is_in_the_topics_of_request_and_answer(
+    mosquitto: BrokerProcess, user: str, asked_as: str, answered_to: str, version: str
+) -> None:
+    url = mosquitto.url.replace("//", f"//{user}")
+    async with (
+        Responder(mosquitto, always(None)) as responder,
+        AsyncClient(url, mqtt_version=version) as client,
+    ):
+        with pytest.raises(NoAnswerError):
+            await client.model("kitchen", "digits")(row=[1.0], deadline_s=0.2)
+    [request] = responder.requests
+    assert request.topic == f"edge/v1/kitchen/models/digits/infer{asked_as}"
+    reply_to = request.properties.response_topic or json.loads(request.payload)["reply_to"]
+    assert reply_to.startswith(f"edge/v1/replies/{answered_to}")
+
+
 async def test_no_answer_says_what_the_agent_is_and_progress_says_it_before(
     mosquitto: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,7 +330,8 @@ async def test_no_answer_says_what_the_agent_is_and_progress_says_it_before(
         with pytest.raises(NoAnswerError, match="it is online") as caught:
             await model(image=JPEG, deadline_s=0.2)
     assert isinstance(caught.value, TimeoutError)
-    assert "lets this user read edge/v1/replies/anonymous-" in str(caught.value.hint)
+    hint = str(caught.value.hint)
+    assert "write edge/v1/kitchen/models/digits/infer and read edge/v1/replies/anonymous-" in hint
 
 
 async def test_new_connection_sends_again_at_once(
@@ -454,7 +485,9 @@ async def test_request_that_the_broker_does_not_take_is_an_error_at_once(
     broker.start()
     try:
         async with Responder(broker, always((200, TOP))), AsyncClient(broker.url) as client:
-            with pytest.raises(BrokerError, match=r"refused the request to edge/v1/garage/.*Not authorized"):
+            with pytest.raises(
+                BrokerError, match=r"refused the request to edge/v1/garage/.*Not authorized.*mqtt://USER@HOST"
+            ):
                 await client.model("garage", "digits")(image=JPEG)
             with pytest.raises(BrokerError, match="does not take a request of 3050 bytes"):
                 await client.model("kitchen", "digits")(image=PNG + bytes(2992))

@@ -19,7 +19,7 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message, Will
 from agent.mqtt.properties import Properties
 from agent.mqtt.settings import BrokerSettings
-from edgebundle import AsyncClient, Broker, NoAnswerError, Request
+from edgebundle import AsyncClient, Broker, BrokerError, NoAnswerError, Request
 from tests.agent.service.conftest import StartService, status_of
 from tests.conftest import BrokerProcess, debian_mosquitto
 from tests.patience import PATIENCE_S, until
@@ -28,7 +28,7 @@ ACCESS_LIST = Path(__file__).parents[3] / "docs" / "mosquitto" / "edge.acl"
 # Each client has its own block; the sample has alice's.
 BOB = """
 user bob
-topic write edge/v1/+/models/+/infer
+topic write edge/v1/+/models/+/infer/bob
 topic read edge/v1/+/state
 """
 TEST = """
@@ -99,7 +99,7 @@ class User:
             correlation_data=b"1",
             expiry_s=9,
         )
-        topic = f"edge/v1/{device}/models/echo/infer"
+        topic = f"edge/v1/{device}/models/echo/infer/{self.name}"
         assert await self.publish(topic, b"private", properties=properties)
 
 
@@ -143,7 +143,9 @@ async def test_request_to_a_group_is_answered_below_the_name_of_the_group(
         properties = Properties(
             content_type="application/octet-stream", response_topic="edge/v1/replies/alice/door/1", expiry_s=9
         )
-        assert await alice.publish("edge/v1/groups/door/models/echo/infer", b"hi", properties=properties)
+        assert await alice.publish(
+            "edge/v1/groups/door/models/echo/infer/alice", b"hi", properties=properties
+        )
         await until(lambda: [status_of(message) for message in alice.heard] == [200])
 
 
@@ -165,6 +167,45 @@ async def test_nobody_else_sees_a_request_or_its_answer(
             await user.settle()
             topics = {message.topic for message in user.heard}
             assert not any("replies" in topic or "infer" in topic for topic in topics), (user.name, topics)
+
+
+async def test_nobody_asks_in_the_name_of_another_nor_has_an_answer_sent_to_them(
+    guarded: BrokerProcess, start_service: StartService
+) -> None:
+    async with (
+        start_service(guarded.port, broker_username="kitchen") as rig,
+        connected(guarded.port, "alice", "bob") as [alice, bob],
+    ):
+        await rig.service.models.activate(rig.signer.bundle())
+        for user in (alice, bob):
+            await user.connection.subscribe(f"edge/v1/replies/{user.name}/#")
+        properties = Properties(response_topic="edge/v1/replies/alice/kitchen/1", expiry_s=9)
+        for topic in ("edge/v1/kitchen/models/echo/infer/alice", "edge/v1/kitchen/models/echo/infer"):
+            assert not await bob.publish(topic, properties=properties)
+        # In his own name, but with alice's reply topic: only he learns what was wrong.
+        assert await bob.publish("edge/v1/kitchen/models/echo/infer/bob", properties=properties)
+        await until(lambda: [status_of(message) for message in bob.heard] == [400])
+        await alice.settle()
+        assert alice.heard == []
+
+
+async def test_client_of_before_is_told_why_it_is_refused_and_served_where_the_list_permits(
+    guarded: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(guarded.port, broker_username="kitchen") as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        async with AsyncClient(f"mqtt://alice@127.0.0.1:{guarded.port}") as client:
+            client._user = ""  # as it was
+            target = client.model("kitchen", "echo")._target
+            with pytest.raises(BrokerError, match=r"/infer: Not authorized.*name the user") as caught:
+                await client.ask(target, RAW, end_s=time.monotonic() + PATIENCE_S)
+            assert "\n" not in str(caught.value)
+        # The user `test` may publish everywhere.
+        async with AsyncClient(f"mqtt://test@127.0.0.1:{guarded.port}") as client:
+            client._user = ""
+            target = client.model("kitchen", "echo")._target
+            message, _ = await client.ask(target, RAW, end_s=time.monotonic() + PATIENCE_S)
+            assert status_of(message) == 200
 
 
 async def test_device_cannot_be_thrown_out_by_its_client_identifier(
@@ -202,7 +243,7 @@ async def test_device_cannot_be_thrown_out_by_its_client_identifier(
 async def test_client_of_a_command_does_not_publish_its_client_identifier(guarded: BrokerProcess) -> None:
     # A device that is asked sees the Response Topic, and could disconnect the client by its identifier.
     async with connected(guarded.port, "kitchen") as [kitchen]:
-        await kitchen.connection.subscribe("edge/v1/kitchen/models/+/infer")
+        await kitchen.connection.subscribe("edge/v1/kitchen/models/+/infer/+")
         async with AsyncClient(f"mqtt://alice@127.0.0.1:{guarded.port}") as client:
             with pytest.raises(NoAnswerError, match="no answer from kitchen"):
                 await client.model("kitchen", "echo")(RAW, deadline_s=0.2)
@@ -216,8 +257,14 @@ async def test_client_of_a_command_does_not_publish_its_client_identifier(guarde
 ALLOWED, REFUSED = True, False
 PUBLISHES = [
     # A client cannot publish as a device, as another client, or as a deployer.
-    ("alice", "edge/v1/kitchen/models/echo/infer", ALLOWED),
-    ("alice", "edge/v1/groups/door/models/echo/infer", ALLOWED),
+    ("alice", "edge/v1/kitchen/models/echo/infer/alice", ALLOWED),
+    ("alice", "edge/v1/groups/door/models/echo/infer/alice", ALLOWED),
+    ("alice", "edge/v1/kitchen/models/echo/infer/bob", REFUSED),
+    ("bob", "edge/v1/kitchen/models/echo/infer/alice", REFUSED),
+    ("alice", "edge/v1/groups/door/models/echo/infer/bob", REFUSED),
+    # Nor without a name.
+    ("alice", "edge/v1/kitchen/models/echo/infer", REFUSED),
+    ("alice", "edge/v1/groups/door/models/echo/infer", REFUSED),
     ("alice", "edge/v1/kitchen/state", REFUSED),
     ("alice", "edge/v1/alice/state", REFUSED),
     ("alice", "edge/v1/alice/models/echo/state", REFUSED),
@@ -237,7 +284,9 @@ PUBLISHES = [
     ("kitchen", "edge/v1/garage/jobs/1", REFUSED),
     ("kitchen", "edge/v1/garage/models/echo/state", REFUSED),
     ("kitchen", "edge/v1/garage/models/echo/infer", REFUSED),
+    ("kitchen", "edge/v1/garage/models/echo/infer/kitchen", REFUSED),
     ("kitchen", "edge/v1/groups/door/models/echo/infer", REFUSED),
+    ("kitchen", "edge/v1/groups/door/models/echo/infer/kitchen", REFUSED),
     ("kitchen", "homeassistant/device/edge_garage/config", REFUSED),
     ("garage", "edge/v1/replies/alice/kitchen/forged", REFUSED),
     ("garage", "edge/v1/replies/alice/door/forged", REFUSED),
@@ -247,8 +296,16 @@ PUBLISHES = [
     ("fleet", "edge/v1/kitchen/bundles/00/block/0", ALLOWED),
     ("fleet", "edge/v1/replies/alice/kitchen/forged", REFUSED),
     ("fleet", "edge/v1/kitchen/state", REFUSED),
+    ("fleet", "edge/v1/kitchen/models/echo/infer/fleet", REFUSED),
+    ("dashboard", "edge/v1/kitchen/models/echo/infer/dashboard", ALLOWED),
+    ("dashboard", "edge/v1/kitchen/models/echo/infer/alice", REFUSED),
+    ("dashboard", "edge/v1/kitchen/desired", ALLOWED),
+    ("homeassistant", "edge/v1/kitchen/models/echo/infer/homeassistant", ALLOWED),
+    ("homeassistant", "edge/v1/kitchen/models/echo/infer/alice", REFUSED),
     ("homeassistant", "edge/v1/kitchen/models/echo/infer", REFUSED),
     ("mallory", "edge/v1/kitchen/models/echo/infer", REFUSED),
+    ("mallory", "edge/v1/kitchen/models/echo/infer/mallory", REFUSED),
+    ("mallory", "edge/v1/kitchen/models/echo/infer/alice", REFUSED),
     # A name that is a wildcard is not every name.
     ("+", "edge/v1/kitchen/state", REFUSED),
     ("#", "edge/v1/kitchen/state", REFUSED),
@@ -268,22 +325,25 @@ READS = [
     ("alice", "edge/v1/kitchen/state", ALLOWED),
     ("alice", "edge/v1/replies/bob/kitchen/1", REFUSED),
     ("alice", "edge/v1/replies/kitchen/garage/1", REFUSED),
-    ("alice", "edge/v1/kitchen/models/echo/infer", REFUSED),
-    ("alice", "edge/v1/groups/door/models/echo/infer", REFUSED),
+    ("alice", "edge/v1/kitchen/models/echo/infer/alice", REFUSED),
+    ("alice", "edge/v1/groups/door/models/echo/infer/alice", REFUSED),
     ("alice", "edge/v1/kitchen/jobs/7", REFUSED),
     ("alice", "edge/v1/kitchen/desired", REFUSED),
     ("kitchen", "edge/v1/kitchen/models/echo/infer", ALLOWED),
+    ("kitchen", "edge/v1/kitchen/models/echo/infer/alice", ALLOWED),
     ("kitchen", "edge/v1/kitchen/desired", ALLOWED),
     ("kitchen", "edge/v1/groups/door/models/echo/infer", ALLOWED),
-    ("kitchen", "edge/v1/garage/models/echo/infer", REFUSED),
+    ("kitchen", "edge/v1/groups/door/models/echo/infer/alice", ALLOWED),
+    ("kitchen", "edge/v1/garage/models/echo/infer/alice", REFUSED),
     ("kitchen", "edge/v1/garage/desired", REFUSED),
     ("kitchen", "edge/v1/garage/state", REFUSED),
     ("kitchen", "edge/v1/replies/alice/kitchen/1", REFUSED),
-    ("garage", "edge/v1/groups/door/models/echo/infer", REFUSED),
+    ("garage", "edge/v1/groups/door/models/echo/infer/alice", REFUSED),
     ("garage", "edge/v1/replies/alice/kitchen/1", REFUSED),
     ("fleet", "edge/v1/kitchen/jobs/7", ALLOWED),
     ("fleet", "edge/v1/replies/alice/kitchen/1", REFUSED),
-    ("fleet", "edge/v1/kitchen/models/echo/infer", REFUSED),
+    ("fleet", "edge/v1/kitchen/models/echo/infer/alice", REFUSED),
+    ("dashboard", "edge/v1/kitchen/metrics", ALLOWED),
     ("homeassistant", "edge/v1/replies/alice/kitchen/1", REFUSED),
     ("+", "edge/v1/replies/alice/kitchen/1", REFUSED),
     ("#", "edge/v1/replies/alice/kitchen/1", REFUSED),
