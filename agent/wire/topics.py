@@ -67,8 +67,8 @@ class ModelState:
 class Infer:
     """`edge/v1/<device>/models/<model>/infer/<user>`: a request for this device.
 
-    The broker vouches for the user, because its access list lets no other user publish there. An empty user is
-    the topic that ends in `/infer`, for networks without users.
+    The broker vouches for the user, because its access list lets no other publish there. An empty user is the
+    topic that ends in `/infer`, for networks without users.
     """
 
     device: str
