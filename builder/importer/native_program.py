@@ -122,6 +122,7 @@ class Program:
 
     def _open(self, path: str, threads: int) -> Reply:
         """Open a file in ONNX Runtime, and describe its inputs."""
+        self._opened = None  # the file may be another one than the last of this name
         return {"inputs": [[v.name, v.type, v.shape] for v in self._session(path, threads).get_inputs()]}, ()
 
     def _run(self, path: str, threads: int, names: list[str], fed: list[list[Any]], *values: bytes) -> Reply:

@@ -242,3 +242,16 @@ def test_a_file_runs_with_texts_rows_and_flags(tmp_path: Path) -> None:
     np.testing.assert_array_equal(copies, [["b", "a"]])
     with pytest.raises(NativeError, match="words"):
         session.run(["copies"], {"words": np.zeros((1, 2), "f4")})
+
+
+def test_file_that_was_written_again_is_opened_again(tmp_path: Path) -> None:
+    for number in (1, 2):
+        text = f"""<ir_version: 8, opset_import: ["" : 17]>
+            g (float[1] x) => (float[1] y) {{
+                n = Constant<value = float[1] {{{number}}}>()
+                y = Add(x, n)
+            }}"""
+        onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+        session = native.FileSession(tmp_path / "model.onnx", 1)
+        (made,) = session.run(["y"], {"x": np.zeros(1, np.float32)})
+        np.testing.assert_array_equal(made, [number])
