@@ -174,7 +174,9 @@ class Judge:
                 text = f"output {name[:80]}: expected a signal-to-noise ratio of at least {_LEAST:g} dB"
                 raise self._fault(inputs, f"{text} against {self.reference}, got {ratio:.1f} dB")
             worst = min(worst, ratio)
-        self._runs = f"{_NORMALISED}, which agrees with {self._runs} to {worst:.0f} dB"
+        how = "equals" if np.isinf(worst) else "agrees with"
+        to = "" if np.isinf(worst) else f" to {worst:.0f} dB"
+        self._runs = f"{_NORMALISED}, which {how} {self._runs}{to}"
 
     def _give_up(self, reason: str) -> None:
         self._session = None

@@ -173,9 +173,10 @@ def non_max_suppression(op: Operation) -> None:
         raise RefusalError(f"expected boxes [n, 4], got {list(shape)}")
     [steps] = op.integers(2, "number of results")
     overlap, score = (float(op.scope.known(op.input(i), "limit").reshape(-1)[0]) for i in (3, 4))
-    sigma = op.optional(5)
-    if sigma is not None and op.scope.known(sigma, "sigma").reshape(-1)[0] != 0:
-        raise RefusalError("it lowers scores instead of dropping boxes")
+    tensor = op.optional(5)
+    sigma = 0.0 if tensor is None else float(op.scope.known(tensor, "sigma").reshape(-1)[0])
+    if not 0 <= sigma < math.inf:
+        raise RefusalError(f"expected a sigma of at least 0, got {sigma:g}")
     if not 1 <= steps <= MAX_STEPS:
         raise RefusalError(f"expected 1 to {MAX_STEPS} results, got {steps}")
     graph = op.graph
@@ -188,7 +189,8 @@ def non_max_suppression(op: Operation) -> None:
         float(np.nextafter(np.float32(overlap), below)),
         float(np.nextafter(np.float32(score), above)),
     )
-    chosen = _choose(op, _boxes(op, corners), scores, steps, limits)
+    decay = -0.5 / sigma if sigma else 0.0
+    chosen = _choose(op, _boxes(op, corners), scores, steps, limits, decay)
     zero = graph.constant(np.zeros((), np.int64))
     indices = op.reshape(graph.node("Where", chosen.is_there, chosen.indices, zero), (steps,))
     results = [op.cast(indices, "int32")]
@@ -255,7 +257,14 @@ def _boxes(op: Operation, corners: str) -> _Boxes:
     return _Boxes(top, left, bottom, right, op.graph.node("Mul", height, width), corners)
 
 
-def _choose(op: Operation, boxes: _Boxes, scores: str, steps: int, limits: tuple[float, float]) -> _Chosen:
+def _choose(
+    op: Operation,
+    boxes: _Boxes,
+    scores: str,
+    steps: int,
+    limits: tuple[float, float],
+    decay: float = 0.0,
+) -> _Chosen:
     """Choose up to `steps` boxes in each class.
 
     Parameters
@@ -270,6 +279,8 @@ def _choose(op: Operation, boxes: _Boxes, scores: str, steps: int, limits: tuple
         How many are chosen.
     limits
         A box is dropped if it overlaps a chosen one by more than the first; its score must reach the second.
+    decay
+        If not 0, the score of a box that is left is multiplied by exp(decay * overlap²).
     """
     graph = op.graph
     classes, count = graph.shape_of(scores)
@@ -299,6 +310,13 @@ def _choose(op: Operation, boxes: _Boxes, scores: str, steps: int, limits: tuple
         both = graph.node("And", real, graph.node("Greater", area, zero))
         over = graph.node("And", both, graph.node("Greater", overlap, graph.constant(limits[0], "float32")))
         drop = graph.node("Or", over, graph.node("Equal", places, indices[-1]))
+        if decay:
+            shares = graph.node("Where", both, overlap, zero)
+            power = graph.node("Mul", graph.node("Mul", shares, shares), graph.constant(decay, "float32"))
+            lower = graph.node("Mul", scores, graph.node("Exp", power))
+            lowest = graph.constant(max(limits[1], _GONE / 2), "float32")
+            below = graph.node("Less", graph.node("Min", scores, lower), lowest)
+            drop, scores = graph.node("Or", drop, below), lower
         scores = graph.node("Where", drop, gone, scores)
     found = graph.node("Concat", *values, axis=1)
     there = graph.node("Greater", found, graph.constant(_GONE / 2, "float32"))

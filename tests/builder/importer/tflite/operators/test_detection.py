@@ -103,7 +103,7 @@ def suppression(steps: int, overlap: float, score: float, sigma: float | None) -
     return write(graph)
 
 
-@pytest.mark.parametrize("sigma", [None, 0.0])
+@pytest.mark.parametrize("sigma", [None, 0.0, 0.3, 1.5])
 @pytest.mark.parametrize(("steps", "overlap", "score"), [(5, 0.5, 0.2), (30, 0.1, 0.5), (10, 0.9, 0.95)])
 def test_suppression(steps: int, overlap: float, score: float, sigma: float | None) -> None:
     raw = suppression(steps, overlap, score, sigma)
@@ -113,12 +113,21 @@ def test_suppression(steps: int, overlap: float, score: float, sigma: float | No
     theirs = run_litert(raw, given)
     assert not isinstance(theirs, str), theirs
     for a, b in zip(run_converted(raw, given), theirs, strict=True):
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, rtol=1e-6 if sigma else 0)
 
 
-def test_scores_that_are_lowered_are_refused() -> None:
-    with pytest.raises(UnsupportedOperatorError, match="lowers scores"):
-        run_converted(suppression(5, 0.5, 0.2, 0.5), [])
+@pytest.mark.parametrize("sigma", [-1.0, np.inf, np.nan])
+def test_a_sigma_that_lowers_no_score_is_refused(sigma: float) -> None:
+    with pytest.raises(UnsupportedOperatorError, match="expected a sigma of at least 0"):
+        run_converted(suppression(5, 0.5, 0.2, sigma), [])
+
+
+def test_lowered_scores_choose_other_boxes() -> None:
+    rng = np.random.default_rng(3)
+    given: list[Any] = [rng.uniform(0, 1, (COUNT, 4)).astype(np.float32)]
+    given.append(rng.uniform(0, 1, COUNT).astype(np.float32))
+    soft, hard = (run_converted(suppression(30, 0.9, 0.1, sigma), given) for sigma in (0.1, 0.0))
+    assert soft[0].tolist() != hard[0].tolist()
 
 
 @pytest.mark.parametrize(
