@@ -7,6 +7,7 @@ Leaves to others: limits, and which arrays there should be.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -30,11 +31,33 @@ def read_arrays(path: Path | IO[bytes]) -> dict[str, np.ndarray[Any, Any]]:
     if isinstance(arrays, np.ndarray):
         raise TypeError("expected an archive of arrays, got one array")
     with arrays:
-        found = {name: arrays[name] for name in arrays.files}
+        members = set(arrays.zip.namelist())
+        # By the member's name: an array may be called `a.npy` beside one called `a`.
+        found = {n: arrays[f"{n}.npy" if f"{n}.npy" in members else n] for n in arrays.files}
     for name, array in found.items():
         if not isinstance(array, np.ndarray):
             raise TypeError(f"expected arrays only, got another file called {name}")
     return found
+
+
+def write_arrays(path: Path | IO[bytes], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Write arrays by name, without pickles: a name may be any, which those of `numpy.savez` may not.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    ValueError
+        If an array contains objects.
+    """
+    import zipfile
+
+    import numpy as np
+
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
 def damage() -> tuple[type[Exception], ...]:

@@ -120,6 +120,7 @@ def run_json(request: str) -> str:
     `options`. Outputs are written to `outputs` as .npz, answers under `answer/NAME`. The reply holds `times`
     in seconds, or null.
     """
+    from agent.array_file import write_arrays
     from builder.running.local_run import run
 
     asked = json.loads(request)
@@ -127,8 +128,7 @@ def run_json(request: str) -> str:
     arrays: dict[str, Any] = dict(result.outputs)
     for name, value in (result.answers or {}).items():
         arrays[f"answer/{name}"] = np.array(list(value), dtype=bytes) if isinstance(value, tuple) else value
-    with Path(asked["outputs"]).open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
+    write_arrays(Path(asked["outputs"]), arrays)
     return json.dumps({"times": None if result.times is None else list(result.times.results)})
 
 

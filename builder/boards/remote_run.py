@@ -11,9 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-import numpy as np
-
-from agent.array_file import damage, read_arrays, reason_of
+from agent.array_file import damage, read_arrays, reason_of, write_arrays
 from agent.runtime.benchmark import BenchmarkResult
 from agent.runtime.postprocess import Value
 from agent.runtime.report import Report
@@ -180,5 +178,5 @@ def _input_file(inputs: Inputs, package: Package) -> tuple[str, bytes]:
     if isinstance(given, Picture):
         return f"inputs{given.suffix}", given.content
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **dict(given))
+    write_arrays(buffer, given)
     return "inputs.npz", buffer.getvalue()

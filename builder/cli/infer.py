@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent.array_file import write_arrays
 from agent.terminal import note, say, say_json
 from builder.cli import SubParsers
 from builder.cli.answers import NOTHING_FOUND, draw_on, drawn_names, results_of
@@ -158,9 +159,7 @@ def _infer(args: argparse.Namespace) -> int:
         raise FleetError(error.message, hint=error.hint) from error
     answer = answers[-1]
     if args.outputs:
-        import numpy as np
-
-        np.savez(args.outputs, **{output.name: _plain(output) for output in answer.outputs})
+        write_arrays(Path(args.outputs), {output.name: _plain(output) for output in answer.outputs})
     if drawn is not None:
         assert isinstance(data, Request)
         draw_on(data.body, data.content_type, results_of(answer), drawn)

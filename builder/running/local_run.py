@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from agent.array_file import write_arrays
 from agent.bundle.machine import Machine
 from agent.bundle.state import requested
 from agent.bundle.tensor_spec import TensorSpec
@@ -75,8 +76,7 @@ class RunResult:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the outputs as an .npz file."""
-        with Path(path).open("wb") as file:
-            np.savez(file, allow_pickle=False, **dict(self.outputs))
+        write_arrays(Path(path), self.outputs)
 
 
 def save_steps(path: str | os.PathLike[str], steps: Sequence[RunResult]) -> None:
@@ -95,8 +95,7 @@ def save_steps(path: str | os.PathLike[str], steps: Sequence[RunResult]) -> None
                     f"{list(found)} in step {number}"
                 )
     stacked = {name: np.stack([step.outputs[name] for step in steps]) for name in steps[0].outputs}
-    with Path(path).open("wb") as file:
-        np.savez(file, allow_pickle=False, **stacked)
+    write_arrays(Path(path), stacked)
 
 
 def run(

@@ -60,6 +60,41 @@ def test_no_item_has_an_answer(error: type[ClientError]) -> None:
         asked(1000, lambda item: error("no") if item > 100 else None)
 
 
+def serve(monkeypatch: pytest.MonkeyPatch, model: object) -> None:
+    """Let every client find this model."""
+
+    class Client:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        async def __aenter__(self) -> Client:
+            return self
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+        def model(self, *_: object) -> object:
+            return model
+
+    monkeypatch.setattr(async_client, "AsyncClient", Client)
+
+
+def test_outputs_of_any_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, terminal: Terminal) -> None:
+    class Model:
+        async def info(self) -> object:
+            return SimpleNamespace(has_state=False)
+
+        async def __call__(self, _data: object, **_: object) -> Answer:
+            names = ("file", "allow_pickle")
+            outputs = tuple(Output(name, "FP32", (1,), np.ones(1, np.float32).tobytes()) for name in names)
+            return Answer("agent", "model", "1", outputs, Timing(0.1))
+
+    serve(monkeypatch, Model())
+    np.savez(tmp_path / "in.npz", x=np.zeros(1, np.float32))
+    result = terminal("infer", *WHERE, "--inputs", tmp_path / "in.npz", "-o", tmp_path / "out.npz")
+    assert result.code == 0, result
+    with np.load(tmp_path / "out.npz") as written:
+        assert written.files == ["file", "allow_pickle"]
+
+
 def test_a_late_row_of_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, terminal: Terminal) -> None:
     class Model:
         async def info(self) -> object:
@@ -73,18 +108,7 @@ def test_a_late_row_of_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
             output = Output("y", "FP32", (1,), np.array([row], np.float32).tobytes())
             return Answer("agent", "model", "1", (output,), Timing(0.1))
 
-    class Client:
-        def __init__(self, *_: object, **__: object) -> None: ...
-
-        async def __aenter__(self) -> Client:
-            return self
-
-        async def __aexit__(self, *_: object) -> None: ...
-
-        def model(self, *_: object) -> Model:
-            return Model()
-
-    monkeypatch.setattr(async_client, "AsyncClient", Client)
+    serve(monkeypatch, Model())
     table, truth, out = (tmp_path / name for name in ("t.csv", "truth.csv", "out.csv"))
     table.write_text("a\n" + "".join(f"{row}\n" for row in range(20)))
     truth.write_text("label\n" + "".join(f"{'x' if row == 3 else row}\n" for row in range(20)))

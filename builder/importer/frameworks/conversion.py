@@ -16,6 +16,7 @@ import onnx
 from numpy.typing import ArrayLike, NDArray
 from onnx import helper
 
+from agent.array_file import write_arrays
 from builder.errors import ModelError, UnsupportedOperatorError
 from builder.importer import advice
 from builder.importer.frameworks.interpreter import find_python
@@ -243,8 +244,7 @@ def _computed(
     model: ImportedModel,
 ) -> FrameworkSample:
     """Compute the reference outputs."""
-    given: dict[str, Any] = {**inputs, **fixed}
-    np.savez(process.folder / "inputs.npz", **given)
+    write_arrays(process.folder / "inputs.npz", {**inputs, **fixed})
     process.ask("run")
     arrays = process.arrays("outputs.npz")
     outputs = tuple(arrays[f"output_{at}"] for at in range(len(arrays)) if f"output_{at}" in arrays)

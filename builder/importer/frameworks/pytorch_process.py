@@ -137,7 +137,11 @@ class Conversion:
         for name, leaf in zip(self._inputs, leaves):  # noqa: B905 - as long as each other
             if name is not None and hasattr(leaf, "detach"):
                 arrays[name] = _array(leaf)
-        np.savez("examples.npz", **{name: array for name, array in arrays.items() if array is not None})
+        with zipfile.ZipFile("examples.npz", "w") as archive:  # `savez` takes no array called `file`
+            for name, array in arrays.items():
+                if array is not None:
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)
 
     def _run(self) -> dict[str, Any]:
         import numpy as np

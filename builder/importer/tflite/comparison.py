@@ -29,7 +29,7 @@ import onnx
 import onnxruntime
 from numpy.typing import ArrayLike, NDArray
 
-from agent.array_file import damage, read_arrays, reason_of
+from agent.array_file import damage, read_arrays, reason_of, write_arrays
 from builder.errors import ModelError, ParityError
 from builder.importer.large_models import open_session
 from builder.importer.silence import FOREIGN_FAILURES, first_line
@@ -187,8 +187,7 @@ def run_interpreter(
     with tempfile.TemporaryDirectory(prefix="edgebundle-") as name:
         folder = Path(name)
         (folder / "model.tflite").write_bytes(raw)
-        named: dict[str, Any] = {str(index): values for index, values in inputs.items()}
-        np.savez(folder / "inputs.npz", **named)
+        write_arrays(folder / "inputs.npz", {str(index): values for index, values in inputs.items()})
         try:
             status, said = start_interpreter(folder, "reference" if reference else "optimised")
         except subprocess.TimeoutExpired:
