@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from builder.errors import ModelError, ShapeError
+from builder.importer.classic.feature_count import columns_needed
 from builder.importer.control_flow import rename
 from builder.importer.input_shapes import MAX_DIM, MAX_RANK
 from builder.importer.onnx_graph import is_known_type, walk_nodes
@@ -75,7 +76,7 @@ def fix_inputs(
         )
     dims = {name: _substitute(given.get(name), declared[name], solved) for name in remaining}
     _choose_batch(dims, declared, progress)
-    _refuse_unknown(dims, declared)
+    _refuse_unknown(graph, dims, declared)
     for value in graph.input:
         found = dims[value.name]
         assert found is not None
@@ -231,6 +232,7 @@ def _is_static(dims: Sequence[Dim]) -> bool:
 
 
 def _refuse_unknown(
+    graph: onnx.GraphProto,
     dims: Mapping[str, tuple[Dim, ...] | None],
     declared: Mapping[str, tuple[Dim, ...] | None],
 ) -> None:
@@ -242,9 +244,14 @@ def _refuse_unknown(
     example = " ".join(
         f"{name}:{_text(dims[name]) if dims[name] is not None else '[...]'}" for name in unknown
     )
+    trees = "".join(
+        f"; the trees read '{name}' up to column {count}"
+        for name in unknown
+        if (count := columns_needed(graph, name))
+    )
     raise ShapeError(
         f"expected a shape for each of these inputs: {listed}",
-        hint=f'use --input-shapes "{example}" with numbers',
+        hint=f'use --input-shapes "{example}" with numbers{trees}',
     )
 
 
