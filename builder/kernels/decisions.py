@@ -72,7 +72,7 @@ class Schedules:
     choose
         Makes the decisions of a kernel that has none of these.
     progress
-        Called with a line for each measured schedule that does not apply.
+        Called with a line for each schedule that does not apply.
     strict
         Whether a kernel whose design space fails is an error. If not, the fallback orders its loops: the
         kernel is right, but slow.

@@ -150,6 +150,8 @@ def _ordered(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules) ->
     except SCHEDULE_FAULTS as error:
         if schedules.strict:
             raise BuildError(f"expected a schedule of the space {space_of(func)}, got: {error}") from error
+        reason = lines_of(error)[0]
+        schedules.progress(f"a kernel is slower than it could be: {space_of(func)} failed ({reason:.120})")
         kind = None
     if kind is None:
         return fallback.schedule(func, target).with_attr(SCHEDULE, FALLBACK)

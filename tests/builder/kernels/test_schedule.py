@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from builder.compiling.lower import lower
+from builder.errors import BuildError
+from builder.kernels import schedule
+from builder.kernels.decisions import Schedules
 from builder.target.device_target import DeviceTarget
-from tests.builder.kernels.machines import Randn, machine, run
+from tests.builder.kernels.machines import Randn, machine, module_of, run
 
 
 @pytest.fixture(params=[4, 16])
@@ -77,3 +81,19 @@ def test_operands_of_a_concatenation_are_computed_in_vectors(target: DeviceTarge
     (kernel,) = result.lowered.kernels.functions.values()
     exp = kernel.script().split('T.sblock("exp")')[0].splitlines()
     assert any("T.vectorized" in line for line in exp)
+
+
+def test_a_space_that_fails_is_told_or_an_error(
+    target: DeviceTarget, randn: Randn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise IndexError("a mistake in the space")
+
+    mod = module_of(relax.op.matmul, {"a": randn(8, 16), "b": randn(16, 32)})
+    monkeypatch.setattr(schedule, "SPACES", dict.fromkeys(schedule.SPACES, fail))
+    told: list[str] = []
+    lowered = lower(mod, target, Schedules(progress=told.append))
+    assert any("slower than it could be" in line and "a mistake in the space" in line for line in told)
+    assert "fallback" in {str(func.attrs[schedule.SCHEDULE]) for func in lowered.kernels.functions.values()}
+    with pytest.raises(BuildError, match="a mistake in the space"):
+        lower(mod, target, Schedules(strict=True))
