@@ -53,6 +53,7 @@ _FOLDER_LINK: Final = re.compile(r"\[([^]]*)\]\((?!\w+:)[^()\s]*/\)")
 TABLE_OF_CONTENTS: Final = {
     "Start": (
         "docs/install",
+        "docs/broker",
         "docs/project",
         "docs/your-detector",
         "docs/clients",

@@ -8,12 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
+import os
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message, Will
@@ -22,9 +26,12 @@ from agent.mqtt.settings import BrokerSettings
 from edgebundle import AsyncClient, Broker, BrokerError, NoAnswerError, Request
 from tests.agent.service.conftest import StartService, status_of
 from tests.conftest import BrokerProcess, debian_mosquitto
+from tests.needs import needed
 from tests.patience import PATIENCE_S, until
 
-ACCESS_LIST = Path(__file__).parents[3] / "docs" / "mosquitto" / "edge.acl"
+ROOT = Path(__file__).parents[3]
+ACCESS_LIST = ROOT / "docs" / "mosquitto" / "edge.acl"
+RECIPES = ROOT / "examples" / "clients"
 # Each client has its own block; the sample has alice's.
 BOB = """
 user bob
@@ -206,6 +213,37 @@ async def test_client_of_before_is_told_why_it_is_refused_and_served_where_the_l
             target = client.model("kitchen", "echo")._target
             message, _ = await client.ask(target, RAW, end_s=time.monotonic() + PATIENCE_S)
             assert status_of(message) == 200
+
+
+async def test_recipes_work_under_the_access_list(
+    guarded: BrokerProcess, start_service: StartService, tmp_path: Path
+) -> None:
+    """Their topics: what they send and show is tested with their own programs, in tests/clients."""
+    needed("mosquitto_pub")
+    (tmp_path / "picture.png").write_bytes(b"picture")
+    recipe = yaml.safe_load((RECIPES / "home-assistant.yaml").read_text())
+    actions = [automation["actions"][0]["data"] for automation in recipe["automation"]]
+    async with (
+        start_service(guarded.port, broker_username="kitchen") as rig,
+        connected(guarded.port, "homeassistant") as [house],
+    ):
+        await rig.service.models.activate(rig.signer.bundle())
+        done = await asyncio.create_subprocess_exec(
+            *(RECIPES / "mosquitto.sh", "kitchen", "echo", tmp_path / "picture.png"),
+            *("-h", "127.0.0.1", "-p", str(guarded.port), "-u", "alice"),
+            env={**os.environ, "EDGEBUNDLE_USER": "alice"},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said, _ = await asyncio.wait_for(done.communicate(), PATIENCE_S)
+        assert (done.returncode, said) == (0, b"1.0.0:picture\n")
+        for action, sensor in zip(actions, recipe["mqtt"], strict=True):
+            await house.connection.subscribe(sensor["sensor"]["state_topic"])
+            [reply_to] = re.findall(r'"reply_to": "(.*?)"', action["payload"])
+            # The models have other names than the one that runs here.
+            request = json.dumps({"reply_to": reply_to, "id": "1", "inputs": []}).encode()
+            assert await house.publish(action["topic"], request)
+        await until(lambda: len(house.heard) == len(actions))
+        assert [json.loads(message.payload)["status"] for message in house.heard] == [404, 404]
 
 
 async def test_device_cannot_be_thrown_out_by_its_client_identifier(
