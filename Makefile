@@ -69,11 +69,12 @@ test-arm: needs-root $(STAMP) ## run the tests that need root: an arm64 system u
 	packaging/test-arm.sh $(PYTEST_ARGS)
 
 .PHONY: lint
-lint: $(STAMP) ## run ruff, mypy (strict) and the import contract
+lint: $(STAMP) ## run ruff, mypy (strict) and the import contract, and count the lines of each room
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python packaging/line_budget.py
 
 # The other engines get their own virtual environment, because tvm-ffi imports torch if it is installed.
 .PHONY: bench
