@@ -188,7 +188,7 @@ def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str
     if node.domain == DOMAIN and node.op_type in CONTRIB:
         return Reason("its attributes, or its optional inputs or outputs, are not supported")
     if node.domain and not is_kept(node):
-        return Reason(f"domain '{node.domain}' is not ONNX's")
+        return Reason(f"the importer knows no operators of the domain '{node.domain}'")
     if node.op_type == "Loop" and (count := _too_many_steps(node, graph)):
         size = len(attributes(node)["body"].node)
         return Reason(f"its {count} steps of {size} nodes are more than {MAX_UNROLLED_NODES} nodes")

@@ -29,7 +29,6 @@ from builder.importer.rewrites import (
     recurrent,
     resize,
     scatter,
-    training,
 )
 from builder.importer.rewrites.replacement import Rewrite
 from builder.importer.rewrites.sequences import resolve_sequences
@@ -114,14 +113,6 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "TfIdfVectorizer": scatter.tf_idf,
 }
 
-# The same for operators of `TRAINING_DOMAIN`.
-TRAINING_DOMAIN: Final = "ai.onnx.preview.training"
-TRAINING: Final[Mapping[str, Rewrite]] = {
-    "Adagrad": training.adagrad,
-    "Adam": training.adam,
-    "Momentum": training.momentum,
-}
-
 # The same for classic models; trees and support vector machines are compiled as they are (`classic/kept.py`).
 CLASSIC_DOMAIN: Final = "ai.onnx.ml"
 CLASSIC_REWRITES: Final[Mapping[str, Rewrite]] = {
@@ -139,7 +130,6 @@ CLASSIC_REWRITES: Final[Mapping[str, Rewrite]] = {
 
 _TABLES: Final[Mapping[str, Mapping[str, Rewrite]]] = {
     "": REWRITES,
-    TRAINING_DOMAIN: TRAINING,
     CLASSIC_DOMAIN: CLASSIC_REWRITES,
     "com.microsoft": {"CDist": linear_models.distances},
 }
