@@ -14,7 +14,6 @@ from agent.terminal import say
 from builder.cli import SubParsers
 from builder.cli.arguments import TARGETS, add_declarations
 from builder.cli.early_checks import check_model
-from builder.cli.project_trust import trust_outside
 from builder.compiling.identity import bundle_name
 
 if TYPE_CHECKING:
@@ -91,6 +90,8 @@ def _new(args: argparse.Namespace) -> int:
 
             key_files.generate(unfinished / "keys")
         unfinished.rename(folder)
+        from builder.cli.project_trust import trust_outside
+
         trust_outside(folder, _files(args, folder))
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)

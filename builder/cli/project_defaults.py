@@ -2,8 +2,7 @@
 
 Promises: a flag on the command line wins over the file. What the file says about its model is not applied to
 another model or bundle that the command line names. What a stranger's file must not do needs a yes
-(`project_trust`). A verb takes part with the arguments that it has, and
-needs no code of its own.
+(`project_trust`). A verb takes part with the arguments that it has, and needs no code of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from builder.cli.project_trust import require_trust
 from builder.errors import ProjectError
 from builder.project import FILE, Project
 from builder.spelling import did_you_mean
@@ -87,6 +85,8 @@ def with_project(
         _apply(verbs[verb], others)
         args, unknown = _parsed(verbs[verb], arguments, parse)
         values |= others
+    from builder.cli.project_trust import require_trust  # loaded late: most folders have no such file
+
     require_trust(args, values, arguments)
     return args, unknown
 
