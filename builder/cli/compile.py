@@ -30,7 +30,6 @@ from builder.cli.early_checks import (
 from builder.cli.progress import show_steps
 from builder.cli.quantize import HALVES, PRECISIONS, add_quantising, check_flags, quantise
 from builder.compiling import tolerances
-from builder.compiling.identity import Identity
 
 if TYPE_CHECKING:
     from agent.bundle.state import State
@@ -150,6 +149,7 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 def _compile(args: argparse.Namespace) -> int:
     from builder.bundles.key_files import read_private
+    from builder.compiling.identity import Identity
 
     # Loading the compiler takes seconds, and compiling minutes.
     identity = Identity(args.name, args.model_version, args.security_counter, args.compatible)

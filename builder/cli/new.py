@@ -14,7 +14,6 @@ from agent.terminal import say
 from builder.cli import SubParsers
 from builder.cli.arguments import TARGETS, add_declarations
 from builder.cli.early_checks import check_model
-from builder.compiling.identity import bundle_name
 
 if TYPE_CHECKING:
     from builder.compiling.recognition import Proposal
@@ -117,6 +116,8 @@ def _proposal(model: str) -> Proposal | None:
 
 def _toml(args: argparse.Namespace, folder: Path, proposal: Proposal | None) -> str:
     """Return the project's file; what is not known yet is a comment."""
+    from builder.compiling.identity import bundle_name
+
     name = bundle_name(folder.name)
     sure = proposal if proposal is not None and proposal.sure else None
     before = _preset(args.preprocess, folder) or (sure.preprocess or None if sure else None)
