@@ -30,7 +30,7 @@ from benchmarks.conformance.verdict import (
     difference,
 )
 from builder import compile, load
-from builder.compiling.parity import run_session, session
+from builder.compiling.parity import run_session, session_of_file
 from builder.errors import BuildError, ModelError, ParityError, ShapeError, UnsupportedOperatorError
 from builder.importer import ImportedModel
 from builder.running.local_run import Runner
@@ -117,7 +117,7 @@ def _is_disputed(case: Case, outputs: Sequence[Array]) -> bool:
     if case.model.suffix != ".onnx" or not any(difference(*pair, case.rtol, case.atol) for pair in pairs):
         return False
     try:
-        theirs = run_session(session(case.model), None, case.inputs)
+        theirs = run_session(session_of_file(case.model, 0), None, case.inputs)
     except ModelError:
         return False
     arrays = [np.asarray(value) for value in theirs]
