@@ -32,15 +32,8 @@ from builder.codegen.merged_graphs import MergedGraphs
 from builder.compiling import audio_presets, block_parity, framework_parity, parity, tolerances
 from builder.compiling.bucket_plan import check_declared, plan_buckets
 from builder.compiling.columns import Names
-from builder.compiling.compilation import (
-    Compared,
-    build_for_host,
-    check_rounding,
-    choose_records,
-    compare_model,
-    describe_model,
-    look_at_sample,
-)
+from builder.compiling.comparison import Compared, check_rounding, compare_model, look_at_sample
+from builder.compiling.compilation import build_for_host, choose_records, describe_model
 from builder.compiling.defined_samples import choose
 from builder.compiling.footprint import resources_of_buckets
 from builder.compiling.identity import Identity
