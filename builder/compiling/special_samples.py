@@ -102,12 +102,10 @@ def special_samples(
     elementwise = is_elementwise(model)
     carries = set(original) <= _ELEMENTWISE | _SUMS | _FOLDED
     special = np.array(_MILD)
-    if elementwise and carries and _has_open_clip(model):
-        special = np.array((*_MILD, np.nan))
-    elif elementwise and carries:
+    if elementwise and carries:
         special = np.array(_MILD + _NOT_FINITE + (_LARGE if _adds_products(model) else _EXTREME))
     elif carries and _has_only(model, _ELEMENTWISE | _SUMS):
-        special = np.array((*_MILD, np.nan) if _has_open_clip(model) else _MILD + _NOT_FINITE)
+        special = np.array(_MILD + _NOT_FINITE)
     elif any(node.domain or node.op_type in _UNDEFINED for node in model.graph.node):
         return
     free = set(masks(inputs, model)) if elementwise and not divides_integers(model) else set()
@@ -133,17 +131,6 @@ def _adds_products(model: onnx.ModelProto) -> bool:
     products = {node.output[0] for node in model.graph.node if node.op_type == "Mul"}
     return any(
         node.op_type in ("Add", "Sub") and not products.isdisjoint(node.input) for node in model.graph.node
-    )
-
-
-def _has_open_clip(model: onnx.ModelProto) -> bool:
-    """Whether something is computed of a Clip without a bound: ONNX Runtime's makes a number of infinity."""
-    read = {name for node in model.graph.node for name in node.input}
-    return any(
-        node.op_type == "Clip"
-        and node.output[0] in read
-        and not all(len(node.input) > place and node.input[place] for place in (1, 2))
-        for node in model.graph.node
     )
 
 

@@ -39,6 +39,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "BitShift": elementwise.bit_shift,
     "Cast": elementwise.cast,
     "CastLike": elementwise.cast_like,
+    "Clip": elementwise.clip,
     "Col2Im": scatter.column_to_image,
     "Compress": scatter.compress,
     "Concat": features.concat,

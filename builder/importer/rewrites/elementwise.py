@@ -105,6 +105,22 @@ def prelu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | 
     return new.nodes
 
 
+def clip(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Clip of floats without a bound: the default is the largest finite number, so infinity is clipped."""
+    found = graph.type_of(node.input[0])
+    bounds = [input_name(node, place) for place in (1, 2)]
+    if found is None or found.dtype.kind != "f" or all(bounds):
+        return None
+    new = Replacement(node, graph)
+    largest = np.finfo(found.dtype).max
+    low, high = (
+        given or new.constant(sign * largest, found.dtype)
+        for given, sign in zip(bounds, (-1, 1), strict=True)
+    )
+    new.op("Clip", node.input[0], low, high, to=node.output[0])
+    return new.nodes
+
+
 def celu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """Celu: ONNX's definition, whose constants of shape [1] would give a scalar a dimension."""
     found = graph.type_of(node.input[0])

@@ -67,18 +67,6 @@ def test_the_numbers_of_two_inputs_meet_in_many_pairs() -> None:
     assert len(pairs) > 200
 
 
-@pytest.mark.parametrize(("bounds", "bounded"), [(["two"], False), (["two", "two"], True)])
-def test_what_is_computed_of_a_clip_without_a_bound_gets_no_infinity(
-    bounds: list[str], bounded: bool
-) -> None:
-    clip = helper.make_node("Clip", ["x", *bounds], ["c"])
-    samples = drawn(made([clip, helper.make_node("Log", ["c"], ["y"])], {"x": (F, [100])}))
-    assert np.isnan(samples[0]["x"]).any()
-    assert np.isinf(samples[0]["x"]).any() == bounded
-    model = made([clip, helper.make_node("Log", ["c"], ["y"])], {"x": (F, [100])})
-    compile(import_onnx(model))
-
-
 def test_huge_products_that_cancel_are_rounding() -> None:
     inputs = {name: (F, [40]) for name in "xzuv"}
     products = [helper.make_node("Mul", [*pair], [pair]) for pair in ("xz", "uv")]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from builder.compiling.compilation import compile
 from builder.importer import import_onnx
 from builder.importer.rewrites import apply_rewrites
 from tests.builder.importer.rewrites.cases import BOOL, INT64, Case, ModelMaker, check_case, one, operators
@@ -104,6 +106,28 @@ def test_the_logarithm_of_a_sum_where_all_is_masked(
 def test_a_threshold_below_infinity(make_model: ModelMaker, agrees: Any, alpha: float) -> None:
     x = np.array([np.nan, -np.inf, np.inf, -2, 0, 0.5, 2], np.float32)
     agrees(make_model([one("ThresholdedRelu", ["x"], alpha=alpha)], {"x": [7]}, {"y": [7]}), x)
+
+
+@pytest.mark.parametrize("bounds", [[], ["two"], ["", "two"], ["two", "two"]], ids=str)
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_a_clip_without_a_bound_makes_infinity_finite(
+    make_model: ModelMaker, agrees: Any, name: str, bounds: list[str]
+) -> None:
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(name))
+    ends = {end: ([6], kind) for end in "xy"}
+    model = make_model(
+        [one("Clip", ["x", *bounds])], {"x": ends["x"]}, {"y": ends["y"]}, {"two": np.array(2, name)}
+    )
+    agrees(model, np.array([-np.inf, np.inf, -1e30, -0.0, 1, 3], name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [6, 9, 11, 13])
+def test_a_clip_without_a_bound_of_every_opset_is_compiled(version: int) -> None:
+    bound = "Clip<min = 1.0>(x)" if version < 11 else "Clip(x, one)"
+    text = f"""<ir_version: 8, opset_import: ["" : {version}]> g (float[40] x) => (float[40] y)
+        <float one = {{1.0}}> {{ c = {bound} y = Log(c) }}"""
+    compile(import_onnx(onnx.parser.parse_model(text)))
 
 
 def test_celu_of_a_scalar_is_a_scalar(make_model: ModelMaker, run_onnx: Any) -> None:
