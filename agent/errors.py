@@ -9,6 +9,7 @@
     │   ├── MixAndMatchError        its parts or its name do not match                ERR_MIX_AND_MATCH
     │   ├── EndlessDataError        over a limit                                      ERR_ENDLESS_DATA
     │   ├── RollbackError           older than the committed bundle                   ERR_ROLLBACK
+    │   ├── CounterAheadError       its counter would lock out later bundles          ERR_COUNTER_AHEAD
     │   ├── IncompatibleError       made for another machine                          ERR_INCOMPATIBLE
     │   ├── KeyRevokedError         signed by a revoked key                           ERR_KEY_REVOKED
     │   └── SelfTestError           its samples give other results                    ERR_SELF_TEST
@@ -96,6 +97,12 @@ class RollbackError(BundleError):
     """The bundle is older than the one this device has committed under its name."""
 
     code = "ERR_ROLLBACK"
+
+
+class CounterAheadError(BundleError):
+    """The bundle's security counter is ahead of time, and would lock out later builds."""
+
+    code = "ERR_COUNTER_AHEAD"
 
 
 class IncompatibleError(BundleError):

@@ -6,12 +6,20 @@ authenticity to `verify`, and the record of committed counters to `agent.deploy`
 
 from __future__ import annotations
 
+from agent.bundle.counter_time import AHEAD_HINT, day_of
 from agent.bundle.machine import Machine, arch_of_triple
 from agent.bundle.manifest import Manifest
-from agent.errors import IncompatibleError, MixAndMatchError, RollbackError
+from agent.errors import CounterAheadError, IncompatibleError, MixAndMatchError, RollbackError
 
 
-def admit(manifest: Manifest, machine: Machine, *, deployed_as: str, committed_counter: int | None) -> None:
+def admit(
+    manifest: Manifest,
+    machine: Machine,
+    *,
+    deployed_as: str,
+    committed_counter: int | None,
+    highest_counter: int | None = None,
+) -> None:
     """Check that a bundle may run on this machine under a model's name.
 
     Parameters
@@ -24,6 +32,8 @@ def admit(manifest: Manifest, machine: Machine, *, deployed_as: str, committed_c
         The model's name in the request to deploy it.
     committed_counter
         The highest security counter that this machine has committed for that name, or None if it has none.
+    highest_counter
+        The highest one that is not ahead of time; None for a bundle that was installed before.
 
     Raises
     ------
@@ -33,6 +43,8 @@ def admit(manifest: Manifest, machine: Machine, *, deployed_as: str, committed_c
         If it was made for another machine; the message names the first thing that this one lacks.
     RollbackError
         If its security counter is lower than the committed one.
+    CounterAheadError
+        If it is ahead of time, is not meant to be, and would raise the committed one.
     """
     if manifest.name != deployed_as:
         raise MixAndMatchError(f"expected a bundle of model {deployed_as!r:.80}, got one of {manifest.name}")
@@ -42,6 +54,14 @@ def admit(manifest: Manifest, machine: Machine, *, deployed_as: str, committed_c
             f"{manifest.name} {manifest.version} is a downgrade: expected a security counter of "
             f"{committed_counter} or higher, got {manifest.security_counter}",
             hint=f"compile it again, or with --security-counter {committed_counter} or higher",
+        )
+    if highest_counter is None or manifest.counter_ahead_of_time:
+        return
+    if manifest.security_counter > max(highest_counter, committed_counter or 0):
+        raise CounterAheadError(
+            f"{manifest.name} {manifest.version} would lock out later builds: expected a security counter of "
+            f"at most {highest_counter} ({day_of(highest_counter)}), got {manifest.security_counter}",
+            hint=f"compile it again: {AHEAD_HINT}",
         )
 
 

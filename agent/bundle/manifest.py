@@ -285,6 +285,8 @@ class Manifest:
     class_counts
         Outputs that hold numbers of classes -> how many classes there are; None if the model's file says
         nothing about it. Labels are checked with it when the bundle gets others; a device does not read it.
+    counter_ahead_of_time
+        True if the counter is meant to be ahead of time; None for every other bundle.
 
     Raises
     ------
@@ -314,6 +316,7 @@ class Manifest:
     columns: tuple[InputColumns, ...] | None = field(default=None, metadata=canonical_json.LATER)
     quantisation: Quantisation | None = field(default=None, metadata=canonical_json.LATER)
     class_counts: Mapping[str, int] | None = field(default=None, metadata=canonical_json.LATER)
+    counter_ahead_of_time: bool | None = field(default=None, metadata=canonical_json.LATER)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", MappingProxyType(dict(sorted(self.files.items()))))
@@ -322,6 +325,8 @@ class Manifest:
         check_model_name(self.name)
         check_version(self.version)
         check_security_counter(self.security_counter)
+        if self.counter_ahead_of_time is False:
+            raise ValueError("counter_ahead_of_time: expected true or nothing, got false")
         check_compatible(self.compatible)
         _check_tensors("inputs", self.inputs)
         _check_tensors("outputs", self.outputs)

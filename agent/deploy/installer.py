@@ -21,7 +21,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+from agent import clock
 from agent.bundle.admission import admit
+from agent.bundle.counter_time import highest_counter
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
 from agent.bundle.manifest import Manifest
@@ -326,12 +328,15 @@ class Installer:
     async def _do_verify(self, run: JobRun) -> None:
         request = run.job.request
         active = self._store.active().get(request.model)
-        if active is None or request.digest not in (active.digest, active.previous):
+        is_new = active is None or request.digest not in (active.digest, active.previous)
+        if is_new:
             self._keyring().require_complete()
         floor = active.counter_floor if active is not None and active.digest == request.digest else None
-        run.verified = await self._verified(request.model, request.digest, floor)
+        run.verified = await self._verified(request.model, request.digest, floor, is_new=is_new)
 
-    async def _verified(self, name: str, digest: str, counter_floor: int | None = None) -> VerifiedBundle:
+    async def _verified(
+        self, name: str, digest: str, counter_floor: int | None = None, *, is_new: bool = False
+    ) -> VerifiedBundle:
         """Verify the bundle on disk, and check that it has this digest and may run here."""
         path = self._store.bundle_path(digest)
         if not self._store.has(digest):
@@ -345,19 +350,23 @@ class Installer:
             raise StoreError(f"reading {path.name}: {error.strerror}") from error
         with contextlib.ExitStack() as undo:
             undo.callback(verified.close)
-            self._admit(verified, name, digest, counter_floor)
+            self._admit(verified, name, digest, counter_floor, is_new=is_new)
             undo.pop_all()
         return verified
 
-    def _admit(self, verified: VerifiedBundle, name: str, digest: str, counter_floor: int | None) -> None:
+    def _admit(
+        self, verified: VerifiedBundle, name: str, digest: str, counter_floor: int | None, *, is_new: bool
+    ) -> None:
         if verified.digest != digest:
             raise MixAndMatchError(f"expected a bundle with {digest}, got {verified.digest}")
         committed = self._store.committed_counter(name)
+        highest = highest_counter(clock.now_s(), synchronised=clock.is_synchronised()) if is_new else None
         admit(
             verified.manifest,
             self._machine,
             deployed_as=name,
             committed_counter=committed if counter_floor is None else counter_floor,
+            highest_counter=highest,
         )
 
     async def _do_install(self, run: JobRun) -> None:

@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 from typing import Final, Protocol
 
+from agent import clock
 from agent.bundle.admission import admit
+from agent.bundle.counter_time import highest_counter
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
 from agent.bundle.names import hex_digest
@@ -78,6 +80,7 @@ def install(config: Settings, path: Path, *, wait_s: float = WAIT_S) -> int:
         Machine.detect(configured=config.compatible),
         deployed_as=manifest.name,
         committed_counter=store.committed_counter(manifest.name),
+        highest_counter=highest_counter(clock.now_s(), synchronised=clock.is_synchronised()),
     )
     store.require_space(path.stat().st_size)
     inbox = Inbox(store.inbox)

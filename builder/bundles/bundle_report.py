@@ -100,7 +100,7 @@ class BundleReport:
             ("target", f"{target.triple}, {target.cpu}" + _listed(", needs ", target.features)),
             ("runtime", f"{runtime.abi}, glibc {runtime.glibc} or newer, {runtime.executor} executor"),
             ("compatible", ", ".join(manifest.compatible)),
-            ("counter", f"{manifest.security_counter} (security_counter)"),
+            ("counter", f"{manifest.security_counter} ({_counter_note(manifest)})"),
             *(("input", _tensor(spec, manifest.buckets, quantised[0])) for spec in manifest.inputs),
             *(("output", _tensor(spec, manifest.buckets, quantised[1])) for spec in manifest.outputs),
             *(("bucket", line) for line in _buckets(manifest)),
@@ -316,3 +316,7 @@ def _size(count: int) -> str:
         if count >= bytes_per_unit:
             return f"{count / bytes_per_unit:.1f} {unit}"
     return f"{count} B"
+
+
+def _counter_note(manifest: Manifest) -> str:
+    return "security_counter" + (", ahead of time" if manifest.counter_ahead_of_time else "")

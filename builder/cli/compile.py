@@ -108,6 +108,11 @@ def add_parsers(subparsers: SubParsers) -> None:
         "time of the build in seconds since 1970, or SOURCE_DATE_EPOCH)",
     )
     manifest.add_argument(
+        "--counter-ahead-of-time",
+        action="store_true",
+        help="allow a counter that is more than two days ahead of the time: devices never go back below it",
+    )
+    manifest.add_argument(
         "--compatible",
         action="append",
         metavar="TYPE",
@@ -152,7 +157,9 @@ def _compile(args: argparse.Namespace) -> int:
     from builder.compiling.identity import Identity
 
     # Loading the compiler takes seconds, and compiling minutes.
-    identity = Identity(args.name, args.model_version, args.security_counter, args.compatible)
+    identity = Identity(
+        args.name, args.model_version, args.security_counter, args.compatible, args.counter_ahead_of_time
+    )
     identity.check()
     check_model(args)
     check_inputs(args)

@@ -99,13 +99,16 @@ def _sign(args: argparse.Namespace) -> int:
     from agent.bundle.keyring import key_id
     from builder.bundles.key_files import read_private
     from builder.bundles.package import Package
+    from builder.compiling.identity import check_counter_time
 
     key = read_private(args.sign_key)
     output = args.output or args.bundle
     with naming_file(args.bundle):
-        signed = Package.load(args.bundle).sign(key)
+        package = Package.load(args.bundle)
+        manifest = package.manifest
+        check_counter_time(manifest.security_counter, meant=bool(manifest.counter_ahead_of_time))
+        signed = package.sign(key)
         signed.save(output)
-    manifest = signed.manifest
     signer = key_id(key.public_key())
     if args.json:
         print_json({"name": manifest.name, "version": manifest.version, "key_id": signer, "output": output})

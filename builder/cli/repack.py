@@ -41,6 +41,11 @@ def add_parsers(subparsers: SubParsers) -> None:
         "time in seconds since 1970, or SOURCE_DATE_EPOCH)",
     )
     parser.add_argument(
+        "--counter-ahead-of-time",
+        action="store_true",
+        help="allow a counter that is more than two days ahead of the time: devices never go back below it",
+    )
+    parser.add_argument(
         "--sign-key", metavar="KEY", help="private key to sign with; devices accept only signed bundles"
     )
     add_json(parser)
@@ -59,7 +64,12 @@ def _repack(args: argparse.Namespace) -> int:
         version = args.model_version or package.manifest.version
         package = repack(
             package,
-            identity=Identity(args.name, version, args.security_counter),
+            identity=Identity(
+                args.name,
+                version,
+                args.security_counter,
+                counter_ahead_of_time=args.counter_ahead_of_time,
+            ),
             preprocess=args.preprocess,
             postprocess=args.postprocess,
             labels=args.labels,

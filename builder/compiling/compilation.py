@@ -286,6 +286,7 @@ def describe_model(
             name=identity.name or bundle_name(model.name),
             version=identity.version,
             security_counter=identity.counter(),
+            counter_ahead_of_time=identity.counter_ahead_of_time or None,
             compatible=tuple(identity.compatible or (f"linux-{device.arch}",)),
             target=ManifestTarget(device.triple, device.cpu, device.features),
             runtime=_runtime(code),

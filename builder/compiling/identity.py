@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agent.bundle.counter_time import AHEAD_HINT, day_of, highest_counter
 from agent.bundle.manifest import check_compatible, check_model_name, check_security_counter, check_version
 from builder.errors import ModelError
 
@@ -31,12 +32,16 @@ class Identity:
         environment variable `SOURCE_DATE_EPOCH` sets this time for reproducible builds.
     compatible
         Device types, such as `["raspberrypi,4-model-b"]`; None means any Linux of the target's architecture.
+    counter_ahead_of_time
+        Whether the counter may be more than two days ahead of the time, which devices refuse otherwise: no
+        bundle with a lower counter runs under this name any more.
     """
 
     name: str | None = None
     version: str = "1.0.0"
     security_counter: int | None = None
     compatible: Sequence[str] | None = None
+    counter_ahead_of_time: bool = False
 
     def counter(self) -> int:
         """Return the security counter, or the time of the build in its place.
@@ -61,7 +66,7 @@ class Identity:
         Raises
         ------
         ModelError
-            If the manifest does not allow the name, version, counter or a device type.
+            If the manifest does not allow a value, or the counter is ahead of time.
         """
         if isinstance(self.compatible, str):  # Python takes it for a sequence of its characters
             raise ModelError(f"expected a sequence of compatible strings, got {self.compatible!r:.80}")
@@ -69,6 +74,7 @@ class Identity:
         try:
             check_version(self.version)
             check_security_counter(self.counter())
+            check_counter_time(self.counter(), meant=self.counter_ahead_of_time)
             if self.compatible is not None:
                 check_compatible(self.compatible)
             if self.name is not None:
@@ -76,6 +82,27 @@ class Identity:
                 check_model_name(self.name)
         except ValueError as error:
             raise ModelError(str(error), hint=hint) from error
+
+
+def check_counter_time(counter: int, *, meant: bool) -> None:
+    """Check that a counter is not ahead of the time of this machine, unless it is meant to be.
+
+    Raises
+    ------
+    ModelError
+        If devices would refuse it.
+    """
+    highest = highest_counter(time.time(), synchronised=True)
+    if counter <= highest or meant:
+        return
+    seconds = counter // 1000
+    is_milliseconds = highest // 2 < seconds <= highest
+    got = f"{counter}, which are milliseconds" if is_milliseconds else f"{counter}"
+    raise ModelError(
+        "the security counter would lock out later builds: expected at most "
+        f"{highest} ({day_of(highest)}), got {got}",
+        hint=f"use seconds: --security-counter {seconds}" if is_milliseconds else AHEAD_HINT,
+    )
 
 
 def bundle_name(text: str) -> str:

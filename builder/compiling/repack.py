@@ -111,6 +111,7 @@ def repack(
         "name": identity.name or manifest.name,
         "version": identity.version,
         "security_counter": identity.counter(),
+        "counter_ahead_of_time": identity.counter_ahead_of_time or None,
         "compatible": tuple(identity.compatible or manifest.compatible),
         "preprocess": before,
         "audio": audio,

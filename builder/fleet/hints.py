@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from agent.bundle.counter_time import AHEAD_HINT
 from agent.errors import (
+    CounterAheadError,
     EdgeError,
     IncompatibleError,
     KeyRevokedError,
@@ -19,6 +21,7 @@ from agent.errors import (
 DEPLOYMENT_HINTS: Final[dict[type[EdgeError], str]] = {
     SignatureError: "sign the bundle with a key that this agent trusts: see `edgebundle sign --help`",
     RollbackError: "compile it again: the counter rises with each build, unless --security-counter sets it",
+    CounterAheadError: f"compile it again: {AHEAD_HINT}",
     IncompatibleError: "compile it with the --target of that device, which `edgebundle agents` shows",
     KeyRevokedError: "sign it with a key that has not been revoked",
     MixAndMatchError: "the agent received another file than the one deployed: check what --source serves",

@@ -67,6 +67,7 @@ def test_wire_codes_never_change() -> None:
         "MixAndMatchError": "ERR_MIX_AND_MATCH",
         "EndlessDataError": "ERR_ENDLESS_DATA",
         "RollbackError": "ERR_ROLLBACK",
+        "CounterAheadError": "ERR_COUNTER_AHEAD",
         "IncompatibleError": "ERR_INCOMPATIBLE",
         "KeyRevokedError": "ERR_KEY_REVOKED",
         "SelfTestError": "ERR_SELF_TEST",

@@ -21,6 +21,7 @@ SENSES: Final = {
     "--cafile": "CA certificates|authority that issued the broker's certificate",
     "--cert": "client certificate",
     "--config": "^configuration",
+    "--counter-ahead-of-time": "more than two days ahead",
     "--html": "also write a page of the graph",
     "--input-shapes": "shapes of (the )?inputs",
     "--inputs": "an .npz",

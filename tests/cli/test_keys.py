@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -284,6 +285,21 @@ def test_sign_on_a_full_disk_keeps_the_bundle_and_leaves_no_incomplete_file(
     fails(done, "File too large")
     assert bundle.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["keys", "tiny.bundle"]
+
+
+def test_counter_in_milliseconds_is_not_signed_unless_it_is_meant(
+    edgebundle: Edgebundle, unsigned: Package, pair: KeyPair, tmp_path: Path
+) -> None:
+    path = tmp_path / "late.bundle"
+    late = replace(unsigned.manifest, security_counter=1_796_000_000_000)
+    replace(unsigned, manifest=late).save(path)
+    before = path.read_bytes()
+    done = edgebundle("sign", path, "--sign-key", pair.private)
+    fails(done, "would lock out later builds", hint="--security-counter 1796000000")
+    assert path.read_bytes() == before
+    replace(unsigned, manifest=replace(late, counter_ahead_of_time=True)).save(path)
+    assert edgebundle("sign", path, "--sign-key", pair.private).returncode == 0
+    assert "1796000000000 (security_counter, ahead of time)" in edgebundle("inspect", path).stdout
 
 
 # inspect

@@ -34,6 +34,21 @@ def test_a_repacked_bundle_is_signed_verified_and_run(
     assert before.manifest.preprocess == after.manifest.preprocess
 
 
+def test_counter_ahead_of_time_needs_its_flag_and_is_then_in_the_manifest(
+    terminal: Terminal, digits_bundle: Path, tmp_path: Path
+) -> None:
+    new = tmp_path / "new.bundle"
+    counter = ("--security-counter", str(1 << 40))
+    refused = terminal("repack", digits_bundle, "-o", new, *counter)
+    assert (refused.code, new.exists()) == (4, False)
+    assert "would lock out later builds" in refused.err[0]
+    assert terminal("repack", digits_bundle, "-o", new, *counter, "--counter-ahead-of-time").code == 0
+    assert Package.load(new).manifest.counter_ahead_of_time is True
+    # The next build has the time again, and needs no flag.
+    assert terminal("repack", new, "-o", new).code == 0
+    assert Package.load(new).manifest.counter_ahead_of_time is None
+
+
 def test_an_unsigned_result_is_told_and_json_is_the_only_output(
     terminal: Terminal, digits_bundle: Path, tmp_path: Path
 ) -> None:

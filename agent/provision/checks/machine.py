@@ -6,7 +6,6 @@ be undone (a sandbox) runs in a separate process.
 
 from __future__ import annotations
 
-import ctypes
 import datetime
 import json
 import os
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import agent
+from agent import clock
 from agent.bundle.machine import Machine
 from agent.deploy.store.store import SPACE_MARGIN_BYTES
 from agent.provision.finding import Finding, fail, ok, warn
@@ -48,8 +48,6 @@ parts = {"landlock": status.landlock, "seccomp": status.seccomp, "threads": stat
 print(json.dumps([str(status), [name for name, in_force in parts.items() if not in_force]]))
 """
 _COMMAND_LINE: Final = "/boot/firmware/cmdline.txt"
-# adjtimex(2): returned for a clock that is not synchronised.
-_TIME_ERROR: Final = 5
 # One or two workers take this much; with less, the kernel starts to kill processes.
 _LOW_MEMORY_BYTES: Final = 64 * _MIB
 # Raspberry Pi's firmware, "get_throttled": these bits for now, and 16 bits higher for "since boot".
@@ -95,29 +93,30 @@ def check_processor(machine: Machine) -> Iterator[Finding]:
         yield ok("processor", text)
 
 
-def check_clock(*, now_s: float | None = None, state: int | None = None) -> Iterator[Finding]:
-    """Check that the clock is later than the agent's build, and that the kernel reports it synchronised.
+def check_clock(*, now_s: float | None = None, synchronised: bool | None = None) -> Iterator[Finding]:
+    """Check that the clock is later than the agent's build, and known to be synchronised.
 
     Parameters
     ----------
     now_s
         Seconds since 1970; by default the clock's time.
-    state
-        The result of adjtimex(2); by default it is called.
+    synchronised
+        Whether the clock is; by default the device is asked.
     """
     now_s = time.time() if now_s is None else now_s
-    state = _clock_state() if state is None else state
+    synchronised = clock.is_synchronised() if synchronised is None else synchronised
     today = f"{datetime.datetime.fromtimestamp(now_s, datetime.UTC):%Y-%m-%d %H:%M} UTC"
-    built_s = Path(agent.__file__).stat().st_mtime
-    if now_s < built_s - 86_400:
+    if now_s < clock.built_s() - 86_400:
         yield fail(
             "clock",
             f"it says {today}, which is before this agent was built",
             "set it, or no certificate is valid: timedatectl set-ntp true",
         )
-    elif state == _TIME_ERROR:
+    elif not synchronised:
         yield warn(
-            "clock", f"it says {today}, and is not synchronised", "synchronise it: timedatectl set-ntp true"
+            "clock",
+            f"it says {today}, and is not known to be synchronised",
+            "synchronise it: timedatectl set-ntp true",
         )
     else:
         yield ok("clock", f"{today}, synchronised")
@@ -257,14 +256,6 @@ def _run(program: str) -> subprocess.CompletedProcess[str]:
         )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess([], 1, "", f"not done within {_PROBE_LIMIT_S} s")
-
-
-def _clock_state() -> int:
-    # struct timex with modes = 0 changes nothing; it fits into 512 bytes on every architecture.
-    try:
-        return int(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)))
-    except (OSError, AttributeError):
-        return 0
 
 
 def _text(path: Path) -> str:

@@ -8,7 +8,7 @@ import pytest
 from agent.bundle.admission import admit
 from agent.bundle.machine import Machine
 from agent.bundle.manifest import FileDigest, Resources, Runtime, Target
-from agent.errors import IncompatibleError, MixAndMatchError, RollbackError
+from agent.errors import CounterAheadError, IncompatibleError, MixAndMatchError, RollbackError
 
 PI4 = Machine(
     arch="aarch64",
@@ -43,6 +43,41 @@ def test_lower_security_counter_is_refused(kit: Any) -> None:
     ) as error:
         admit(kit.manifest(version="9.0.0"), PI4, deployed_as="pets", committed_counter=8)
     assert error.value.code == "ERR_ROLLBACK"
+
+
+@pytest.mark.parametrize(
+    ("counter", "committed", "meant", "is_refused"),
+    [
+        (3, None, None, False),
+        (1_796_000_000, 5, None, False),  # exactly the bound
+        (1_796_000_001, 5, None, True),
+        (1_796_000_001, None, None, True),
+        (1_796_000_000_000, 5, None, True),
+        ((1 << 63) - 1, 5, None, True),
+        ((1 << 63) - 1, 5, True, False),
+        # An agent without this check has committed it: a bundle that raises nothing locks nothing out.
+        (1_796_000_000_000, 1_796_000_000_000, None, False),
+        (1_796_000_000_001, 1_796_000_000_000, None, True),
+    ],
+)
+def test_counter_that_would_lock_out_later_builds_is_refused(
+    kit: Any, counter: int, committed: int | None, meant: bool | None, is_refused: bool
+) -> None:
+    manifest = kit.manifest(security_counter=counter, counter_ahead_of_time=meant)
+
+    def is_admitted(highest: int | None) -> None:
+        admit(manifest, PI4, deployed_as="pets", committed_counter=committed, highest_counter=highest)
+
+    is_admitted(None)  # it was installed before
+    if not is_refused:
+        is_admitted(1_796_000_000)
+        return
+    with pytest.raises(
+        CounterAheadError, match=rf"at most 1796000000 \(2026-11-30\), got {counter}$"
+    ) as error:
+        is_admitted(1_796_000_000)
+    assert error.value.code == "ERR_COUNTER_AHEAD"
+    assert "--counter-ahead-of-time" in (error.value.hint or "")
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ def make_bundle(
     abi: str = "tvm-ffi-0.1",
     features: tuple[str, ...] = ("avx2",),
     target: Target | None = None,
+    counter_ahead_of_time: bool | None = None,
 ) -> Bundle:
     """Pack and sign a bundle that a `FakeModels` runs, for a `target`, or for an x86-64 with `features`."""
     target = target or Target("x86_64-linux-gnu", "x86-64-v3", features)
@@ -88,6 +89,7 @@ def make_bundle(
         name=name,
         version=version,
         security_counter=counter,
+        counter_ahead_of_time=counter_ahead_of_time,
         target=target,
         compatible=(f"linux-{target.triple.partition('-')[0]}",),
         runtime=Runtime(tvm="0.27.0", tvm_ffi="0.1.14", executor="graph", abi=abi, glibc="2.28"),

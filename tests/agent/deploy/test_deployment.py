@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from agent import clock
 from agent.bundle.archive import pack
 from agent.bundle.keyring import Keyring, key_id
-from agent.deploy import deployment, reconcile, restoration
+from agent.deploy import deployment, installer, reconcile, restoration
 from agent.deploy.fetch.blocks import BLOCK_BYTES
 from agent.deploy.store.last_use import LastUse
 from agent.deploy.store.store import Store
@@ -142,6 +144,7 @@ def refused() -> dict[str, tuple[Bundle, dict[str, Any], str]]:
         "no signature": (unsigned_bundle(), {}, "ERR_ARBITRARY_SOFTWARE"),
         "no bundle": (Bundle(b"hello" * 100, "digits", "2.0.0", 1), {}, "ERR_ARBITRARY_SOFTWARE"),
         "an older counter": (make_bundle(version="2.0.0", counter=4), {}, "ERR_ROLLBACK"),
+        "a counter in milliseconds": (make_bundle(counter=1_796_000_000_000), {}, "ERR_COUNTER_AHEAD"),
         "another CPU": (make_bundle(counter=9, features=("avx512f",)), {}, "ERR_INCOMPATIBLE"),
         "another ABI": (make_bundle(counter=9, abi="tvm-ffi-0.2"), {}, "ERR_INCOMPATIBLE"),
         "a foreign URL": (good, {"sources": ["https://evil.example/digits.bundle"]}, "ERR_SOURCE"),
@@ -211,6 +214,63 @@ async def test_a_signed_older_bundle_replayed_is_refused_even_after_its_successo
     state = await agent.deploy(old, "job-3")
     assert (state["status"], state["code"]) == ("REJECTED", "ERR_ROLLBACK")
     assert agent.models.serving == {}
+    await agent.stop()
+
+
+async def test_counter_ahead_of_time_is_refused_and_the_next_build_runs(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "is_synchronised", lambda: True)
+    now = int(clock.now_s())
+    await agent.start()
+    await agent.deploy(make_bundle(counter=now), "job-1")
+    ahead = make_bundle(version="2.0.0", counter=now + 3 * 86_400)
+    state = await agent.deploy(ahead, "job-2")
+    assert (state["status"], state["code"]) == ("REJECTED", "ERR_COUNTER_AHEAD")
+    assert agent.store.committed_counter("digits") == now
+    honest = make_bundle(version="2.0.1", counter=now + 86_400)
+    assert (await agent.deploy(honest, "job-3"))["status"] == "SUCCEEDED"
+    # A person may want it all the same, and says so when it is built.
+    meant = make_bundle(version="2.0.2", counter=ahead.counter, counter_ahead_of_time=True)
+    assert (await agent.deploy(meant, "job-4"))["status"] == "SUCCEEDED"
+    await agent.stop()
+    monkeypatch.setattr(time, "time", lambda: 12.0)  # the clock goes back: what was installed stays
+    await agent.start()
+    assert agent.models.serving == {"digits": "2.0.2"}
+    agent.desire({"digits": meant.entry("job-5")})
+    assert (await agent.finished("job-5"))["status"] == "SUCCEEDED"
+    await agent.stop()
+
+
+async def test_device_without_a_clock_takes_honest_bundles_and_no_milliseconds(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "is_synchronised", lambda: False)
+    monkeypatch.setattr(clock, "now_s", lambda: 12.0)
+    await agent.start()
+    honest = make_bundle(counter=1_900_000_000)  # years after the agent's build
+    assert (await agent.deploy(honest, "job-1"))["status"] == "SUCCEEDED"
+    state = await agent.deploy(make_bundle(version="2.0.0", counter=1_900_000_000_000), "job-2")
+    assert (state["status"], state["code"]) == ("REJECTED", "ERR_COUNTER_AHEAD")
+    await agent.stop()
+
+
+async def test_counter_that_an_earlier_agent_has_committed_stays_in_service(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = make_bundle(counter=(1 << 63) - 1)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(installer, "highest_counter", lambda *_args, **_flags: (1 << 63) - 1)
+        await agent.start()
+        await agent.deploy(late, "job-1")
+        await agent.stop()
+    for copy in agent.root.glob("counters.json*"):
+        copy.unlink()
+    await agent.start()
+    assert agent.models.serving == {"digits": "1.0.0"}
+    agent.desire({})
+    await agent.settle()
+    assert (await agent.deploy(late, "job-2"))["status"] == "SUCCEEDED"
     await agent.stop()
 
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.bundle.machine import Machine
 from agent.deploy import local
-from agent.errors import EdgeError, IncompatibleError, RollbackError, SignatureError
+from agent.errors import CounterAheadError, EdgeError, IncompatibleError, RollbackError, SignatureError
 from tests.agent.deploy.rig import MACHINE, Agent, Bundle, make_bundle
 from tests.bundles import public_pem
 from tests.patience import until
@@ -117,6 +117,7 @@ async def test_bundle_that_may_not_run_is_reported_at_once_and_changes_nothing(
     for bundle, error in (
         (make_bundle(key=stranger), SignatureError),
         (make_bundle(counter=4), RollbackError),
+        (make_bundle(counter=1_796_000_000_000), CounterAheadError),
         (make_bundle(counter=9, abi="tvm-ffi-9.9"), IncompatibleError),
     ):
         with pytest.raises(error):

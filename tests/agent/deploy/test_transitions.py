@@ -6,6 +6,7 @@ import pytest
 
 from agent.deploy.transitions import TRANSITIONS, classify
 from agent.errors import (
+    CounterAheadError,
     EdgeError,
     EndlessDataError,
     FormatError,
@@ -69,6 +70,7 @@ def test_a_restart_never_skips_verification(step: Step) -> None:
         (MixAndMatchError("x"), Status.REJECTED, "ERR_MIX_AND_MATCH"),
         (EndlessDataError("x"), Status.REJECTED, "ERR_ENDLESS_DATA"),
         (RollbackError("x"), Status.REJECTED, "ERR_ROLLBACK"),
+        (CounterAheadError("x"), Status.REJECTED, "ERR_COUNTER_AHEAD"),
         (IncompatibleError("x"), Status.REJECTED, "ERR_INCOMPATIBLE"),
         (KeyRevokedError("x"), Status.REJECTED, "ERR_KEY_REVOKED"),
         (SelfTestError("x"), Status.FAILED, "ERR_SELF_TEST"),

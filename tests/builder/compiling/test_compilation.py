@@ -166,7 +166,12 @@ def test_an_identity_that_no_manifest_allows_is_refused_before_anything_is_read(
 @pytest.mark.parametrize(
     "identity",
     [
-        Identity(name="a", version="1.0.0-rc.1+build.7", security_counter=(1 << 63) - 1),
+        Identity(
+            name="a",
+            version="1.0.0-rc.1+build.7",
+            security_counter=(1 << 63) - 1,
+            counter_ahead_of_time=True,
+        ),
         Identity(name="a" * 64, compatible=["raspberrypi,4-model-b"] * 64),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from builder.compiling.identity import Identity, bundle_name
@@ -40,3 +42,29 @@ def test_a_name_that_no_manifest_allows_gets_an_example() -> None:
 def test_what_the_manifest_does_not_allow_is_refused(identity: Identity, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         identity.check()
+
+
+@pytest.mark.parametrize(
+    ("counter", "hint"),
+    [
+        (int(time.time()) * 1000, f"use seconds: --security-counter {int(time.time())}"),
+        (int(time.time()) + 3 * 86_400, "--counter-ahead-of-time if it is meant"),
+        ((1 << 63) - 1, "--counter-ahead-of-time if it is meant"),
+    ],
+)
+def test_counter_that_devices_would_refuse_is_refused_unless_it_is_meant(counter: int, hint: str) -> None:
+    with pytest.raises(ModelError, match=f"would lock out later builds.*got {counter}") as caught:
+        Identity(security_counter=counter).check()
+    assert hint in (caught.value.hint or "")
+    Identity(security_counter=counter, counter_ahead_of_time=True).check()
+
+
+def test_build_whose_date_lies_ahead_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", str(int(time.time()) + 3 * 86_400))
+    with pytest.raises(ModelError, match="would lock out later builds"):
+        Identity().check()
+
+
+@pytest.mark.parametrize("counter", [0, 1, 2, 3, int(time.time()) + 86_400])
+def test_small_counters_and_a_clock_that_is_a_day_ahead_are_fine(counter: int) -> None:
+    Identity(security_counter=counter).check()

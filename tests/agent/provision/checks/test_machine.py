@@ -17,16 +17,16 @@ from tests.agent.provision.checks.rig import HERE, one
 
 
 @pytest.mark.parametrize(
-    ("year", "state", "level", "part"),
+    ("year", "synchronised", "level", "part"),
     [
-        (1970, 0, "fail", "before this agent was built"),
-        (2031, 5, "warn", "not synchronised"),
-        (2031, 0, "ok", ""),
+        (1970, True, "fail", "before this agent was built"),
+        (2031, False, "warn", "not known to be synchronised"),
+        (2031, True, "ok", ""),
     ],
 )
-def test_wrong_clock_is_found(year: int, state: int, level: str, part: str) -> None:
+def test_wrong_clock_is_found(year: int, synchronised: bool, level: str, part: str) -> None:
     now_s = datetime.datetime(year, 6, 1, tzinfo=datetime.UTC).timestamp()
-    found = one(machine.check_clock(now_s=now_s, state=state))
+    found = one(machine.check_clock(now_s=now_s, synchronised=synchronised))
     assert (found.level.value, part in found.message) == (level, True)
     assert str(year) in found.message
 
