@@ -101,7 +101,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "STFT": fourier.stft,
     "Scan": linear_models.scan,
     "ScatterElements": indices.scatter_elements,
-    "ScatterND": indices.clip_coordinates,
+    "ScatterND": indices.scatter_nd,
     "Sign": elementwise.sign,
     "Sinh": elementwise.sinh,
     "SpaceToDepth": layout.space_to_depth,

@@ -75,8 +75,9 @@ def conv_transpose(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Node
         full = strides[axis] * (shape[2 + axis] - 1) + (weight[2 + axis] - 1) * dilations[axis] + 1
         total = full + extra[axis] - wanted[axis]
         if total < 0:
-            # The requested output is larger than the convolution's: add zeros at the end.
-            extra[axis] -= total
+            # The requested output is larger than the convolution's: add zeros at the end. One that `auto_pad`
+            # asks for is not, in ONNX Runtime.
+            extra[axis] -= total if "output_shape" in options else 0
             total = 0
         small, large = total // 2, total - total // 2
         begins.append(small if mode == "SAME_UPPER" else large)

@@ -7,6 +7,7 @@ reaches other memory. Plain Gather is not clipped here: TVM has a mode for that,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -106,7 +107,47 @@ def scatter_elements(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.No
         return _same(node, graph)
     if not shape:
         return _of_scalars(node, graph, ())
-    return _clipped(node, graph, [shape[int(attributes(node).get("axis", 0))]])
+    axis = int(attributes(node).get("axis", 0)) % len(shape)
+    # TVM counts rows of the data and of the updates together, so only the first axis on each side of `axis`
+    # may be shorter.
+    if any(places[at] != shape[at] for at in range(1, len(shape)) if at not in (axis, axis + 1)):
+        return _by_coordinates(node, graph, axis, places)
+    return _clipped(node, graph, [shape[axis]])
+
+
+def _by_coordinates(
+    node: onnx.NodeProto, graph: OnnxGraph, axis: int, places: Sequence[int]
+) -> Sequence[onnx.NodeProto] | None:
+    """ScatterElements of updates [places...] as a ScatterND: each update with all its coordinates."""
+    found = graph.type_of(node.input[1])
+    if found is None:
+        return None
+    new = Replacement(node, graph)
+    coordinates = [new.constant(grid[..., None], found.dtype) for grid in np.indices(places)]
+    coordinates[axis] = new.op("Reshape", node.input[1], new.ints(*places, 1))
+    indices = new.cast(new.op("Concat", *coordinates, axis=len(places)), TensorProto.INT64)
+    options = {name: value for name, value in attributes(node).items() if name == "reduction"}
+    new.op("ScatterND", node.input[0], indices, node.input[2], to=node.output[0], **options)
+    return new.nodes
+
+
+def scatter_nd(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """ScatterND: clip indices. The largest or smallest, which TVM's has not, is a ScatterElements of rows."""
+    shape, places = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
+    is_extreme = attributes(node).get("reduction") in ("max", "min")
+    if not is_extreme or not shape or not places or 0 in shape or 0 in places:
+        return clip_coordinates(node, graph)
+    new = Replacement(node, graph)
+    count, outer = places[-1], math.prod(places[:-1])
+    extents, row = np.array(shape[:count]), math.prod(shape[count:])
+    steps = [math.prod(extents[at + 1 :]) for at in range(count)]
+    inside = new.op("Mod", new.cast(node.input[1], TensorProto.INT64), new.ints(*extents))
+    rows = new.reduce("ReduceSum", new.op("Mul", inside, new.ints(*steps)), [-1], keep=True)
+    indices = new.op("Expand", new.op("Reshape", rows, new.ints(outer, 1)), new.ints(outer, row))
+    data, updates = (new.op("Reshape", node.input[at], new.ints(-1, row)) for at in (0, 2))
+    result = new.op("ScatterElements", data, indices, updates, axis=0, **attributes(node))
+    new.op("Reshape", result, new.ints(*shape), to=node.output[0])
+    return new.nodes
 
 
 def _same(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto]:

@@ -67,6 +67,10 @@ def resize(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] |
     Exporters write an empty tensor for scales that sizes replace, and for a region that is not read, because
     opset 11 required both inputs. The front end counts them as given.
     """
+    shape = graph.shape_of(node.input[0])
+    if shape is not None and shape == graph.shape_of(node.output[0]) and not is_cropped(attributes(node)):
+        # ONNX Runtime copies, though a scale such as 1.1 that rounds down to the same size would interpolate.
+        return [helper.make_node("Identity", [node.input[0]], list(node.output), name=node.name)]
     lean = _without_unread_inputs(node, graph)
     new = _of_integers(lean, graph) or _crop_by_request(lean, graph) or _resize(lean, graph)
     return [lean] if new is None and lean != node else new

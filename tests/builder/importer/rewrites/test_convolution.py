@@ -19,6 +19,8 @@ from tests.builder.importer.rewrites.cases import ModelMaker, one, operators
         {"output_shape": [10, 8], "strides": [3, 2]},
         {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
         {"auto_pad": "SAME_LOWER", "strides": [2, 2]},
+        {"auto_pad": "SAME_UPPER", "strides": [4, 5]},
+        {"auto_pad": "SAME_LOWER", "strides": [4, 2]},
         {"strides": [2, 2], "output_padding": [1, 1], "pads": [1, 0, 0, 1]},
     ],
     ids=str,

@@ -54,6 +54,60 @@ def test_scattering_beyond_the_tensor_stays_inside(
     assert found[2, 0] == found[0, 1] == 9
 
 
+@pytest.mark.parametrize("is_given", [True, False], ids=["constant", "given"])
+@pytest.mark.parametrize(
+    ("places", "axis"), [([4, 2, 1], 2), ([2, 3, 1], 0), ([1, 3, 2], -2), ([4, 2, 2], 1)], ids=str
+)
+def test_updates_that_are_shorter_on_other_axes(
+    make_model: ModelMaker,
+    noise: Any,
+    agrees: Any,
+    run_relax: Any,
+    places: list[int],
+    axis: int,
+    is_given: bool,
+) -> None:
+    node = one("ScatterElements", ["x", "i", "u"], axis=axis)
+    indices = np.broadcast_to(
+        np.arange(-1, places[axis] - 1).reshape([-1 if at == axis % 3 else 1 for at in range(3)]), places
+    )
+    weights = {"u": noise(*places), "i": indices}
+    if not is_given:
+        given = {"x": [5, 3, 2], "i": (places, INT64)}
+        model = make_model([node], given, {"y": [5, 3, 2]}, {"u": weights["u"]})
+        agrees(model, noise(5, 3, 2), indices)
+        far = np.where(indices < 0, -(2**40), 2**40)
+        found = run_relax(import_onnx(model).mod, [np.zeros((5, 3, 2), np.float32), far])[0]
+        assert np.isin(found, [0, *weights["u"].ravel()]).all()
+        return
+    agrees(make_model([node], {"x": [5, 3, 2]}, {"y": [5, 3, 2]}, weights), noise(5, 3, 2))
+
+
+@pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
+def test_updates_that_are_shorter_are_reduced(
+    make_model: ModelMaker, noise: Any, agrees: Any, reduction: str
+) -> None:
+    node = one("ScatterElements", ["x", "i", "u"], axis=0, reduction=reduction)
+    weights = {"u": noise(6, 2, 1), "i": np.zeros((6, 2, 1), np.int64)}
+    model = make_model([node], {"x": [5, 3, 2]}, {"y": [5, 3, 2]}, weights)
+    model.opset_import[0].version = 18
+    agrees(model, noise(5, 3, 2))
+
+
+@pytest.mark.parametrize("reduction", ["max", "min"])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_the_largest_of_rows_that_are_scattered(
+    make_model: ModelMaker, noise: Any, agrees: Any, reduction: str, depth: int
+) -> None:
+    shape = [5, 3, 2]
+    indices = np.random.default_rng(depth).integers([-n for n in shape[:depth]], shape[:depth], (3, 2, depth))
+    weights = {"u": noise(3, 2, *shape[depth:])}
+    node = one("ScatterND", ["x", "i", "u"], reduction=reduction)
+    model = make_model([node], {"x": shape, "i": ([3, 2, depth], INT64)}, {"y": shape}, weights)
+    model.opset_import[0].version = 18
+    agrees(model, noise(*shape), indices)
+
+
 @pytest.mark.parametrize(("reduction", "wanted"), [("none", 3.0), ("add", 5.0), ("mul", 6.0)])
 @pytest.mark.parametrize("shape", [[], [1]])
 def test_scalars_are_scattered(

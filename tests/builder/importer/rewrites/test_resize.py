@@ -40,6 +40,9 @@ def test_resize_by_scales(make_model: ModelMaker, noise: Any, run_onnx: Any, opt
         {"mode": "cubic", "exclude_outside": 1, "cubic_coeff_a": -0.5, "scales": (1.5, 0.8)},
         {"mode": "linear", "coordinate_transformation_mode": "align_corners", "sizes": (1, 4)},
         {"mode": "nearest", "sizes": (14, 18)},
+        {"mode": "linear", "coordinate_transformation_mode": "asymmetric", "scales": (1.1, 1.1)},
+        {"mode": "nearest", "nearest_mode": "ceil", "scales": (1.1, 1.05)},
+        {"mode": "cubic", "antialias": 1, "scales": (1.1, 1.0)},
     ],
     ids=str,
 )
