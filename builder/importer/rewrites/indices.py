@@ -132,7 +132,7 @@ def _by_coordinates(
 
 
 def scatter_nd(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """ScatterND: clip indices. The largest or smallest, which TVM's has not, is a ScatterElements of rows."""
+    """ScatterND: clip indices. TVM has no largest or smallest: these are a ScatterElements of rows."""
     shape, places = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
     is_extreme = attributes(node).get("reduction") in ("max", "min")
     if not is_extreme or not shape or not places or 0 in shape or 0 in places:
