@@ -31,7 +31,7 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     Returns
     -------
     onnx.ModelProto
-        The converted model; the model itself if it is in that range, or if ONNX cannot convert it, and it is
+        The converted model; the model itself if it is in that range, or if ONNX cannot convert it and it is
         of opset 13 or newer, whose operators mean what they mean in opset 17.
 
     Raises
@@ -40,7 +40,9 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         If ONNX cannot convert an older model.
     """
     version = model.opset_import[0].version
-    if version > NEWEST and _means_the_same(model, NEWEST):
+    if version > NEWEST:
+        if not _means_the_same(model, NEWEST):
+            return _converted(model, NEWEST)
         model.opset_import[0].CopyFrom(helper.make_opsetid("", NEWEST))
     if version >= OLDEST:
         return model
@@ -76,12 +78,18 @@ def raise_opset(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
     """
     if model.opset_import[0].version >= version:
         return model
+    converted = _converted(model, version)
+    converted.ir_version = max(converted.ir_version, _IR_OF_OPSET_21)
+    return converted
+
+
+def _converted(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
+    """Convert a model; the model itself if ONNX cannot convert an operator."""
     try:
         converted = native.convert_version(without_large_weights(model), version)
     except FOREIGN_FAILURES:
         return model
     put_back(converted, model)
-    converted.ir_version = max(converted.ir_version, _IR_OF_OPSET_21)
     same = [value.type for value in converted.graph.input] == [value.type for value in model.graph.input]
     return converted if same else model
 

@@ -43,6 +43,20 @@ def test_a_newer_opset_is_lowered_if_the_operators_have_not_changed(relu: onnx.M
     assert convert_opset(relu).opset_import[0].version == NEWEST
 
 
+def test_a_newer_opset_is_lowered_by_onnx_if_operators_have_changed(
+    make_model: ModelMaker, run_onnx: Any
+) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    if newest <= NEWEST or onnx.defs.get_schema("QuantizeLinear", newest).since_version <= NEWEST:
+        pytest.skip("this onnx has no newer QuantizeLinear than ONNX Runtime")
+    node = helper.make_node("QuantizeLinear", ["x", "scale"], ["y"])
+    model = make_model([node], {"x": [2]}, {"y": [2]}, {"scale": np.float32(0.5)}, opset=newest)
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
+    converted = convert_opset(model)
+    assert converted.opset_import[0].version == NEWEST
+    assert run_onnx(converted, {"x": np.array([1, 2.75], np.float32)})[0].tolist() == [2, 6]
+
+
 @pytest.mark.parametrize(("opset", "operator"), [(1, "LpPool"), (8, "Scan")])
 def test_an_old_model_that_cannot_be_converted_is_refused(
     make_model: ModelMaker, opset: int, operator: str
