@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from onnx.helper import tensor_dtype_to_np_dtype
 
 from agent.errors import EdgeError
 from benchmarks.conformance.case import Array, Case
@@ -33,6 +34,7 @@ from builder import compile, load
 from builder.compiling.parity import run_session, session_of_file
 from builder.errors import BuildError, ModelError, ParityError, ShapeError, UnsupportedOperatorError
 from builder.importer import ImportedModel
+from builder.importer.narrow_types import decoded, encoded
 from builder.running.local_run import Runner
 
 # What `--max-iterations` is given: no loop of a case has more.
@@ -155,7 +157,8 @@ def _run(
 def _given(model: ImportedModel, name: str, value: Array, dtype: str) -> Array:
     """Return an input as the model takes it; of texts, their places in its tables."""
     if value.dtype.kind != "U":
-        return value.astype(dtype, copy=False)
+        kind = _narrow(model).get(name)
+        return value.astype(dtype, copy=False) if kind is None else encoded(value, kind)
     columns = model.texts[name]
     places = np.full(value.shape, -1, np.int64)
     for place in np.ndindex(value.shape):
@@ -165,8 +168,14 @@ def _given(model: ImportedModel, name: str, value: Array, dtype: str) -> Array:
     return places
 
 
+def _narrow(model: ImportedModel) -> Mapping[str, int]:
+    return {} if model.original is None else model.original.narrow
+
+
 def _texts(model: ImportedModel, name: str, places: Array) -> Array:
-    """Return an output; one whose numbers are places in a table of texts as these texts."""
+    """Return an output: places in a table of texts as these texts, bytes of narrow numbers as the numbers."""
+    if kind := _narrow(model).get(name):
+        return decoded(places, kind).astype(tensor_dtype_to_np_dtype(kind))
     table = () if model.original is None else model.original.tables.get(name, ())
     return np.array(table)[places] if table else places
 

@@ -26,6 +26,7 @@ from builder.compiling.noise import compare_with_noise, noise_of
 from builder.compiling.parity import Noise, run_as_defined, run_session
 from builder.errors import ModelError, ParityError
 from builder.importer import ImportedModel
+from builder.importer.narrow_types import decoded, encoded
 from builder.importer.native import FileSession
 from builder.importer.onnx_graph import walk_nodes
 from builder.importer.rewrites import resize
@@ -64,14 +65,14 @@ class Judge:
         original = model.original
         if original is None:
             return
-        if original.is_bounded:
-            self._runs = f"{_NORMALISED}, because --max-iterations limits its loops"
+        if original.excuse:
+            self._runs = f"{_NORMALISED}, {original.excuse}"
             return
         self._runs = original.name
         self._rounds |= original.rounds_to_half
         try:
             threads = parity.threads_for(original.operators)
-            source = (original.skips_outputs and original.model()) or original.source
+            source = (original.is_changed and original.model()) or original.source
             if isinstance(source, onnx.ModelProto):
                 self._session = parity.session(source, threads)
             else:
@@ -198,7 +199,9 @@ class Judge:
             if value.name in original.values:
                 feeds[value.name] = original.value(value.name, _dtype(value.type), value.shape)
             elif value.name in inputs:
-                feeds[value.name] = self._as_texts(value.name, inputs[value.name])
+                kind = original.narrow.get(value.name)
+                given = inputs[value.name]
+                feeds[value.name] = decoded(given, kind) if kind else self._as_texts(value.name, given)
             else:
                 raise ModelError(f"it has another input, '{value.name}'")
         counts = {length.count for length in self._model.lengths}
@@ -235,6 +238,8 @@ class Judge:
                 raise ModelError(f"output '{name}' is no tensor")
             return np.array([[row[key] for key in keys] for row in result], np.float32)
         array = np.asarray(result)
+        if kind := original.narrow.get(name):
+            return encoded(array, kind)
         if array.dtype.kind not in "OUS":
             return array
         table = {text: place for place, text in enumerate(original.tables.get(name, ()))}

@@ -16,7 +16,7 @@ from onnx import defs, helper, numpy_helper
 
 from builder.importer import native
 from builder.importer.divisors import with_defined_quotients
-from builder.importer.onnx_graph import OnnxGraph, ValueType, copy_node, remove_dead_nodes, subgraphs
+from builder.importer.onnx_graph import OnnxGraph, copy_node, remove_dead_nodes, subgraphs
 from builder.importer.opset import NEWEST
 from builder.importer.shapes import infer_shapes
 from builder.importer.silence import FOREIGN_FAILURES
@@ -28,9 +28,6 @@ MAX_GROWTH_BYTES: Final = 1 << 20
 _NEVER: Final = frozenset({"DequantizeLinear", "If", "Loop", "Scan"})
 _RANDOM: Final = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
-)
-_AS_BYTES: Final = frozenset(
-    number for name, number in onnx.TensorProto.DataType.items() if name.startswith(("FLOAT4", "FLOAT8"))
 )
 
 
@@ -208,12 +205,4 @@ def _run(
     )
     opset = [helper.make_opsetid("", min(graph.opset, NEWEST))]
     model = helper.make_model(body, opset_imports=opset, ir_version=graph.model.ir_version)
-    results = native.evaluate(with_defined_quotients(model), made, fed)
-    return {name: _typed(value, graph.type_of(name)) for name, value in results.items()}
-
-
-def _typed(value: NDArray[Any], declared: ValueType | None) -> NDArray[Any]:
-    """Return a value as what it is declared: ONNX Runtime returns narrow floats as bytes."""
-    if declared is None or declared.elem_type not in _AS_BYTES or value.dtype != np.uint8:
-        return value
-    return value.view(declared.dtype)
+    return native.evaluate(with_defined_quotients(model), made, fed)

@@ -24,7 +24,7 @@ from builder.importer.duplicates import merge_duplicates
 from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.half_precision import widen_halves
 from builder.importer.large_models import inputs_for, is_too_large, with_inputs_for_weights
-from builder.importer.narrow_types import widen_narrow_weights
+from builder.importer.narrow_types import use_bytes
 from builder.importer.onnx_graph import OnnxGraph, ValueType, name_nodes, value_type
 from builder.importer.opset import WITH_BLOCKS, convert_opset, raise_opset
 from builder.importer.relax_module import supported_operators
@@ -81,10 +81,11 @@ def normalise(
         If shapes inside the model contradict each other, or its half-precision weights are too large.
     """
     fix_inputs(model, shapes, values, progress)
-    widen_narrow_weights(model)
+    use_bytes(model, progress)
     fold_constants(model, strict=False)
     refuse_huge_values(model)
     while has_control_flow(model) and inline_constant_ifs(model):
+        use_bytes(model, progress)
         fold_constants(model, strict=False)
     if has_contrib(model):
         # Before anything else: ONNX cannot infer the types of what reads these operators.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 import onnx
 from numpy.typing import ArrayLike
@@ -25,6 +26,7 @@ from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.half_precision import half_types
 from builder.importer.large_models import sha256
 from builder.importer.model_file import ModelFile, check_message, read_model
+from builder.importer.narrow_types import disagreement, narrow_edges
 from builder.importer.normalise import normalise, simplify
 from builder.importer.onnx_graph import walk_nodes
 from builder.importer.original import FILE, IN_MEMORY, Original, keys_of, operators_of, skips_output
@@ -33,6 +35,8 @@ from builder.importer.sequence_outputs import split_sequences
 from builder.importer.source_nodes import SourceNodes
 from builder.importer.structure import prepare
 from builder.importer.unsupported import explain, refuse_unsupported, refused_operators
+
+_LIMITED: Final = "because --max-iterations limits its loops"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +165,8 @@ def import_onnx(
             keys_of(model),
             operators=operators_of(model),
             rounds_to_half=bool(half_types(model)),
-            is_bounded=max_iterations is not None,
+            excuse=_LIMITED if max_iterations is not None else disagreement(model),
+            narrow=narrow_edges(model),
             skips_outputs=any(skips_output(node) for node in walk_nodes(model.graph)),
         )
         elements = split_sequences(model)

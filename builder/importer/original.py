@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from builder.importer.classic.ensemble import attribute
 from builder.importer.large_models import sha256
 from builder.importer.model_file import read_model
+from builder.importer.narrow_types import widen_edges
 from builder.importer.onnx_graph import walk_nodes
 from builder.importer.sequence_outputs import Element
 
@@ -51,10 +52,12 @@ class Original:
         The types of its nodes; of functions, those of their bodies.
     rounds_to_half
         Whether it computes or keeps numbers in float16 or bfloat16, which become float32.
-    is_bounded
-        Whether its loops may take more steps than ours.
+    excuse
+        Why ONNX Runtime's answers to it are no reference; empty if they are.
     skips_outputs
         Whether a node leaves its first output unnamed. ONNX Runtime crashes on some.
+    narrow
+        Inputs and outputs of types that NumPy lacks -> their types.
     """
 
     source: Path | onnx.ModelProto
@@ -67,13 +70,19 @@ class Original:
     elements: Mapping[str, Element] = field(default_factory=dict)
     operators: frozenset[str] = frozenset()
     rounds_to_half: bool = False
-    is_bounded: bool = False
+    excuse: str = ""
     skips_outputs: bool = False
+    narrow: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether ONNX Runtime cannot run it as it is, only as `model` returns it."""
+        return self.skips_outputs or bool(self.narrow)
 
     def model(self) -> onnx.ModelProto | None:
         """Return the model, read again; None if it is not what was imported any more.
 
-        First outputs of nodes that nothing reads have names.
+        First outputs of nodes that nothing reads have names, and `narrow` inputs and outputs wider types.
         """
         if isinstance(self.source, onnx.ModelProto):
             model, digest = self.source, sha256(self.source)
@@ -82,14 +91,15 @@ class Original:
             model, digest = file.model, file.sha256
         if digest != self.sha256:
             return None
-        if not self.skips_outputs:
+        if not self.is_changed:
             return model
-        named = onnx.ModelProto()
-        named.CopyFrom(model)
-        for number, node in enumerate(walk_nodes(named.graph)):
+        changed = onnx.ModelProto()
+        changed.CopyFrom(model)
+        for number, node in enumerate(walk_nodes(changed.graph)):
             if skips_output(node):
                 node.output[0] = f"edgebundle/unread/{number}"
-        return named
+        widen_edges(changed)
+        return changed
 
     def value(self, name: str, dtype: np.dtype[Any], declared: Sequence[object]) -> NDArray[Any]:
         """Return what the user fixed an input to.

@@ -14,7 +14,6 @@ from builder.importer.advice import CHANGES
 from builder.importer.bounded.padding import pad_lengths
 from builder.importer.classic.kept import is_kept
 from builder.importer.half_precision import HALVES
-from builder.importer.narrow_types import NARROW
 from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, describe, names_of, subgraphs
 from builder.importer.relax_module import supported_operators, to_relax
 from builder.importer.rewrites.elementwise import drops_at_random
@@ -35,9 +34,6 @@ _MISFIT_HINT: Final = (
 )
 _OTHER_HINT: Final = (
     "export the model without them, or with other operators: docs/importing.md says what is taken"
-)
-_NARROW_HINT: Final = (
-    "quantise activations to int8 or uint8: only constant weights may have 4 bits or 8-bit floats"
 )
 
 
@@ -113,21 +109,12 @@ def explain(model: onnx.ModelProto, reason: str) -> ModelError:
         hint = _MISFIT_HINT
     if hint is None and any(o.reason.depends_on_values for o in found):
         hint = _VALUE_HINT
-    graph = OnnxGraph(model)
-    if hint is None and any(_is_narrow(node, graph) for o in found for node in o.nodes):
-        hint = _NARROW_HINT
     if hint is None:
         hint = _OTHER_HINT
     noun = "operator" if len(found) == 1 else "operators"
     obstacles = [Obstacle(o.operator, names_of(o.nodes), o.reason.text) for o in found]
     message = f"{len(found)} {noun} cannot be imported: {listed}"
     return UnsupportedOperatorError(message, hint=hint, obstacles=obstacles)
-
-
-def _is_narrow(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
-    """Whether a node reads or makes a tensor in 4 or 8 bits that no kernel takes."""
-    types = (graph.type_of(name) for name in (*node.input, *node.output) if name)
-    return any(found is not None and found.elem_type in NARROW for found in types)
 
 
 def _is_helped(refused: _Refused) -> bool:

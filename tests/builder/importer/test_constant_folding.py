@@ -136,20 +136,6 @@ def test_a_quantised_number_is_folded_and_weights_and_biases_are_not(make_model:
     assert weights(model)["limit"].tolist() == -1.5
 
 
-def test_a_narrow_float_of_a_constant_node_keeps_its_type(make_model: ModelMaker) -> None:
-    zero = helper.make_tensor("t", TensorProto.FLOAT8E4M3FN, [], [1.0])
-    nodes = [
-        helper.make_node("Constant", [], ["zero"], value=zero),
-        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
-        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
-    ]
-    model = make_model(nodes, {"x": [2]}, {"y": [2]}, {"scale": np.float32(1)}, opset=19, ir_version=9)
-    fold_constants(model)
-    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    assert kinds["zero"] == TensorProto.FLOAT8E4M3FN
-    assert weights(model)["zero"].astype("f4") == 1
-
-
 @pytest.mark.parametrize("operator", ["ReduceMean", "ReduceMax", "ReduceLogSumExp"])
 def test_what_is_computed_of_nothing(make_model: Any, run_onnx: Any, run_relax: Any, operator: str) -> None:
     nodes = [

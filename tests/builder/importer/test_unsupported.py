@@ -135,25 +135,6 @@ def test_native_output_is_restored_afterwards(
     assert capfd.readouterr().err == "still here"
 
 
-@pytest.mark.parametrize("kind", ["INT4", "FLOAT8E4M3FN"])
-def test_activations_in_types_for_weights_get_a_hint(kind: str) -> None:
-    parameters = [
-        helper.make_tensor("s", TensorProto.FLOAT, [], [0.5]),
-        helper.make_tensor("z", getattr(TensorProto, kind), [], [0]),
-    ]
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
-    ]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 4]) for name in "xy")
-    graph = helper.make_graph(nodes, "narrow", [x], [y], parameters)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    with pytest.raises(UnsupportedOperatorError) as caught:
-        import_onnx(model)
-    assert caught.value.hint is not None
-    assert "quantise activations to int8" in caught.value.hint
-
-
 @pytest.mark.parametrize(
     ("node", "numbers"),
     [
