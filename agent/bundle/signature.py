@@ -162,7 +162,10 @@ def verify_signature(raw: bytes, keyring: Keyring) -> Statement:
     except InvalidSignature as error:
         raise SignatureError(f"the signature is not valid for key {key.key_id}") from error
     if keyring.revokes(key):
-        raise KeyRevokedError(f"the bundle is signed by key {key.key_id}, which is revoked")
+        raise KeyRevokedError(
+            f"the bundle is signed by key {key.key_id}, which is revoked",
+            hint="deploy a bundle that another key has signed",
+        )
     # The payload is parsed only now that its signature is valid.
     statement, ours = _statement(payload)
     if ours and decode_dss_signature(der)[1] > _ORDER // 2:

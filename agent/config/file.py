@@ -137,6 +137,7 @@ def parse_config(
         log_level=cast(str, values["log_level"]),
         broker=broker,
         trust_dir=trust_dir,
+        serves_revoked=values["trust.on_revoke"] == "serve",
         sources_https=_strings(values["sources.https"]),
         sources_ca=paths["sources.ca"],
         queue=QueueLimits(

@@ -14,6 +14,7 @@ from agent.mqtt.settings import PROTOCOLS, BrokerSettings
 from agent.wire.topics import MAX_DISCOVERY_PREFIX_CHARACTERS, is_device_name, is_discovery_prefix
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+ON_REVOKE: Final = ("stop", "serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,12 @@ KEYS: Final = (
         None,
         "Folder with the public keys (*.pub, *.pem) that bundles may be signed with.",
         True,
+    ),
+    Key(
+        "trust.on_revoke",
+        _one_of(*ON_REVOKE),
+        ON_REVOKE[0],
+        "Whether a model stops when its bundle's key is revoked, or serves until it is replaced.",
     ),
     Key("sources.https", _TEXTS, [], "URL prefixes that bundles may be downloaded from; none if empty."),
     Key("sources.ca", PATH, None, "PEM file with the authorities for these servers; the system's if absent."),

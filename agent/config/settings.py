@@ -136,6 +136,8 @@ class Config:
         The sections of these names.
     trust_dir, sources_https, sources_ca, shutdown_limit_s
         `trust.dir`, `sources.https`, `sources.ca`, `shutdown.limit_s`.
+    serves_revoked
+        Whether `trust.on_revoke` is `serve`.
     queue
         `inference.queue_requests` and `inference.queue_bytes`.
     default_deadline_s, max_deadline_s, answers_dir
@@ -152,6 +154,7 @@ class Config:
     log_level: str
     broker: BrokerSettings
     trust_dir: Path
+    serves_revoked: bool
     sources_https: tuple[str, ...]
     sources_ca: Path | None
     queue: QueueLimits

@@ -40,7 +40,7 @@ from agent.deploy.store.last_use import LastUse
 from agent.deploy.store.state_file import Checkpoint, no_checkpoint
 from agent.deploy.store.store import Store
 from agent.deploy.trial_watch import TrialWatch
-from agent.errors import DiskError, EdgeError, InUseError, StoreError
+from agent.errors import DiskError, EdgeError, InUseError, KeyRevokedError, StoreError
 from agent.wire import topics
 from agent.wire.desired import Desired
 from agent.wire.job import Status
@@ -75,6 +75,8 @@ class Deployment:
         The control connection.
     https
         The allowed https sources.
+    serves_revoked
+        Whether what is in service goes on serving after its key was revoked.
     on_disk_error
         Called when the state directory refused to store something.
     silence_limit_s
@@ -98,6 +100,7 @@ class Deployment:
         models: Models,
         control: Control,
         https: HttpsSettings,
+        serves_revoked: bool = False,
         on_disk_error: Callable[[], None] = lambda: None,
         silence_limit_s: float = SILENCE_LIMIT_S,
         checkpoint: Checkpoint = no_checkpoint,
@@ -146,6 +149,7 @@ class Deployment:
             show=self._history.publish,
             in_use=self._plan.in_use,
             after_failure=self._plan.after_failure,
+            serves_revoked=serves_revoked,
             checkpoint=checkpoint,
         )
         self._trials = TrialWatch(
@@ -174,6 +178,9 @@ class Deployment:
         self._unopened: StoreError | None = DiskError(f"{store.root} does not respond")
         self._opening: asyncio.Future[object | None] | None = None
         self._disk_changed = asyncio.Event()
+        self._serves_revoked = serves_revoked
+        self._keys_read = asyncio.Event()
+        self._last_report = b""
 
     @property
     def restored(self) -> bool:
@@ -247,12 +254,41 @@ class Deployment:
             await self._open_late()
             await self._restoration.run(group)
             group.create_task(self._trials.run())
+            group.create_task(self._stop_revoked())
             await self._run_jobs()
 
     def disk_changed(self) -> None:
         """Try again what the state directory refused: it may be usable again."""
         self._disk_changed.set()
         self._work.set()
+
+    def on_keys_read(self) -> None:
+        """Report whose keys are revoked now, and stop these models unless they are to serve."""
+        if self.restored and self._reported().to_bytes() != self._last_report:
+            self._report()
+        if not self._serves_revoked:
+            self._keys_read.set()
+
+    async def _stop_revoked(self) -> None:
+        while True:
+            await self._keys_read.wait()
+            self._keys_read.clear()
+            for model in tuple(self._store.active().values()):
+                condition = self._models.condition(model.name)
+                if condition is not None and condition.revoked:
+                    await self._restoration.stop_revoked(model)
+                    self._report()
+
+    def stopped_by_revocation(self) -> set[str]:
+        """Return the models that do not run as they should because their bundles' keys are revoked."""
+        problems = self._plan.problems()
+        return {
+            name
+            for name, model in self._store.active().items()
+            if (problem := problems.get(name)) is not None
+            and problem.code == KeyRevokedError.code
+            and self._installer.running.get(name) != model.digest
+        }
 
     def record_use(self, used: Sequence[str]) -> None:
         """Store which models were used last, the last one first. This blocks: call it in a thread."""
@@ -414,7 +450,7 @@ class Deployment:
         return {model.name: ServiceState(model.state) for model in self._reported().models}
 
     def _report(self) -> None:
-        document = self._reported().to_bytes()
+        document = self._last_report = self._reported().to_bytes()
         self._control.publish(topics.format_topic(topics.Reported(self._device)), document, retain=True)
 
     def _reported(self) -> Reported:

@@ -71,6 +71,8 @@ class Installer:
         Called with a job of which only the progress changed, to publish it.
     in_use
         Returns the digests of bundles that should run, and those that jobs other than the given one need.
+    serves_revoked
+        Whether what was in service goes on serving after its key was revoked.
     after_failure
         Adds to a job that has failed when it is tried again, before it is recorded for the last time.
     checkpoint
@@ -89,6 +91,7 @@ class Installer:
         show: Callable[[Job], None],
         in_use: Callable[[Request], Collection[str]],
         after_failure: Callable[[Job], Job],
+        serves_revoked: bool = False,
         checkpoint: Checkpoint = no_checkpoint,
     ) -> None:
         self._switching: dict[str, asyncio.Lock] = {}
@@ -101,6 +104,7 @@ class Installer:
         self._show = show
         self._in_use = in_use
         self._after_failure = after_failure
+        self._serves_revoked = serves_revoked
         self._checkpoint = checkpoint
         self._running: dict[str, str] = {}
         self._download: asyncio.Task[None] | None = None
@@ -222,7 +226,14 @@ class Installer:
         self._running.pop(name, None)
         await self._models.deactivate(name)
 
+    async def suspend(self, name: str, why: str) -> None:
+        """Stop a model at once, and refuse its requests with the reason until it runs again."""
+        self._running.pop(name, None)
+        await self._models.suspend(name, why)
+
     def _is_installed(self, request: Request) -> bool:
+        with contextlib.suppress(EdgeError):
+            self._keyring()  # its key may have been revoked a moment ago
         active = self._store.active().get(request.model)
         condition = self._models.condition(request.model)
         return (
@@ -230,6 +241,7 @@ class Installer:
             and active.digest == request.digest == self._running.get(request.model)
             and condition is not None
             and not condition.failed
+            and (self._serves_revoked or not condition.revoked)
         )
 
     def _first_step(self, run: JobRun) -> Step:
@@ -331,19 +343,41 @@ class Installer:
         is_new = active is None or request.digest not in (active.digest, active.previous)
         if is_new:
             self._keyring().require_complete()
-        floor = active.counter_floor if active is not None and active.digest == request.digest else None
-        run.verified = await self._verified(request.model, request.digest, floor, is_new=is_new)
+        is_active = active is not None and active.digest == request.digest
+        floor = active.counter_floor if active is not None and is_active else None
+        run.verified = await self._verified(
+            request.model, request.digest, floor, is_new=is_new, deployed=not is_active
+        )
 
     async def _verified(
-        self, name: str, digest: str, counter_floor: int | None = None, *, is_new: bool = False
+        self,
+        name: str,
+        digest: str,
+        counter_floor: int | None = None,
+        *,
+        is_new: bool = False,
+        deployed: bool = False,
     ) -> VerifiedBundle:
-        """Verify the bundle on disk, and check that it has this digest and may run here."""
+        """Verify the bundle on disk, and check that it has this digest and may run here.
+
+        Parameters
+        ----------
+        name, digest, counter_floor
+            As for `restore`.
+        is_new
+            Whether the bundle was neither in service last nor before.
+        deployed
+            Whether it is to replace another one, and does not only return to service.
+        """
+        keyring = self._keyring()
+        if self._serves_revoked and not deployed:
+            keyring = replace(keyring, revoked=frozenset())
         path = self._store.bundle_path(digest)
         if not self._store.has(digest):
             path = self._store.part_path(digest)
         try:
             async with asyncio.timeout(VERIFY_LIMIT_S):
-                verified = await in_disk_thread(verify, path, self._keyring())
+                verified = await in_disk_thread(verify, path, keyring)
         except TimeoutError as error:
             raise DiskError(f"{path.name} could not be read within {VERIFY_LIMIT_S:g} s") from error
         except OSError as error:

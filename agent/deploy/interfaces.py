@@ -55,7 +55,7 @@ class Condition:
     next_try_s
         When a failed one is tried again, in seconds since the epoch; None otherwise.
     revoked
-        Whether the key that signed its bundle was revoked since; it serves until it is loaded again.
+        Whether the key that signed its bundle was revoked since.
     """
 
     failed: bool = False
@@ -93,3 +93,6 @@ class Models(Protocol):
 
     async def deactivate(self, name: str) -> None:
         """Answer the accepted requests, and end the model's worker."""
+
+    async def suspend(self, name: str, why: str) -> None:
+        """End the model's worker at once, and refuse its requests with the reason until it is activated."""

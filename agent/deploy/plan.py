@@ -215,7 +215,7 @@ class Plan:
             next_try_s = time.time() + pause_s
             note = f"next attempt in {pause_s:.0f} s"
         room = MAX_MESSAGE_CHARACTERS - len(note) - len("; ")
-        self._attempts.explain(request.model, Problem(message[:room], next_try_s))
+        self._attempts.explain(request.model, Problem(message[:room], next_try_s, job.code))
         return job.now(message=f"{message[:room]}; {note}", refused_under=refused_under)
 
     def _told_by_journal(self, wish: Request) -> Problem | None:
@@ -224,7 +224,7 @@ class Plan:
             return None
         if job.status in (Status.SUCCEEDED, Status.CANCELED, Status.SUPERSEDED):
             return None
-        return Problem(_NOTE.sub("", job.message), None)
+        return Problem(_NOTE.sub("", job.message), None, job.code)
 
     def _drop(self, job: Job, status: Status, installer: Installer) -> None:
         if job.request == installer.current:

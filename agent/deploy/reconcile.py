@@ -82,10 +82,13 @@ class Problem:
     next_try_s
         When it is tried again, in seconds since the epoch by the device's clock; None if that depends on
         something else.
+    code
+        The wire code of the error, if there was one.
     """
 
     message: str
     next_try_s: float | None
+    code: str | None = None
 
 
 class Attempts:

@@ -1,7 +1,8 @@
 """Loads the active bundles after a start.
 
 Promises: every bundle is verified again before it runs; if it cannot be used, its predecessor serves until it
-can. The most recently used models are loaded first, and one that hangs does not hold up the others.
+can. The same holds for a bundle whose key is revoked while it runs. The most recently used models are loaded
+first, and one that hangs does not hold up the others.
 Leaves to others: trying again later (`plan`).
 """
 
@@ -95,6 +96,14 @@ class Restoration:
             self._report()
         self.done = True
 
+    async def stop_revoked(self, model: ActiveModel) -> None:
+        """Stop a bundle whose key was revoked; what a start of the agent would run takes its place."""
+        await self._load(model)
+        async with self._installer.switching(model.name):
+            condition, problem = self._models.condition(model.name), self._attempts.problems.get(model.name)
+            if condition is not None and condition.revoked and problem is not None:
+                await self._installer.suspend(model.name, problem.message)
+
     async def _restore(self, model: ActiveModel) -> None:
         counted = await self._trials.count_start(model)
         if counted is not None:
@@ -110,7 +119,7 @@ class Restoration:
         except EdgeError as error:
             _log.error("%s: %s cannot run: %s", model.name, model.digest, error)
             reason = str(error)[:MAX_MESSAGE_CHARACTERS]
-            self._attempts.explain(model.name, Problem(reason, None))
+            self._attempts.explain(model.name, Problem(reason, None, error.code))
             other = _other(model)
             if other is not None:
                 await self._load_meanwhile(model, other)

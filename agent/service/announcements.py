@@ -108,7 +108,7 @@ class Announcements:
             inputs=(),
             outputs=(),
             ready=False,
-            state=ModelPhase.STARTING,
+            state=ModelPhase.FAILED if awaited.message else ModelPhase.STARTING,
             message=awaited.message or "it is not loaded yet",
             security_counter=self._store.committed_counter(name),
             digest=active.digest,

@@ -194,6 +194,7 @@ class Service:
             control=self._outbox,
             on_disk_error=self._storage.suspect,
             https=HttpsSettings(allow=config.sources_https, ca_file=config.sources_ca),
+            serves_revoked=config.serves_revoked,
         )
 
     @property
@@ -367,16 +368,14 @@ class Service:
                 self.reload()
 
     def _look_at_keys(self) -> None:
-        """Report what runs although the key that signed it was revoked, and what has replaced it."""
+        """Stop or only report what runs although the key that signed it was revoked, as configured."""
         statuses = [status for model in self.models if (status := model.status()) is not None]
         revoked = {status.name for status in statuses if self.models.revoked(status)}
-        changed, self._revoked = revoked ^ self._revoked, revoked
-        for name in sorted(changed):
-            if name in revoked:
-                _log.error(
-                    "%s: the key that signed its bundle is revoked; it serves until it is replaced", name
-                )
-            self._deployment.on_model_changed(name)
+        for name in sorted(revoked - self._revoked):
+            what = "it serves until it is replaced" if self._config.serves_revoked else "it is stopped"
+            _log.error("%s: the key that signed its bundle is revoked; %s", name, what)
+        self._revoked = revoked
+        self._deployment.on_keys_read()
 
     async def _record_use(self) -> None:
         """Store which models were used last, so that the next start loads these first."""
@@ -408,9 +407,12 @@ class Service:
             gauges.update(gauges_of.of_certificates(self._certificates))
         for connection in self.connections:
             gauges.update(gauges_of.of_connection(connection))
+        stopped = self._deployment.stopped_by_revocation()
+        for name in stopped:
+            gauges["edge_model_key_revoked", (("model", name),)] = 1
         for model in self.models:
             gauges.update(gauges_of.of_model(model))
-            if (status := model.status()) is not None:
+            if (status := model.status()) is not None and model.name not in stopped:
                 key_revoked = int(self.models.revoked(status))
                 gauges["edge_model_key_revoked", (("model", model.name),)] = key_revoked
         return self._metrics.samples(gauges)

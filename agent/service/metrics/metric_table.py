@@ -59,7 +59,7 @@ METRICS: Final = {
         GAUGE, "1 for the state of a model in the reported document, 0 for the others.", (*_MODEL, "state")
     ),
     "edge_model_key_revoked": Metric(
-        GAUGE, "Whether the key that signed what a model runs was revoked.", _MODEL
+        GAUGE, "Whether the key that signed what a model runs, or should run, was revoked.", _MODEL
     ),
     "edge_model_queue_length": Metric(GAUGE, "Requests that wait for a model or are computed.", _MODEL),
     "edge_model_sessions": Metric(GAUGE, "Sessions of a model's clients.", _MODEL),

@@ -184,6 +184,19 @@ class Models:
                 self._share_out()
                 _log.info("%s is taken out of service", name)
 
+    async def suspend(self, name: str, why: str) -> None:
+        """End the model's worker at once, and refuse its requests with the reason until it is activated."""
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            model = self._models.pop(name, None)
+            if model is None:
+                return
+            successor = self._awaited[name] = self._new(name)
+            successor.give_up(why)
+            self._on_change(name)
+            await model.stop(0.0)
+            self._share_out()
+            _log.error("%s is stopped: %s", name, why)
+
     async def close(self, limit_s: float) -> None:
         """Answer accepted requests within `limit_s`, and end all workers."""
         models = [*self._models.values(), *self._awaited.values()]

@@ -129,6 +129,10 @@ class FakeModels:
     def score(self, name: str) -> Score:
         return self.scores.get(name, Score())
 
+    def revoke(self, name: str) -> None:
+        """Say that the key of the bundle that a model runs is revoked."""
+        self.conditions[name] = Condition(revoked=True)
+
     def fail(self, name: str, message: str = "3 workers died within 60 s") -> None:
         """Take a model out of service, until it is activated again."""
         self.conditions[name] = Condition(failed=True, message=message, next_try_s=2e9)
@@ -155,6 +159,10 @@ class FakeModels:
     async def deactivate(self, name: str) -> None:
         self.serving.pop(name, None)
         self.history.append(f"-{name}")
+
+    async def suspend(self, name: str, why: str) -> None:
+        await self.deactivate(name)
+        self.given_up[name] = why
 
 
 @dataclass
@@ -229,6 +237,7 @@ class Agent:
         self.https = https or HttpsSettings()
         self.silence_limit_s = silence_limit_s
         self.keyring = KEYRING
+        self.serves_revoked = False
         self.checkpoint: Callable[[str], None] = lambda _name: None
         self.version = 0
         self._task: asyncio.Task[None] | None = None
@@ -244,6 +253,7 @@ class Agent:
             models=self.models,
             control=self.control,
             https=self.https,
+            serves_revoked=self.serves_revoked,
             silence_limit_s=self.silence_limit_s,
             checkpoint=self.checkpoint,
         )

@@ -30,6 +30,7 @@ from tests.agent.deploy.rig import DEVICE, Agent, Bundle, make_bundle
 from tests.bundles import KEY
 from tests.patience import PATIENCE_S, until
 
+OTHER = ec.derive_private_key(0xABCDEF, ec.SECP256R1())
 STEPS = ["downloading", "verifying", "installing", "testing", "activating", "committing", "cleanup"]
 
 
@@ -527,6 +528,90 @@ async def test_bundle_of_a_revoked_key_does_not_run_at_the_next_start(agent: Age
     agent.keyring = Keyring.of([KEY.public_key()], revoked=[key_id(KEY.public_key())])
     await agent.start()
     assert agent.models.serving == {}
+    await agent.stop()
+
+
+REVOKING = Keyring.of([KEY.public_key(), OTHER.public_key()], revoked=[key_id(KEY.public_key())])
+
+
+async def test_revoked_bundle_stops_at_once_and_only_the_models_of_that_key(agent: Agent) -> None:
+    agent.keyring = Keyring.of([KEY.public_key(), OTHER.public_key()])
+    await agent.start()
+    digits, faces = make_bundle(), make_bundle(name="faces", key=OTHER)
+    agent.offer(digits, faces)
+    agent.desire({"digits": digits.entry("job-1"), "faces": faces.entry("job-2")})
+    await agent.finished("job-2")
+    await agent.settle()
+    trusted, agent.keyring = agent.keyring, REVOKING
+    agent.models.revoke("digits")
+    agent.deployment.on_keys_read()
+    await until(lambda: agent.models.serving == {"faces": "1.0.0"})
+    assert "which is revoked" in agent.models.given_up["digits"]
+    await until(lambda: agent.control.reported()["models"]["digits"]["state"] == "failed")
+    assert agent.deployment.stopped_by_revocation() == {"digits"}
+    # The same bundle again is refused, and one that another key has signed serves.
+    state = await agent.deploy(digits, "job-3")
+    assert (state["status"], state["code"]) == ("REJECTED", "ERR_KEY_REVOKED")
+    agent.keyring = trusted
+    assert (await agent.deploy(digits, "job-4"))["status"] == "SUCCEEDED"
+    agent.keyring = REVOKING
+    agent.models.revoke("digits")
+    agent.deployment.on_keys_read()
+    await until(lambda: "digits" not in agent.models.serving)
+    signed_again = make_bundle(version="1.0.1", key=OTHER)
+    assert (await agent.deploy(signed_again, "job-5"))["status"] == "SUCCEEDED"
+    assert agent.models.serving["digits"] == "1.0.1"
+    assert agent.deployment.stopped_by_revocation() == set()
+    await agent.stop()
+
+
+async def test_bundle_whose_key_was_revoked_a_moment_ago_is_not_installed_again(agent: Agent) -> None:
+    await agent.start()
+    await agent.deploy(make_bundle(), "job-1")
+    agent.keyring = REVOKING
+    agent.models.revoke("digits")
+    state = await agent.deploy(make_bundle(), "job-2")
+    assert (state["status"], state["code"]) == ("REJECTED", "ERR_KEY_REVOKED")
+    await agent.stop()
+
+
+async def test_predecessor_of_another_key_serves_in_place_of_a_revoked_bundle_on_trial(agent: Agent) -> None:
+    agent.keyring = Keyring.of([KEY.public_key(), OTHER.public_key()])
+    await agent.start()
+    await agent.deploy(make_bundle(key=OTHER), "job-1")
+    await agent.deploy(make_bundle(version="2.0.0", counter=2), "job-2")
+    assert agent.store.active()["digits"].trial is not None
+    agent.keyring = REVOKING
+    agent.models.revoke("digits")
+    agent.deployment.on_keys_read()
+    await until(lambda: agent.models.serving == {"digits": "1.0.0"})
+    await until(lambda: agent.control.reported()["models"]["digits"]["state"] == "degraded")
+    assert agent.models.given_up == {}
+    await agent.stop()
+    await agent.start()
+    assert agent.models.serving == {"digits": "1.0.0"}, "a restart comes to the same result"
+    await agent.stop()
+
+
+async def test_revoked_bundle_serves_until_it_is_replaced_if_it_should(agent: Agent) -> None:
+    agent.keyring = Keyring.of([KEY.public_key(), OTHER.public_key()])
+    agent.serves_revoked = True
+    await agent.start()
+    old, new = make_bundle(), make_bundle(version="2.0.0", counter=2, key=OTHER)
+    await agent.deploy(old, "job-1")
+    agent.keyring = REVOKING
+    agent.models.revoke("digits")
+    agent.deployment.on_keys_read()
+    await agent.stop()
+    await agent.start()
+    assert agent.models.serving == {"digits": "1.0.0"}
+    assert (await agent.deploy(old, "job-2"))["status"] == "SUCCEEDED", "it is in service already"
+    state = await agent.deploy(make_bundle(version="1.0.1", counter=2), "job-3")
+    assert (state["status"], state["code"]) == ("REJECTED", "ERR_KEY_REVOKED")
+    assert (await agent.deploy(new, "job-4"))["status"] == "SUCCEEDED"
+    state = await agent.deploy(old, "job-5")
+    assert (state["status"], state["code"]) == ("REJECTED", "ERR_KEY_REVOKED")
+    assert agent.models.serving == {"digits": "2.0.0"}
     await agent.stop()
 
 

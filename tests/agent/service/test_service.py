@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import signal
 import sqlite3
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agent.deploy import history
+from agent.deploy import history, plan
 from agent.deploy.installer import Installer
 from agent.deploy.jobs import Job as JobRecord
 from agent.deploy.jobs import Request
@@ -25,7 +26,7 @@ from agent.service import presence, service
 from agent.wire.job import Status
 from agent.wire.reported import Origin
 from agent.wire.topics import GroupInfer, Infer, Job, State, format_topic
-from tests.agent.service.conftest import StartService, connected_client, keep_active, status_of
+from tests.agent.service.conftest import Rig, StartService, connected_client, keep_active, status_of
 from tests.bundles import Signer
 from tests.conftest import BrokerProcess
 from tests.patience import PATIENCE_S, until
@@ -481,7 +482,7 @@ async def test_requests_for_a_model_that_cannot_be_loaded_are_refused_with_the_r
         assert watcher.latest("models/echo/state")["message"] == "the bundle is damaged"
 
 
-async def test_model_whose_key_is_revoked_while_it_runs_is_reported(
+async def test_model_whose_key_is_revoked_while_it_runs_is_reported_and_serves_if_it_should(
     mosquitto: BrokerProcess,
     start_service: StartService,
     signer: Signer,
@@ -491,23 +492,69 @@ async def test_model_whose_key_is_revoked_while_it_runs_is_reported(
 ) -> None:
     monkeypatch.setattr(service, "_FILES_INTERVAL_S", 0.05)
     keep_active(tmp_path / "state-kitchen", signer.packed())
-    async with Watcher(mosquitto.port) as watcher, start_service(mosquitto.port) as rig:
-        revoked = 'edge_model_key_revoked{model="echo"}'
+    serving = functools.partial(start_service, mosquitto.port, trust_on_revoke="serve")
+    async with Watcher(mosquitto.port) as watcher:
+        async with serving() as rig:
+            await until(lambda: reported(watcher) == ("active", None))
+            assert rig.service.samples()[REVOKED] == 0
+            revoke(rig, signer)
+            await until(lambda: rig.service.samples()[REVOKED] == 1)
+            await until(lambda: str(reported(watcher)[1]).startswith("key revoked"))
+            client = await rig.client()
+            assert status_of(await client.ask(b"still there")) == 200
+        async with serving() as rig:  # a restart changes nothing
+            await until(lambda: caplog.text.count("is revoked; it serves until it is replaced") == 2)
+            assert rig.service.samples()[REVOKED] == 1
+            client = await rig.client()
+            assert status_of(await client.ask(b"after a restart")) == 200
+            (signer.trust / "revoked").unlink()
+            await until(lambda: reported(watcher) == ("active", None))
 
-        def reported() -> tuple[str, str | None] | None:
-            (model,) = (watcher.latest("reported") or {}).get("models", {}).values() or [None]
-            return None if model is None else (model["state"], model["message"])
 
-        await until(lambda: reported() == ("active", None))
-        assert rig.service.samples()[revoked] == 0
-        status = rig.service.models.status("echo")
-        assert status is not None
-        (signer.trust / "revoked").write_text(f"{status.key_id}\n")
-        await until(lambda: rig.service.samples()[revoked] == 1)
-        await until(lambda: str((reported() or ("", ""))[1]).startswith("key revoked"))
-        assert reported() is not None
-        client = await rig.client()
-        assert status_of(await client.ask(b"still there")) == 200
-        (signer.trust / "revoked").unlink()
-        await until(lambda: reported() == ("active", None))
-    assert caplog.text.count("echo: the key that signed its bundle is revoked") == 1
+async def test_model_whose_key_is_revoked_while_it_runs_is_stopped_until_the_key_is_trusted_again(
+    mosquitto: BrokerProcess,
+    start_service: StartService,
+    signer: Signer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "_FILES_INTERVAL_S", 0.05)
+    monkeypatch.setattr(plan, "KEYS_INTERVAL_S", 0.05)
+    keep_active(tmp_path / "state-kitchen", signer.packed())
+
+    async def is_stopped(rig: Rig) -> None:
+        await until(lambda: reported(watcher)[0] == "failed")
+        assert "which is revoked" in str(reported(watcher)[1])
+        assert rig.service.samples()[REVOKED] == 1
+        await until(lambda: (watcher.latest("models/echo/state") or {}).get("state") == "failed")
+        assert "which is revoked" in watcher.latest("models/echo/state")["message"]
+        answer = await (await rig.client()).ask(b"anyone?")
+        assert (status_of(answer), "which is revoked" in str(answer.properties)) == (503, True)
+
+    async with Watcher(mosquitto.port) as watcher:
+        async with start_service(mosquitto.port) as rig:
+            await until(lambda: reported(watcher) == ("active", None))
+            assert rig.service.samples()[REVOKED] == 0
+            revoke(rig, signer)
+            await is_stopped(rig)
+        async with start_service(mosquitto.port) as rig:  # a restart changes nothing
+            await is_stopped(rig)
+            (signer.trust / "revoked").unlink()
+            await until(lambda: reported(watcher) == ("active", None))
+            assert rig.service.samples()[REVOKED] == 0
+            assert status_of(await rig.clients[0].ask(b"again")) == 200
+
+
+REVOKED = 'edge_model_key_revoked{model="echo"}'
+
+
+def reported(watcher: Watcher) -> tuple[str, str | None]:
+    (model,) = (watcher.latest("reported") or {}).get("models", {}).values() or [None]
+    return ("", None) if model is None else (model["state"], model["message"])
+
+
+def revoke(rig: Rig, signer: Signer) -> None:
+    """Revoke the key of the bundle that `echo` runs."""
+    status = rig.service.models.status("echo")
+    assert status is not None
+    (signer.trust / "revoked").write_text(f"{status.key_id}\n")
