@@ -33,6 +33,7 @@ TITLES: Final = MappingProxyType(
         "onnx_nodes": "ONNX's node tests",
         "scikit_learn": "scikit-learn's estimators, by skl2onnx",
         "pytorch": "PyTorch's operators (OpInfo), by both exporters",
+        "random_graphs": "random graphs, by ONNX Runtime",
     }
 )
 _ATTEMPTS: Final = 50  # that making the cases of a source may die
