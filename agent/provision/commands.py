@@ -48,7 +48,8 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
         "--trust",
         action="append",
         metavar="KEY.pub|DIR",
-        help="public key that your bundles are signed with, or a folder of them; repeatable",
+        help="public key that your bundles are signed with, or a folder of them; repeatable. Added to "
+        "those that are trusted; with --force, in their place",
     )
     enroll.add_argument("--username", metavar="NAME", help="user name at the broker")
     enroll.add_argument("--password-file", metavar="FILE", help="file with the password on its first line")
@@ -75,7 +76,9 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
         "--from", dest="source", type=Path, metavar="FILE", help="read all this from a TOML or JSON file"
     )
     _add_config(enroll)
-    enroll.add_argument("--force", action="store_true", help="replace another enrollment")
+    enroll.add_argument(
+        "--force", action="store_true", help="replace another enrollment; with --trust, the trusted keys, too"
+    )
     enroll.add_argument("--no-connect", action="store_true", help="do not connect to the broker")
     enroll.add_argument(
         "--wait",
@@ -133,6 +136,10 @@ def _enroll(options: argparse.Namespace) -> int:
         )
         for finding in result.findings:
             say(*finding.lines())
+        for key in result.removed:
+            say(f"no longer trusted: {key}")
+        for key in result.trusted:
+            say(f"{'trusted' if enrollment.trust else 'still trusted'}: {key}")
         did = "is enrolled" if result.changed else "is already enrolled like this, nothing changed"
         say(f"{result.config.device} {did}: {path}")
         if options.start:

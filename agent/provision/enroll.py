@@ -3,6 +3,7 @@
 Promises: nothing that the agent reads changes before the connection has worked. The configuration is replaced
 last, in one step, and names newly written files, so that after a power failure the device has either its old
 enrollment or the new one. The same enrollment again changes nothing; another one is refused without `force`.
+With `force`, keys that are given replace those that were trusted.
 Leaves the questions to `questions`, and the broker to `reach` and `rights`.
 """
 
@@ -13,15 +14,23 @@ import os
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.bundle.keyring import KEY_SUFFIXES, Keyring
+from agent.bundle.keyring import (
+    KEY_SUFFIXES,
+    REVOKED_FILE,
+    Keyring,
+    TrustedKey,
+    parse_public_key,
+    parse_revoked,
+)
 from agent.config.file import parse_config
 from agent.config.keys import sample_config
 from agent.config.settings import Config
+from agent.durable import sync_folder
 from agent.errors import ConfigError, EnrollmentError, UnreachableError
 from agent.mqtt.settings import read_secret
 from agent.provision import credentials
@@ -45,7 +54,7 @@ class EnrollOptions:
     config
         The configuration file; credentials and keys go into the same folder.
     force
-        Whether to replace another enrollment.
+        Whether to replace another enrollment and, if keys are given, the trusted keys.
     connect
         Whether to connect to the broker before anything is written.
     wait_s
@@ -69,6 +78,17 @@ class _Credential:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyFile:
+    """A key file in the keyring: its name, and the id of its key."""
+
+    name: str
+    key_id: str
+
+    def __str__(self) -> str:
+        return f"{self.name} (key id {self.key_id[:16]})"
+
+
+@dataclass(frozen=True, slots=True)
 class EnrollmentResult:
     """The result of an enrollment.
 
@@ -80,11 +100,15 @@ class EnrollmentResult:
         The configuration in force.
     findings
         What the connection to the broker showed; empty if it was not tried.
+    trusted, removed
+        The keys that are trusted now, and those that no longer are.
     """
 
     changed: bool
     config: Config
     findings: tuple[Finding, ...]
+    trusted: tuple[KeyFile, ...]
+    removed: tuple[KeyFile, ...]
 
 
 def enroll(
@@ -130,6 +154,7 @@ def enroll(
         filled = fill(text or sample_config(), values)
         _refuse_replacement(text, filled, options)
         config = parse_config(tomllib.loads(filled), {}, os.environ, folder=folder)
+        _refuse_revoked(keys, config.trust_dir)
         findings = _check_connection(config, options, progress) if options.connect else ()
         if failed(findings):
             worst = next(finding for finding in findings if failed([finding]))
@@ -141,7 +166,10 @@ def enroll(
         created.clear()
     if text is not None:
         _remove_superseded(text, filled, folder)
-    return EnrollmentResult(changed, config, tuple(findings))
+    # Last: a power failure before leaves keys too many, not too few, and the same command again removes them.
+    removed = _remove_other_keys(keys, config.trust_dir) if options.force and keys else ()
+    trusted = _trusted(config.trust_dir)
+    return EnrollmentResult(changed or bool(removed), config, tuple(findings), trusted, removed)
 
 
 def has_trusted_key(config: Path) -> bool:
@@ -251,18 +279,62 @@ def _check_connection(
         time.sleep(_RETRY_S)
 
 
+def _refuse_revoked(keys: list[tuple[str, str, bytes]], folder: Path) -> None:
+    """Check that no key to trust is on the device's list of revoked keys, which outlives enrollments."""
+    path = folder / REVOKED_FILE
+    try:
+        revoked = parse_revoked(path.read_bytes())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", hint="correct the file: one key id per line") from error
+    for key_id, name, raw in keys:
+        key = TrustedKey.of(parse_public_key(raw))
+        if not revoked.isdisjoint((key.key_id, key.former_id)):
+            raise EnrollmentError(
+                f"--trust: {name} is key {key_id}, which {path} revokes",
+                hint="trust another key, or remove that line",
+            )
+
+
 def _add_keys(keys: list[tuple[str, str, bytes]], folder: Path, owner: Owner) -> bool:
     """Add keys (id, file name, PEM) to the keyring; return whether any was new."""
     make_folder(folder, owner)
-    present: set[str] = set()
-    if any(path.suffix in (".pub", ".pem") for path in folder.iterdir()):
-        present = {key.key_id for key in Keyring.from_dir(folder).keys.values()}
+    present = {key.key_id for key in _trusted(folder)}
     added = False
     for key_id, name, raw in keys:
         if key_id not in present:
             write_file(free_name(folder, name, raw), raw, owner, owner.mode(secret=False))
             added = True
     return added
+
+
+def _remove_other_keys(keys: list[tuple[str, str, bytes]], folder: Path) -> tuple[KeyFile, ...]:
+    """Remove all keys from the keyring but these, and return the removed ones."""
+    kept = {key_id for key_id, _, _ in keys}
+    others = tuple(key for key in _trusted(folder) if key.key_id not in kept)
+    try:
+        for key in others:
+            (folder / key.name).unlink(missing_ok=True)
+        sync_folder(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot remove a key from {folder}: {error.strerror}", hint="remove it yourself: it is trusted"
+        ) from error
+    return others
+
+
+def _trusted(folder: Path) -> tuple[KeyFile, ...]:
+    """Return the key files of a folder; what is no key is not trusted, and `edge-agent check` reports it."""
+    found = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.suffix in KEY_SUFFIXES:
+            with suppress(ConfigError):
+                (key_id,) = Keyring.from_files([path]).keys
+                found.append(KeyFile(path.name, key_id))
+    return tuple(found)
 
 
 def _remove_superseded(before: str, after: str, folder: Path) -> None:

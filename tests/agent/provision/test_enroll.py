@@ -16,12 +16,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
+from agent.bundle.keyring import Keyring
 from agent.cli import main
 from agent.config.file import load_config
 from agent.config.keys import KEYS
 from tests.agent.provision.authority import Authority
 from tests.agent.provision.conftest import StartBroker
+from tests.bundles import public_pem
 from tests.conftest import BrokerProcess
 from tests.kills import in_child, kill_at_system_call
 from tests.patience import PATIENCE_S
@@ -221,6 +224,106 @@ def test_other_enrollment_needs_force(tmp_path: Path, trust: Path, mosquitto: Br
     assert contents(tmp_path / "etc") == before
     assert enroll(tmp_path / "etc", "--device", "garage", *words, "--force").returncode == 0
     assert load_config(tmp_path / "etc/agent.toml", {}, {}).device == "garage"
+
+
+def new_key(path: Path) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(public_pem(ec.generate_private_key(ec.SECP256R1())))
+    return path
+
+
+def trusted(folder: Path) -> set[str]:
+    return {name for name in contents(folder) if name.startswith("keyring/")}
+
+
+def test_forced_enrollment_with_keys_trusts_only_these(tmp_path: Path, trust: Path) -> None:
+    etc = tmp_path / "etc"
+    words = ("--broker", "mqtt://b", "--no-connect")
+    second, new = new_key(tmp_path / "second.pub"), new_key(tmp_path / "new.pub")
+    assert enroll(etc, "--device", "one", *words, "--trust", trust, "--trust", second).returncode == 0
+    (etc / "keyring/revoked").write_text("0" * 64 + "\n")
+    (etc / "keyring/README").write_text("who may sign")
+    (etc / "keyring/damaged.pub").write_text("not a key")
+
+    # Without keys, the new owner is told whom the device goes on trusting.
+    kept = enroll(etc, "--device", "two", *words, "--force")
+    assert kept.returncode == 0
+    assert kept.stdout.count("still trusted: ") == 2
+    assert f"still trusted: second.pub (key id {id_of(second)[:16]})" in kept.stdout
+
+    done = enroll(etc, "--device", "two", *words, "--force", "--trust", new)
+    assert done.returncode == 0
+    left = {"keyring/new.pub", "keyring/revoked", "keyring/README", "keyring/damaged.pub"}
+    assert trusted(etc) == left
+    assert list(Keyring.from_dir(etc / "keyring").keys) == [id_of(new)]
+    assert f"no longer trusted: signing.pub (key id {id_of(trust)[:16]})" in done.stdout
+    assert f"trusted: new.pub (key id {id_of(new)[:16]})" in done.stdout
+    again = enroll(etc, "--device", "two", *words, "--force", "--trust", new)
+    assert "nothing changed" in again.stdout
+    # Without --force, a key is added.
+    assert enroll(etc, "--device", "two", *words, "--trust", second).returncode == 0
+    assert len(Keyring.from_dir(etc / "keyring").keys) == 2
+
+
+def test_key_that_the_device_revokes_is_not_trusted_again(tmp_path: Path, trust: Path) -> None:
+    etc = tmp_path / "etc"
+    words = ("--device", "one", "--broker", "mqtt://b", "--no-connect", "--force", "--trust")
+    assert enroll(etc, *words, trust).returncode == 0
+    new = new_key(tmp_path / "new.pub")
+    (etc / "keyring/revoked").write_text(f"# leaked\n{id_of(new)}\n")
+    before = contents(etc)
+    assert f"new.pub is key {id_of(new)}" in refused(enroll(etc, *words, new))
+    assert contents(etc) == before
+    (etc / "keyring/revoked").write_text("leaked\n")
+    assert "keyring/revoked: line 1: expected a key id" in refused(enroll(etc, *words, trust))
+
+
+def test_refused_forced_enrollment_removes_no_key(tmp_path: Path, trust: Path) -> None:
+    etc = tmp_path / "etc"
+    words = ("--device", "one", "--broker", f"mqtt://127.0.0.1:{free_port()}")
+    assert enroll(etc, *words, "--trust", trust, "--no-connect").returncode == 0
+    before = contents(etc)
+    assert "nothing listens" in refused(
+        enroll(etc, *words, "--force", "--trust", new_key(tmp_path / "n.pub"))
+    )
+    assert contents(etc) == before
+
+
+def test_killed_replacement_of_keys_leaves_a_key_and_the_same_command_ends_it(
+    tmp_path: Path, trust: Path
+) -> None:
+    etc, new = tmp_path / "etc", new_key(tmp_path / "new.pub")
+    words = ("--broker", "mqtt://b", "--no-connect", "--force", "--trust")
+    seen = set()
+    for at in itertools.count():
+        shutil.rmtree(etc, ignore_errors=True)
+        assert enroll(etc, "--device", "one", *words, trust).returncode == 0
+
+        def scenario(at: int = at) -> None:
+            kill_at_system_call(at)
+            assert enroll(etc, "--device", "two", *words, new).returncode == 0
+
+        killed = in_child(scenario) == signal.SIGKILL
+        keys = frozenset(Keyring.from_dir(etc / "keyring").keys)
+        device = load_config(etc / "agent.toml", {}, {}).device
+        seen.add((device, keys))
+        assert enroll(etc, "--device", "two", *words, new).returncode == 0
+        assert set(Keyring.from_dir(etc / "keyring").keys) == {id_of(new)}
+        if not killed:
+            break
+    both = frozenset({id_of(trust), id_of(new)})
+    # The old owner's key goes only when the new enrollment is in force.
+    assert seen == {
+        ("one", frozenset({id_of(trust)})),
+        ("one", both),
+        ("two", both),
+        ("two", frozenset({id_of(new)})),
+    }
+
+
+def id_of(path: Path) -> str:
+    (key_id,) = Keyring.from_files([path]).keys
+    return key_id
 
 
 def test_a_folder_of_keys_is_trusted(tmp_path: Path, trust: Path) -> None:
