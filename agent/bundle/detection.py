@@ -147,7 +147,8 @@ class Objects:
     mask_weights
         Empty, or the factors of `prototypes` whose sum is positive inside the object.
     prototypes
-        Output of shape (1, factors, height, width), or None.
+        Output of shape (1, factors, height, width) or, if that is not its shape, (1, height, width, factors);
+        or None.
     transposed
         Whether outputs have shape (1, values, n) instead of (1, n, values).
     multi_label

@@ -52,7 +52,7 @@ def encode_masks(
     weights
         float32, shape (m, factors).
     prototypes
-        Shape (factors, height, width).
+        Shape (factors, height, width), or (height, width, factors), as TensorFlow has it.
     boxes
         float32, shape (m, 4), corners in pixels of the model's input.
     size
@@ -69,7 +69,10 @@ def encode_masks(
         return ()
     if not (np.isfinite(weights).all() and np.isfinite(prototypes).all()):
         raise ExecutionError("masks cannot be made of prototypes that are not finite")
-    factors, rows, columns = prototypes.shape
+    factors = weights.shape[1]
+    if prototypes.shape[0] != factors:
+        prototypes = np.moveaxis(prototypes, -1, 0)
+    rows, columns = prototypes.shape[1:]
     top, bottom, left, right = cells
     vertical = _interpolation(rows, size[0])[top:bottom]
     horizontal = _interpolation(columns, size[1])[left:right]

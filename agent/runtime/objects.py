@@ -89,9 +89,10 @@ class ObjectDecoder:
                 raise FormatError(f"objects: expected {rows} rows, as the scores have, got {count} of {name}")
         if step.prototypes is not None:
             shape, factors = specs[step.prototypes].shape, step.mask_weights[0].count
-            if len(shape) != 4 or shape[0] != 1 or shape[1] != factors or 0 in shape:
+            if len(shape) != 4 or shape[0] != 1 or factors not in (shape[1], shape[3]) or 0 in shape:
                 raise FormatError(
-                    f"objects: expected prototypes [1,{factors},height,width], got {specs[step.prototypes]}"
+                    f"objects: expected prototypes [1,{factors},height,width] or [1,height,width,{factors}], "
+                    f"got {specs[step.prototypes]}"
                 )
         self._centres, self._sizes = _grid(step.levels, step.offset)
         self._bins = np.arange(step.bins, dtype=np.float32)

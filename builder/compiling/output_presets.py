@@ -474,9 +474,11 @@ def _rows(signature: Signature, expected: str, *, smallest: int) -> tuple[Tensor
 
 
 def _prototypes(signature: Signature, factors: int) -> str:
-    found = [spec for spec in signature.outputs if len(spec.shape) == 4 and spec.shape[1] == factors]
+    found = [spec for spec in signature.outputs if len(spec.shape) == 4 and factors in spec.shape[1::2]]
     if len(found) != 1:
-        raise _MisfitError(f"prototypes [1, {factors}, height, width] besides the boxes")
+        raise _MisfitError(
+            f"prototypes [1, {factors}, height, width] or [1, height, width, {factors}] besides the boxes"
+        )
     return found[0].name
 
 

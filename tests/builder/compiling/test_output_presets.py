@@ -98,6 +98,11 @@ def segmented(make: Callable[[int], Outputs], transposed: bool) -> Outputs:
     return outputs | {"output1": prototypes}
 
 
+def with_channels_last(outputs: Outputs) -> Outputs:
+    """Prototypes as TensorFlow Lite's exports have them."""
+    return outputs | {"output1": np.moveaxis(outputs["output1"], 1, -1)}
+
+
 def yolov10() -> Outputs:
     out = np.zeros((300, 6))
     out[:3] = np.concatenate((BOXES, SCORES[:, None], KINDS[:, None]), axis=1)
@@ -264,6 +269,9 @@ FAMILIES: dict[str, tuple[str, Outputs, int, str | None]] = {
         "yolov8", {"output0": yolov8()["output0"].transpose(0, 2, 1)}, CLASSES, None,
     ),
     "YOLO11, segments": ("yolo11-seg", segmented(yolov8, True), CLASSES, "yolov8-seg"),
+    "YOLOv8, segments, channels last": (
+        "yolov8-seg", with_channels_last(segmented(yolov8, True)), CLASSES, "yolov8-seg",
+    ),
     "YOLOv8, pose": ("yolov8-pose", yolov8(points=5), 1, None),
     "YOLOv10": ("yolov10", yolov10(), 0, "yolov10"),
     "YOLO26, segments": ("yolo26-seg", segmented(end_to_end, False), 0, "yolo26-seg"),
