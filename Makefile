@@ -113,6 +113,15 @@ deb: $(STAMP) ## build the Debian packages of the agent in dist/
 client: $(STAMP) ## build the client for other computers in dist/: a wheel for pip, a package for npm
 	$(BIN)/python packaging/build_client.py
 
+.PHONY: release
+release: deb client ## build all packages, and sign their checksums with the key in KEY
+	@test -n "$(KEY)" || { echo 'make: name the key: make release KEY=release.key (edgebundle keygen)' >&2; exit 1; }
+	$(BIN)/python packaging/sign_release.py --key $(KEY)
+
+.PHONY: lock
+lock: $(STAMP) ## resolve the dependencies in pyproject.toml again, and write packaging/locks
+	packaging/lock.sh
+
 .PHONY: docs
 docs: $(STAMP) ## make the site of the documentation in dist/docs, with search; every warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs/reference . dist/docs
@@ -133,8 +142,11 @@ clean: ## remove all build outputs and the virtual environments
 # By path: a program in the folder that has the clone, named edgebundle like the package, would find the clone first.
 EDITABLE := --config-settings editable_mode=compat --editable
 
-# The stamp is newer than pyproject.toml if the dependencies in that file are installed.
-$(STAMP): pyproject.toml
+# What compiles, signs and builds is installed as packaging/locks/workstation.txt names it, with digests.
+LOCK := packaging/locks/workstation.txt
+
+# The stamp is newer than the lock if the dependencies in that file are installed.
+$(STAMP): pyproject.toml $(LOCK)
 	@python=; for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
 	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	    python=$$candidate; break; \
@@ -148,9 +160,10 @@ $(STAMP): pyproject.toml
 	  echo "make: $$python has no venv module (apt-get install python3-venv)" >&2; \
 	  exit 1; \
 	fi; \
-	echo "make: installing the packages of pyproject.toml into .venv (a few minutes, once)"; \
+	echo "make: installing the packages of $(LOCK) into .venv (a few minutes, once)"; \
 	test -x $(BIN)/python || "$$python" -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(EDITABLE) '.[builder,demo,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(LOCK)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $(EDITABLE) .
 	@touch $@
 
 .venv-bench/.installed: $(STAMP)

@@ -2,8 +2,8 @@
 
     python packaging/build_client.py [-o dist]
 
-Promises the same bytes for the same commit. The wheel has the whole project; without an extra, pip installs
-only what the client needs (docs/decisions/0033).
+Promises the same bytes for the same commit, and an SBOM in CycloneDX's format beside each. The wheel has the
+whole project; without an extra, pip installs only what the client needs (docs/decisions/0033).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from build_deb import source_date_epoch
-from deb import wheels
+from deb import sbom, wheels
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -52,7 +52,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=output, prefix=".client-") as scratch:
         built = wheels.build_wheel(PROJECT, Path(scratch), epoch)
         wheel = built.replace(output / built.name)
-    for path in (wheel, build_npm(PROJECT / "javascript", output, epoch)):
+    npm = build_npm(PROJECT / "javascript", output, epoch)
+    sbom.write(wheel, sbom.of_archive(wheel), sbom.required_by_wheel(wheel), epoch)
+    sbom.write(npm, sbom.npm(PROJECT / "javascript"), sbom.required_by_npm(PROJECT / "javascript"), epoch)
+    for path in (wheel, npm):
         print(path)
     return 0
 

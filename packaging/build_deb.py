@@ -3,7 +3,8 @@
     python packaging/build_deb.py [--suite bookworm] [--arch arm64] [-o dist]
     python packaging/build_deb.py --lock      after changing the agent's dependencies
 
-Promises the same bytes for the same commit. It runs no program of the target's architecture and needs no
+Promises the same bytes for the same commit, and writes a list of its contents (an SBOM in CycloneDX's format)
+beside each package. It runs no program of the target's architecture and needs no
 root. The exception is `--arch armhf`, whose tvm-ffi has to be compiled: on a Debian machine, with Debian's
 cross compiler, as root.
 """
@@ -17,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from deb import package, wheels
+from deb import package, sbom, wheels
 from deb.release import Release, select
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -72,8 +73,10 @@ def build_all(
     for release in releases:
         root = scratch / release.name
         root.mkdir()
-        package.stage(root, release, sources)
+        contents = package.stage(root, release, sources)
         built = package.build(root, release, sources, output, compression)
+        about = sbom.deb(sources.version(release), release.arch, release.number)
+        sbom.write(built, about, contents, epoch)
         megabytes = (
             f"{built.stat().st_size / 1e6:.1f} MB, {package.installed_bytes(root) / 1e6:.1f} MB unpacked"
         )

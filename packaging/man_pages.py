@@ -114,8 +114,16 @@ def _action(parser: argparse.ArgumentParser, action: argparse.Action) -> Iterato
     # What the help shows, in one line, whatever the terminal's width.
     formatter = argparse.HelpFormatter(parser.prog, max_help_position=4, width=10_000)
     yield ".TP"
-    yield f".B {_escape(formatter._format_action_invocation(action))}"
+    yield f".B {_escape(_invocation(formatter, action))}"
     yield _escape(" ".join(formatter._expand_help(action).split())) if action.help else "\\&"
+
+
+def _invocation(formatter: argparse.HelpFormatter, action: argparse.Action) -> str:
+    """Return how a flag is written, as Python 3.13's help does; other versions write it in other ways."""
+    if not action.option_strings or action.nargs == 0:
+        return formatter._format_action_invocation(action)
+    value = formatter._format_args(action, formatter._get_default_metavar_for_optional(action))
+    return f"{', '.join(action.option_strings)} {value}"
 
 
 def _text(text: str) -> Iterator[str]:
@@ -160,7 +168,7 @@ def pages_of(program: str, date: datetime.date) -> dict[str, str]:
     version = importlib.import_module("agent").__version__
     found = pages(parser, section=section, version=version, date=date)
     by_hand = PROJECT / "packaging/files" / f"{program}.{section}"
-    return found | ({by_hand.name: by_hand.read_text()} if by_hand.exists() else {})
+    return found | ({by_hand.name: by_hand.read_text("utf-8")} if by_hand.exists() else {})
 
 
 def write(folder: Path, found: dict[str, str]) -> None:
@@ -168,7 +176,7 @@ def write(folder: Path, found: dict[str, str]) -> None:
     for name, text in found.items():
         place = folder / f"man{name.rpartition('.')[2]}"
         place.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text(text)
+        (place / name).write_text(text, "utf-8")
 
 
 def main() -> int:

@@ -62,7 +62,6 @@ _UNUSED: Final = (
     "*.dist-info/INSTALLER",
     "*.dist-info/REQUESTED",
     "*.dist-info/direct_url.json",
-    "*.dist-info/sboms",
     "edgebundle-*.dist-info/entry_points.txt",
 )
 

@@ -1,7 +1,7 @@
 """The Debian package: which files it installs where, and its control data.
 
 nfpm writes the archive from what this module prepares. The build is reproducible: the same sources, locks and
-SOURCE_DATE_EPOCH give the same bytes.
+SOURCE_DATE_EPOCH give the same bytes, in any folder, with any umask, user, language or time of day.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from deb import environment, tvm_ffi, wheels
+from deb import environment, sbom, tvm_ffi, wheels
 from deb.release import Release
 
 _NAME: Final = "edge-agent"
@@ -56,7 +56,8 @@ def configuration(project: Path) -> str:
         "from agent.config.keys import sample_config; print(sample_config(), end='')",
     ]
     variables = dict(os.environ, PYTHONPATH=str(project))
-    sample = subprocess.run(command, check=True, capture_output=True, text=True, env=variables).stdout
+    variables["PYTHONUTF8"] = "1"
+    sample = subprocess.run(command, check=True, capture_output=True, encoding="utf-8", env=variables).stdout
     before, marker, after = sample.partition("[trust]\n")
     commented = "\n#dir = ...\n"
     if not marker or after.count(commented) != 1:
@@ -77,7 +78,7 @@ def man_pages(project: Path, epoch: int) -> dict[str, bytes]:
 
 def state_format(project: Path) -> str:
     """Return the version of the state directory that the agent of `project` reads and writes."""
-    text = (project / "agent/deploy/store/state_format.py").read_text()
+    text = (project / "agent/deploy/store/state_format.py").read_text("utf-8")
     stated = re.search(r"^STATE_FORMAT: Final = (\d+)$", text, re.MULTILINE)
     if stated is None:
         raise SystemExit("error: expected STATE_FORMAT: Final = N in agent/deploy/store/state_format.py")
@@ -109,7 +110,7 @@ def debian_root(project: Path, release: Release) -> Path:
 def project_version(project: Path) -> str:
     """Return the version that agent/__init__.py states."""
     namespace: dict[str, object] = {}
-    exec((project / "agent/__init__.py").read_text(), namespace)  # noqa: S102 - our own file
+    exec((project / "agent/__init__.py").read_text("utf-8"), namespace)  # noqa: S102 - our own file
     return str(namespace["__version__"])
 
 
@@ -143,8 +144,8 @@ class Sources:
         return f"{project_version(self.project)}+deb{release.number}{build}"
 
 
-def stage(root: Path, release: Release, sources: Sources) -> None:
-    """Fill `root`, an empty folder that becomes `/` on the device, with the package's files."""
+def stage(root: Path, release: Release, sources: Sources) -> list[sbom.Component]:
+    """Fill `root`, an empty folder that becomes `/` on the device, and return what it was filled with."""
     project = sources.project
     lock = project / "packaging/locks" / f"{release.name}.txt"
     root.chmod(0o755)
@@ -153,19 +154,21 @@ def stage(root: Path, release: Release, sources: Sources) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         wheels.download_locked(release, lock, Path(scratch))
         wheels.unpack(release, [sources.wheel, *sorted(Path(scratch).glob("*.whl"))], packages)
+        contents = [sbom.of_archive(sources.wheel)]
+        contents += [sbom.of_archive(path) for path in sorted(Path(scratch).iterdir())]
         for sdist in Path(scratch).glob("*.tar.gz"):
             tvm_ffi.build(release, sdist, debian_root(project, release), packages)
     environment.make(root, release)
 
     files = project / "packaging/files"
     (root / "etc/edge-agent").mkdir(parents=True)
-    (root / "etc/edge-agent/agent.toml").write_text(configuration(project))
+    (root / "etc/edge-agent/agent.toml").write_text(configuration(project), "utf-8")
     for unit in ("edge-agent.service", "edge-agent-enroll.service"):
         _install(project / "systemd" / unit, root / "usr/lib/systemd/system" / unit)
     _install(files / "lintian-overrides", root / f"usr/share/lintian/overrides/{_NAME}")
     documents = root / f"usr/share/doc/{_NAME}"
     documents.mkdir(parents=True)
-    (documents / "copyright").write_text(_copyright(files / "copyright.in", lock))
+    (documents / "copyright").write_text(_copyright(files / "copyright.in", lock), "utf-8")
     date = email.utils.format_datetime(datetime.datetime.fromtimestamp(sources.epoch, datetime.UTC))
     entry = f"{_NAME} ({sources.version(release)}) {release.suite}; urgency=medium"
     entry += f"\n\n  * See CHANGELOG.md of the project.\n\n -- {maintainer()}  {date}\n"
@@ -175,7 +178,10 @@ def stage(root: Path, release: Release, sources: Sources) -> None:
     for name, page in man_pages(project, sources.epoch).items():
         _compress(page, manual / f"{name}.gz")
     for path in root.rglob("*"):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or path.parent.name == "bin" else 0o644)
         os.utime(path, (sources.epoch, sources.epoch), follow_symlinks=False)
+    return contents
 
 
 def build(root: Path, release: Release, sources: Sources, into: Path, compression: str = "xz") -> Path:
@@ -226,11 +232,12 @@ def build(root: Path, release: Release, sources: Sources, into: Path, compressio
     with tempfile.TemporaryDirectory() as scratch:
         preinst = Path(scratch) / "preinst"
         preinst.write_text(
-            (files / "preinst").read_text().replace("@STATE_FORMAT@", state_format(sources.project))
+            (files / "preinst").read_text("utf-8").replace("@STATE_FORMAT@", state_format(sources.project)),
+            "utf-8",
         )
         config["scripts"]["preinstall"] = str(preinst)
         path = Path(scratch) / "nfpm.yaml"
-        path.write_text(json.dumps(config))
+        path.write_text(json.dumps(config), "utf-8")
         partial = Path(scratch) / package.name
         command = [
             find_nfpm(),
@@ -262,7 +269,9 @@ def _install(source: Path, target: Path) -> None:
 
 
 def _compress(content: bytes, target: Path) -> None:
-    target.write_bytes(gzip.compress(content, 9, mtime=0))
+    # Not gzip.compress: the byte for the system depends on the version of Python.
+    with target.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
+        packed.write(content)
     target.chmod(0o644)
 
 

@@ -231,16 +231,47 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheels.build_wheel(PROJECT, tmp_path_factory.mktemp("wheel"), EPOCH)
 
 
+def foreign_environment(folder: Path) -> tuple[Path, dict[str, str]]:
+    """Return a copy of the sources as another user has them, and that user's variables, below a folder.
+
+    Start programs there with the umask 0o077.
+    """
+    clone, home = folder / "Fremder Ordner é", folder / "home"
+    listed = subprocess.run(
+        ["git", "-C", PROJECT, "ls-files", "-z"], check=True, capture_output=True, text=True
+    ).stdout
+    for name in filter(None, listed.split("\0")):
+        if name.startswith(("tests/", "benchmarks/", "docs/")) or not (PROJECT / name).is_file():
+            continue
+        copy = clone / name
+        copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copyfile(PROJECT / name, copy)
+        executable = (PROJECT / name).stat().st_mode & 0o100
+        copy.chmod(0o700 if executable else 0o600)
+        os.utime(copy, (1_500_000_000, 1_500_000_000))
+    home.mkdir()
+    (home / ".pydistutils.cfg").write_text("[bdist_wheel]\nbuild_number=7\n")
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LC_", "XDG_"))
+    }
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    foreign = {"HOME": str(home), "TZ": "Asia/Tokyo", "LC_ALL": "C", "LANG": "de_DE", "COLUMNS": "300"}
+    return clone, {**kept, **foreign, "XDG_CACHE_HOME": cache, "USER": "somebody", "PYTHONHASHSEED": "7"}
+
+
 @pytest.fixture(scope="session")
 def build_deb(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Build a package for a release, once per build number; `again` builds it a second time."""
+    """Build a package for a release, once per build number; `again` builds it in another environment."""
     built: dict[tuple[str, str, int], Path] = {}
 
     def build(suite: str, arch: str, number: int = 0, *, again: bool = False) -> Path:
         key = (suite, arch, number)
         if key not in built or again:
             folder = tmp_path_factory.mktemp("deb")
-            command = [sys.executable, str(PROJECT / "packaging/build_deb.py"), "-o", str(folder)]
+            sources, variables = PROJECT, dict(os.environ)
+            if again:
+                sources, variables = foreign_environment(tmp_path_factory.mktemp("foreign"))
+            command = [sys.executable, str(sources / "packaging/build_deb.py"), "-o", str(folder)]
             command += ["--suite", suite, "--arch", arch, "--build", str(number)]
             if number:  # used only for upgrades: need not be small
                 command += ["--compression", "gzip"]
@@ -249,7 +280,8 @@ def build_deb(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
                 capture_output=True,
                 text=True,
                 timeout=BUILD_LIMIT_S,
-                env=dict(os.environ, SOURCE_DATE_EPOCH=str(EPOCH)),
+                env=variables | {"SOURCE_DATE_EPOCH": str(EPOCH)},
+                umask=0o077 if again else 0o022,
                 check=False,
             )
             assert done.returncode == 0, done.stderr

@@ -108,7 +108,7 @@ def test_every_needed_library_is_included_or_in_a_dependency(
             assert needed in inside or allowed.fullmatch(needed), f"{path.name} needs {needed}"
 
 
-def test_two_builds_of_one_commit_are_identical(build_deb: Callable[..., Path]) -> None:
+def test_two_builds_of_one_commit_in_two_environments_are_identical(build_deb: Callable[..., Path]) -> None:
     first, second = build_deb("bookworm", "arm64"), build_deb("bookworm", "arm64", again=True)
     before, after = members(first), members(second)
     assert list(before) == list(after)
