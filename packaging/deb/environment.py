@@ -3,6 +3,9 @@
 A virtual environment is a `pyvenv.cfg`, a link to the system's Python and a folder of Python packages, so it
 can be made for another architecture without running its programs. The system's own Python is not changed, and
 its packages are not visible inside. The exception is 32-bit ARM, where some of them replace missing wheels.
+
+Nothing runs from the files that the package ships: packaging/files/postinst makes a folder of its own from
+them for each installation, and `current` names the one that runs next.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Final
 from deb.release import Release
 
 HOME: Final = Path("usr/lib/edge-agent")
+SHIPPED: Final = HOME / "shipped"
 
 # Files that the agent never reads: tests, headers, compiler inputs, stubs, and decoders of image formats that
 # it refuses. Without them, the package is about 35 MB smaller and offers less to attack.
@@ -66,7 +70,7 @@ _UNUSED: Final = (
 )
 
 _LAUNCHER: Final = """\
-#!/usr/lib/edge-agent/bin/python -I
+#!@HOME@/bin/python -I
 import sys
 
 from agent.cli import main
@@ -77,7 +81,7 @@ sys.exit(main())
 
 def site_packages(root: Path, release: Release) -> Path:
     """Return the folder of Python packages below `root`, the folder that becomes `/` on the device."""
-    return root / HOME / "lib" / f"python{release.python}" / "site-packages"
+    return root / SHIPPED / "lib" / f"python{release.python}" / "site-packages"
 
 
 def make(root: Path, release: Release) -> None:
@@ -91,7 +95,7 @@ def make(root: Path, release: Release) -> None:
         The release that the package is built for.
     """
     strip(site_packages(root, release))
-    home = root / HOME
+    home = root / SHIPPED
     (home / "bin").mkdir()
     (home / "bin/python").symlink_to(f"/usr/bin/python{release.python}")
     launcher = home / "bin/edge-agent"
@@ -103,7 +107,7 @@ def make(root: Path, release: Release) -> None:
         f"version = {release.python}\n"
     )
     (root / "usr/bin").mkdir()
-    (root / "usr/bin/edge-agent").symlink_to("../lib/edge-agent/bin/edge-agent")
+    (root / "usr/bin/edge-agent").symlink_to("../lib/edge-agent/current/bin/edge-agent")
 
 
 def strip(packages: Path) -> None:

@@ -269,7 +269,7 @@ REFUSED = (
 def test_the_sandbox_refuses_what_root_could_do_and_allows_what_workers_need(device: Device) -> None:
     shutil.copy(PROBE, device.root.path / "usr/lib/edge-agent/probe.py")
     unit = (device.root.path / "usr/lib/systemd/system/edge-agent.service").read_text()
-    command = "/usr/lib/edge-agent/bin/python -I /usr/lib/edge-agent/probe.py"
+    command = "/usr/lib/edge-agent/current/bin/python -I /usr/lib/edge-agent/probe.py"
     unit = re.sub(r"(?m)^ExecStart=.*$", f"ExecStart={command}", unit)
     unit = re.sub(r"(?m)^(Type|Restart|WatchdogSec)=.*$", "", unit).replace(
         "[Service]", "[Service]\nType=oneshot"
@@ -294,6 +294,11 @@ def test_upgrade_keeps_serving_remove_stops_and_purge_leaves_nothing(
     wait_for("an answer of the newer agent", device.answers)
     assert device.main_pid() not in ("0", old)
     assert "+deb12u1" in device.system.run("dpkg-query", "--show", "edge-agent")
+    # The new version serves from its own folder, and the old one is gone.
+    (version,) = (device.root.path / "usr/lib/edge-agent").glob("*.??????")
+    assert "+deb12u1." in version.name
+    command = device.system.run("cat", f"/proc/{device.main_pid()}/cmdline")
+    assert command.startswith(f"/usr/lib/edge-agent/{version.name}/bin/python")
 
     device.system.run("dpkg", "--remove", "edge-agent")
     assert device.system.show("ActiveState")["ActiveState"] in ("inactive", "failed")

@@ -69,7 +69,7 @@ def run_there(root: Root, cpu: str, bundle: Path, value: np.ndarray) -> list[np.
         for name in ("mod.so", "mod.json", "mod.params"):
             archive.extract(name, folder, filter="data")
     np.save(folder / "input.npy", value)
-    python = ["/usr/bin/env", f"QEMU_CPU={cpu}", "/usr/lib/edge-agent/bin/python", "-I", "-c"]
+    python = ["/usr/bin/env", f"QEMU_CPU={cpu}", "/usr/lib/edge-agent/current/bin/python", "-I", "-c"]
     count = int(root.run(*python, PROGRAM).split()[0])
     return [np.load(folder / f"output_{index}.npy") for index in range(count)]
 
