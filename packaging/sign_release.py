@@ -2,8 +2,8 @@
 
     python packaging/sign_release.py --key release.key [-o dist]
 
-The key is one that `edgebundle keygen` makes; it is named by whoever signs, never kept here, and not one that
-devices trust for bundles. docs/install.md has the command that verifies the signature, with OpenSSL only.
+The key is one that `edgebundle keygen` makes, and that no device trusts for bundles. The person who signs
+names it; it is never kept here. docs/install.md has the command that verifies the signature, with OpenSSL.
 """
 
 from __future__ import annotations
