@@ -1,7 +1,8 @@
 """An event loop whose clock jumps to the next timer when nothing else can happen, and otherwise stands still.
 
 A test that runs on it needs no real time, however long its timers are, and cannot be too slow or too fast:
-two events have the order of their times. It must not wait for other processes or threads.
+two events have the order of their times. It must not wait for other processes or threads, but for calls
+in `agent.disk_thread`: the clock stands still until they return.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import functools
 import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec
+
+from agent.disk_thread import calls_under_way
 
 P = ParamSpec("P")
 
@@ -26,6 +29,8 @@ class _Selector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         events: list[tuple[selectors.SelectorKey, int]] = super().select(0)
+        while not events and calls_under_way():
+            events = super().select(0.001)
         if events:
             return events
         if timeout is None:

@@ -22,6 +22,7 @@ from typing import Final
 
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
+from agent.deploy.circumstances import Circumstances
 from agent.deploy.desired_state import DesiredState
 from agent.deploy.fetch.block_source import SILENCE_LIMIT_S, BlockSource
 from agent.deploy.fetch.https import HttpsSettings, HttpsSource
@@ -30,16 +31,16 @@ from agent.deploy.history import History
 from agent.deploy.inbox import Inbox
 from agent.deploy.installer import Installer
 from agent.deploy.interfaces import Control, Models
-from agent.deploy.jobs import Job, Journal
+from agent.deploy.jobs import Job, Journal, Request
 from agent.deploy.plan import Plan
 from agent.deploy.reconcile import Attempts
 from agent.deploy.reported import Serving, reported
 from agent.deploy.restoration import Restoration
-from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.last_use import LastUse
-from agent.deploy.store.state_file import Checkpoint, no_checkpoint
+from agent.deploy.store.state_file import SAVE_LIMIT_S, Checkpoint, no_checkpoint
 from agent.deploy.store.store import Store
 from agent.deploy.trial_watch import TrialWatch
+from agent.disk_thread import in_disk_thread
 from agent.errors import DiskError, EdgeError, InUseError, KeyRevokedError, StoreError
 from agent.wire import topics
 from agent.wire.desired import Desired
@@ -66,7 +67,7 @@ class Deployment:
     store
         The state directory. It is opened and locked by `start` and unlocked by `close`.
     keyring
-        Returns the currently trusted keys.
+        Reads the currently trusted keys; called in a thread.
     machine
         This machine, for the admission of bundles.
     models
@@ -107,7 +108,7 @@ class Deployment:
     ) -> None:
         self._device = device
         self._store = store
-        self._keyring = keyring
+        self._circumstances = circumstances = Circumstances(keyring, machine, https.allow)
         self._control = control
         self._models = models
         self._on_disk_error = on_disk_error
@@ -135,16 +136,13 @@ class Deployment:
             history=self._history,
             attempts=self._attempts,
             downloader=downloader,
-            keyring=keyring,
-            machine=machine,
-            https_allow=https.allow,
+            circumstances=circumstances,
         )
         self._installer = Installer(
             store,
             downloader,
             models,
-            keyring=keyring,
-            machine=machine,
+            circumstances=circumstances,
             record=self._history.record,
             show=self._history.publish,
             in_use=self._plan.in_use,
@@ -224,6 +222,8 @@ class Deployment:
         self._store.lock()
         self._journal.load()
         self._last_use.load()
+        if self._store.lost_active:
+            self._plan.recover()
         return self._desired.read()
 
     async def _adopt_state(self) -> None:
@@ -240,8 +240,6 @@ class Deployment:
             return
         self._unopened = None
         self._desired.adopt(document)
-        if self._store.lost_active:
-            self._plan.recover()
         self._restoration.expect(self._store.active())
         if self._desired.document is not None:
             # A crash may have separated the document from its plan.
@@ -332,13 +330,13 @@ class Deployment:
             except TimeoutError:
                 await self._save_pending()
                 await self._check_inbox()
-                self._reconcile()
+                await self._reconcile()
                 continue
             self._work.clear()
             self._busy = True
             if self._disk_changed.is_set():
                 await self._resume_storing()
-            self._reconcile()
+            await self._reconcile()
             await self._journal.save()
             while (job := self._plan.next_job()) is not None:
                 await self._run_job(job)
@@ -390,9 +388,9 @@ class Deployment:
         """Take the document of a job that the broker has retained."""
         self._history.on_retained(topic, payload)
 
-    def close(self) -> None:
-        """Unlock the state directory, after a clean stop."""
-        self._trials.end_cleanly()
+    async def close(self, limit_s: float = SAVE_LIMIT_S) -> None:
+        """Unlock the state directory, after a clean stop, which is recorded if the disk responds in time."""
+        await self._trials.end_cleanly(limit_s)
         self._history.close()
         self._store.unlock()
 
@@ -402,8 +400,11 @@ class Deployment:
         self._report()
         self._work.set()
 
-    def _reconcile(self) -> None:
+    async def _reconcile(self) -> None:
         self._desired.retry()
+        if self._plan.compares_keys(self._installer):
+            with contextlib.suppress(EdgeError):
+                await in_disk_thread(self._circumstances.read_keys)
         if self._plan.reconcile(self._installer, self._restoration.loading):
             self._report()
         if self._plan.next_job() is not None:
@@ -436,7 +437,7 @@ class Deployment:
             return
         for digest in dropped:
             try:
-                request = await in_disk_thread(self._inbox.request, digest, self._keyring())
+                request = await in_disk_thread(self._request, digest)
             except EdgeError as error:
                 _log.warning("inbox: %s: %s", digest, error)
                 with contextlib.suppress(StoreError):
@@ -444,6 +445,9 @@ class Deployment:
                 continue
             await self._history.record(Job(request).now())
             self._work.set()
+
+    def _request(self, digest: str) -> Request:
+        return self._inbox.request(digest, self._circumstances.read_keys())
 
     def states(self) -> dict[str, ServiceState]:
         """Return the state of each model that the reported document has."""

@@ -17,8 +17,8 @@ from typing import Final
 from agent.deploy.jobs import Journal
 from agent.deploy.reconcile import Attempts
 from agent.deploy.reported import reject
-from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.state_file import SAVE_LIMIT_S, Checkpoint, StateFile, no_checkpoint
+from agent.disk_thread import in_disk_thread
 from agent.errors import ConflictError, DiskError, EdgeError, SourceError, StoreError
 from agent.wire.desired import Desired, newest_after
 from agent.wire.reported import Rejection

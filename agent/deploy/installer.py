@@ -24,20 +24,19 @@ from typing import Final
 from agent import clock
 from agent.bundle.admission import admit
 from agent.bundle.counter_time import highest_counter
-from agent.bundle.keyring import Keyring
-from agent.bundle.machine import Machine
 from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle, verify
+from agent.deploy.circumstances import Circumstances
 from agent.deploy.fetch.sources import Downloader
 from agent.deploy.interfaces import Models
 from agent.deploy.job_run import JobRun
 from agent.deploy.jobs import Job, Request
 from agent.deploy.store.active import ActiveModel, RolledBack
-from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.state_file import Checkpoint, no_checkpoint
 from agent.deploy.store.store import Store
 from agent.deploy.transitions import TRANSITIONS, Failure, classify
 from agent.deploy.trial import Trial
+from agent.disk_thread import in_disk_thread
 from agent.durable import store_error
 from agent.errors import DiskError, EdgeError, MixAndMatchError, StoreError
 from agent.wire.job import Result, Status, Step
@@ -61,10 +60,8 @@ class Installer:
     ----------
     store, downloader, models
         Keeps bundles, fetches them, and runs them.
-    keyring
-        Returns the currently trusted keys.
-    machine
-        This machine, for the admission of bundles.
+    circumstances
+        This machine and the trusted keys, for the admission of bundles.
     record
         Called with each state of the job, to store it durably and then publish it.
     show
@@ -85,8 +82,7 @@ class Installer:
         downloader: Downloader,
         models: Models,
         *,
-        keyring: Callable[[], Keyring],
-        machine: Machine,
+        circumstances: Circumstances,
         record: Callable[[Job], Awaitable[None]],
         show: Callable[[Job], None],
         in_use: Callable[[Request], Collection[str]],
@@ -98,8 +94,7 @@ class Installer:
         self._store = store
         self._downloader = downloader
         self._models = models
-        self._keyring = keyring
-        self._machine = machine
+        self._circumstances = circumstances
         self._record = record
         self._show = show
         self._in_use = in_use
@@ -147,6 +142,9 @@ class Installer:
 
     async def _run(self, job: Job) -> Job:
         request = job.request
+        if job.step is None:
+            with contextlib.suppress(EdgeError):  # its key may have been revoked a moment ago
+                await in_disk_thread(self._circumstances.read_keys)
         if job.step is None and self._is_installed(request):
             try:
                 await in_disk_thread(self._store.adopt, request.model, request.job, request.origin)
@@ -232,8 +230,6 @@ class Installer:
         await self._models.suspend(name, why)
 
     def _is_installed(self, request: Request) -> bool:
-        with contextlib.suppress(EdgeError):
-            self._keyring()  # its key may have been revoked a moment ago
         active = self._store.active().get(request.model)
         condition = self._models.condition(request.model)
         return (
@@ -342,7 +338,7 @@ class Installer:
         active = self._store.active().get(request.model)
         is_new = active is None or request.digest not in (active.digest, active.previous)
         if is_new:
-            self._keyring().require_complete()
+            (await in_disk_thread(self._circumstances.read_keys)).require_complete()
         is_active = active is not None and active.digest == request.digest
         floor = active.counter_floor if active is not None and is_active else None
         run.verified = await self._verified(
@@ -369,44 +365,54 @@ class Installer:
         deployed
             Whether it is to replace another one, and does not only return to service.
         """
-        keyring = self._keyring()
-        if self._serves_revoked and not deployed:
-            keyring = replace(keyring, revoked=frozenset())
-        path = self._store.bundle_path(digest)
-        if not self._store.has(digest):
-            path = self._store.part_path(digest)
         try:
             async with asyncio.timeout(VERIFY_LIMIT_S):
-                verified = await in_disk_thread(verify, path, keyring)
+                verified, highest = await in_disk_thread(self._verify, digest, is_new, deployed)
         except TimeoutError as error:
-            raise DiskError(f"{path.name} could not be read within {VERIFY_LIMIT_S:g} s") from error
+            raise DiskError(f"{digest} could not be read within {VERIFY_LIMIT_S:g} s") from error
         except OSError as error:
-            raise StoreError(f"reading {path.name}: {error.strerror}") from error
+            raise StoreError(f"reading {digest}: {error.strerror}") from error
         with contextlib.ExitStack() as undo:
             undo.callback(verified.close)
-            self._admit(verified, name, digest, counter_floor, is_new=is_new)
+            self._admit(verified, name, digest, counter_floor, highest)
             undo.pop_all()
         return verified
 
+    def _verify(self, digest: str, is_new: bool, deployed: bool) -> tuple[VerifiedBundle, int | None]:
+        """Return the bundle on disk, and the highest counter that a new one may have. This blocks."""
+        keyring = self._circumstances.read_keys()
+        if self._serves_revoked and not deployed:
+            keyring = replace(keyring, revoked=frozenset())
+        stored = self._store.has(digest)
+        path = self._store.bundle_path(digest) if stored else self._store.part_path(digest)
+        highest = highest_counter(clock.now_s(), synchronised=clock.is_synchronised()) if is_new else None
+        return verify(path, keyring), highest
+
     def _admit(
-        self, verified: VerifiedBundle, name: str, digest: str, counter_floor: int | None, *, is_new: bool
+        self,
+        verified: VerifiedBundle,
+        name: str,
+        digest: str,
+        counter_floor: int | None,
+        highest: int | None,
     ) -> None:
         if verified.digest != digest:
             raise MixAndMatchError(f"expected a bundle with {digest}, got {verified.digest}")
         committed = self._store.committed_counter(name)
-        highest = highest_counter(clock.now_s(), synchronised=clock.is_synchronised()) if is_new else None
         admit(
             verified.manifest,
-            self._machine,
+            self._circumstances.machine,
             deployed_as=name,
             committed_counter=committed if counter_floor is None else counter_floor,
             highest_counter=highest,
         )
 
     async def _do_install(self, run: JobRun) -> None:
-        digest = run.job.request.digest
+        await in_disk_thread(self._accept_part, run.job.request.digest)
+
+    def _accept_part(self, digest: str) -> None:
         if self._store.part_bytes(digest):
-            await in_disk_thread(self._store.accept_part, digest)
+            self._store.accept_part(digest)
 
     async def _do_test(self, run: JobRun) -> None:
         verified, run.verified = run.verified, None

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
+from agent.disk_thread import in_disk_thread
 from agent.errors import StoreError
 from agent.wire.desired import DesiredModel
 from agent.wire.job import MAX_MESSAGE_CHARACTERS, JobState, Result, Status, Step

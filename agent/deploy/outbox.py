@@ -4,12 +4,13 @@ Only the last message of each topic counts, so the outbox holds one for each. A 
 sent, and deleted when the broker has acknowledged it. So even an agent that was restarted while the broker
 was away publishes what happened before, including jobs that its journal has forgotten.
 
-While the file cannot be written, the messages are kept in memory, and they are moved to the file when it can
-be used again.
+All messages are in memory, and the file follows: changes are written in a thread, one batch after the other.
+While the file cannot be written, or the disk does not respond, messages are sent without it; everything is
+written again when it can be used.
 
-Promises: the outbox is bounded in number, bytes and age; the oldest messages are dropped first, and counted.
-Ages count the time that agents ran, so a clock that jumps drops nothing. If the file is damaged, only the
-messages in it are lost.
+Promises: no call waits for the disk. The outbox is bounded in number, bytes and age; the oldest messages are
+dropped first, and counted. Ages count the time that agents ran, so a clock that jumps drops nothing. If the
+file is damaged, only the messages in it are lost.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ import asyncio
 import contextlib
 import functools
 import logging
-import sqlite3
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from agent.deploy.interfaces import Control
-from agent.deploy.store.database_file import open_database
-from agent.errors import InUseError
-from agent.mqtt.reason_codes import CLOSED, NOT_CONNECTED, Action, Reason, reason
+from agent.deploy.store.outbox_file import FILE, OutboxFile, OutboxRow
+from agent.deploy.store.state_file import SAVE_LIMIT_S
+from agent.disk_thread import in_disk_thread
+from agent.errors import InUseError, StoreError
+from agent.mqtt.reason_codes import CLOSED, NOT_CONNECTED, Action, Reason
 from agent.rate_limited_log import RateLimitedLog
 
 _log = logging.getLogger(__name__)
 
-FILE: Final = "outbox.db"
 # The journal has 64 jobs, and as many forgotten ones may have to be removed; the rest is reserve.
 MAX_MESSAGES: Final = 512
 # A job takes half a kilobyte, a report of 64 models 20 kilobytes.
@@ -40,13 +42,18 @@ MAX_BYTES: Final = 1 << 20
 # The result of a deployment is of no use after a month in which the broker was away and the agent ran.
 MAX_AGE_S: Final = 30 * 86_400.0
 _LOG_INTERVAL_S: Final = 60.0
-_SCHEMA: Final = 1
-_MEMORY: Final = ":memory:"
-_TABLE: Final = """
-CREATE TABLE outbox (
-  number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT UNIQUE, payload BLOB NOT NULL, time_s REAL NOT NULL
-)
-"""
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """A message, and the future that gets the broker's verdict; `made_s` is on the outbox's clock."""
+
+    topic: str
+    payload: bytes
+    made_s: float
+    verdict: asyncio.Future[Reason]
+    stored: bool = False
+    under_way: bool = False
 
 
 class Outbox:
@@ -65,106 +72,97 @@ class Outbox:
     def __init__(self, control: Control, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.dropped = 0
         self._control = control
-        self._path = folder / FILE
+        self._folder = folder
         self._clock = clock
-        self._sent: dict[str, int] = {}
-        self._count = 0
+        # By topic, the oldest first.
+        self._kept: dict[str, _Kept] = {}
         self._bytes = 0
-        self._newest_s = 0.0
+        self._file: OutboxFile | None = None
+        # Until the file was read once it may have other messages; those on these topics are out of date.
+        self._was_read = False
+        self._newer: set[str] = set()
+        # What the file has of these topics is not what `_kept` has; None if that is so of all.
+        self._unwritten: set[str] | None = set()
+        # `made_s` and this are the time in the file.
+        self._offset_s = -clock()
+        self._opening: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._rate_limited_log = RateLimitedLog(_log, _LOG_INTERVAL_S)
-        self._database: sqlite3.Connection | None = None
-        self._in_memory = False
-        # Topics of messages that are newer than what the file has of them, while it cannot be used; None if
-        # everything in it is known to be older.
-        self._newer: set[str] | None = set()
-        # The clock's reading at the time `_newest_s`.
-        self._began_s = clock()
 
-    def open(self) -> None:
-        """Open the file, or else keep messages in memory; `open_file` and then `adopt` do the same.
+    async def open(self, limit_s: float = SAVE_LIMIT_S) -> None:
+        """Open the file, or else go on without it; if that takes longer than `limit_s`, it is used later.
 
         Raises
         ------
         InUseError
             If another agent has the file open.
         """
-        self.adopt(self.open_file())
-
-    def open_file(self) -> sqlite3.Connection | None:
-        """Return the database of the file, which is replaced if it cannot be used; None if that fails.
-
-        This blocks: call it in a thread.
-
-        Raises
-        ------
-        InUseError
-            If another agent has the file open.
-        """
-        return open_database(self._path, _open)
-
-    def adopt(self, file: sqlite3.Connection | None) -> None:
-        """Use the database that `open_file` returned, or memory without one."""
-        self._in_memory = file is None
-        if file is None:
-            _log.error("reports are kept in memory: %s cannot be used", self._path)
-        self._database = _open(_MEMORY) if file is None else file
-        self._measure(self._database)
+        self.use_file()
+        assert self._opening is not None
+        done, _ = await asyncio.wait({self._opening}, timeout=limit_s)
+        if not done:
+            _log.error("reports are kept in memory: %s does not respond", self._folder)
+        elif (error := self._opening.exception()) is not None:
+            raise error
 
     def use_file(self) -> None:
-        """Move messages that are kept in memory to the file, if it can be used again."""
-        memory = self._database
-        if not self._in_memory or memory is None:
-            return
-        try:
-            file = self.open_file()
-        except InUseError as error:
-            _log.error("%s", error)
-            return
-        if file is None:
-            return
-        try:
-            file.execute("BEGIN IMMEDIATE")
-            for (topic,) in file.execute("SELECT topic FROM outbox").fetchall():
-                if self._newer is None or topic in self._newer:
-                    file.execute("DELETE FROM outbox WHERE topic = ?", (topic,))
-            file.executemany("INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)", _rows(memory))
-            file.execute("COMMIT")
-        except sqlite3.Error as error:
-            _log.warning("reports stay in memory: %s", error)
-            file.close()
-            return
-        memory.close()
-        self._database, self._in_memory, self._newer = file, False, set()
-        self._measure(file)
-        _log.warning("reports are kept in %s again", self._path)
+        """Use the file if it is not in use: the disk may work again."""
+        if self._file is None and (self._opening is None or self._opening.done()):
+            self._opening = asyncio.get_running_loop().create_task(self._open())
+            self._opening.add_done_callback(_log_failure)
 
-    def _use_memory(self) -> None:
-        """Keep messages in memory, those in the file too if they can still be read."""
-        file = self._database
-        assert file is not None
-        self._database, self._in_memory, self._newer = _open(_MEMORY), True, set()
+    async def _open(self) -> None:
         try:
-            rows = _rows(file)
-        except sqlite3.Error:
-            pass
-        else:
-            self._database.executemany("INSERT INTO outbox VALUES (?, ?, ?, ?)", rows)
-            self._newer = None
-        with contextlib.suppress(sqlite3.Error):
-            file.close()
-        self._measure(self._database)
-        _log.error("reports are kept in memory: %s cannot be written", self._path)
+            file, rows = await in_disk_thread(_open_and_read, self._folder)
+        except InUseError:
+            raise
+        except StoreError as error:
+            _log.error("reports are kept in memory: %s", error)
+            return
+        if not self._was_read:
+            self._adopt(rows)
+        elif rows or self._kept:
+            self._unwritten = None
+        self._file = file
+        _log.debug("reports are kept in %s", self._folder / FILE)
+        self._store()
 
-    def close(self) -> None:
-        """Close the file; its messages stay."""
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+    def _adopt(self, rows: list[OutboxRow]) -> None:
+        """Take what an earlier agent left in the file, unless there are newer messages by now."""
+        self._was_read = True
+        began_s, newest_s = -self._offset_s, max((row.time_s for row in rows), default=0.0)
+        self._offset_s += newest_s
+        made, self._kept, self._bytes = tuple(self._kept.values()), {}, 0
+        for row in rows:
+            if row.topic not in self._newer:
+                made_s = began_s - (newest_s - row.time_s)
+                self._add(_Kept(row.topic, row.payload, made_s, _future(), stored=True))
+        for kept in made:
+            self._add(kept)
+        self._unwritten = None if self._newer else set()
+        self._newer.clear()
+        self._make_room(self._clock())
+
+    async def close(self, limit_s: float = SAVE_LIMIT_S) -> None:
+        """Write what is not in the file yet, and close it; its messages stay."""
+        await self.stored(limit_s)
+        if self._opening is not None:
+            self._opening.cancel()
+        file, self._file = self._file, None
+        if file is not None and (self._writing is None or self._writing.done()):
+            with contextlib.suppress(TimeoutError, StoreError):
+                async with asyncio.timeout(limit_s):
+                    await in_disk_thread(file.close)
+
+    async def stored(self, limit_s: float = SAVE_LIMIT_S) -> None:
+        """Return when the file has everything, or the disk has not responded within `limit_s`."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing}, timeout=limit_s)
 
     @property
     def waiting(self) -> int:
         """Number of messages that the broker does not have yet."""
-        return self._count
+        return len(self._kept)
 
     @property
     def connected(self) -> bool:
@@ -190,12 +188,15 @@ class Outbox:
         """
         if not retain or qos == 0:
             return self._control.publish(topic, payload, qos=qos, retain=retain)
-        number = self._keep(topic, payload)
-        if number is None or self._control.connected:
-            return self._send(number, topic, payload)
-        kept: asyncio.Future[Reason] = asyncio.get_running_loop().create_future()
-        kept.set_result(NOT_CONNECTED)
-        return kept
+        now_s = self._clock()
+        kept = _Kept(topic, payload, now_s, _future())
+        if not self._control.connected:
+            kept.verdict.set_result(NOT_CONNECTED)
+        self._remove(topic)
+        self._add(kept)
+        self._make_room(now_s)
+        self._store()
+        return kept.verdict
 
     def want(self, topic_filter: str, qos: int = 1) -> None:
         """Subscribe, now and after each reconnection."""
@@ -207,154 +208,105 @@ class Outbox:
 
     def on_connected(self) -> None:
         """Send the kept messages that are not already under way."""
-        if self._database is None:
-            return
-        try:
-            rows = self._database.execute(
-                "SELECT number, topic, payload FROM outbox ORDER BY number"
-            ).fetchall()
-        except sqlite3.Error as error:
-            self._failed(error)
-            return
-        for number, topic, payload in rows:
-            if self._sent.get(topic) != number:
-                self._send(number, topic, payload)
+        self._send_stored()
 
-    def _send(self, number: int | None, topic: str, payload: bytes) -> asyncio.Future[Reason]:
-        sent = self._control.publish(topic, payload, qos=1, retain=True)
-        if number is not None:
-            self._sent[topic] = number
-            sent.add_done_callback(functools.partial(self._settled, number, topic))
-        return sent
+    def _send_stored(self) -> None:
+        """Send what is in the file, and everything if there is no file."""
+        for kept in tuple(self._kept.values()):
+            if kept.stored or self._file is None:
+                self._send(kept)
 
-    def _settled(self, number: int, topic: str, sent: asyncio.Future[Reason]) -> None:
-        if self._sent.get(topic) == number:
-            del self._sent[topic]
-        verdict = reason(0) if sent.cancelled() else sent.result()
-        if verdict is CLOSED or sent.cancelled() or (verdict.failed and verdict.sending is Action.RETRY):
+    def _send(self, kept: _Kept) -> None:
+        if self._control.connected and not kept.under_way:
+            kept.under_way = True
+            sent = self._control.publish(kept.topic, kept.payload, qos=1, retain=True)
+            sent.add_done_callback(functools.partial(self._settled, kept))
+
+    def _settled(self, kept: _Kept, sent: asyncio.Future[Reason]) -> None:
+        kept.under_way = False
+        verdict = CLOSED if sent.cancelled() else sent.result()
+        if not kept.verdict.done():
+            kept.verdict.set_result(verdict)
+        if verdict is CLOSED or (verdict.failed and verdict.sending is Action.RETRY):
             return  # sent again at the next connect
         if verdict.failed:
             self.dropped += 1
-            self._complain(f"a report is dropped: {topic}: {verdict}")
-        self._forget("number = ?", (number,))
+            self._rate_limited_log.error("a report is dropped: %.200s: %s", kept.topic, verdict)
+        if self._kept.get(kept.topic) is kept:
+            self._remove(kept.topic)
+            self._store()
 
-    def _keep(self, topic: str, payload: bytes) -> int | None:
-        """Store a message instead of the topic's last one; return its number, or None if that fails."""
-        for _ in range(2):
-            if self._database is None:
-                return None
-            try:
-                return self._insert(topic, payload)
-            except sqlite3.Error as error:
-                self._failed(error)  # which goes on in memory
-        return None
+    def _add(self, kept: _Kept) -> None:
+        self._kept[kept.topic] = kept
+        self._bytes += len(kept.payload)
 
-    def _insert(self, topic: str, payload: bytes) -> int | None:
-        assert self._database is not None
-        self._database.execute("BEGIN IMMEDIATE")
-        before = self._delete("topic = ?", (topic,))
-        number = self._database.execute(
-            "INSERT INTO outbox (topic, payload, time_s) VALUES (?, ?, ?)", (topic, payload, self._now_s())
-        ).lastrowid
-        self._count += 1 - before[0]
-        self._bytes += len(payload) - before[1]
-        self._make_room()
-        self._database.execute("COMMIT")
-        if self._in_memory and self._newer is not None:
+    def _remove(self, topic: str) -> None:
+        """Forget the message on a topic, if there is one: what the file has of it is out of date."""
+        kept = self._kept.pop(topic, None)
+        if kept is not None:
+            self._bytes -= len(kept.payload)
+            if not kept.under_way and not kept.verdict.done():
+                kept.verdict.set_result(NOT_CONNECTED)
+        if self._unwritten is not None:
+            self._unwritten.add(topic)
+        if not self._was_read:
             self._newer.add(topic)
-            if len(self._newer) > MAX_MESSAGES:
-                self._newer = None
-        return number
+        if len(self._newer) > MAX_MESSAGES:  # more than the file may have
+            self._was_read, self._unwritten = True, None
+            self._newer.clear()
 
-    def _now_s(self) -> float:
-        """Return the time since the first message, without the times in which no agent ran."""
-        return self._newest_s + self._clock() - self._began_s
+    def _make_room(self, now_s: float) -> None:
+        count = 0
+        while self._kept:
+            oldest = next(iter(self._kept.values()))
+            fits = len(self._kept) <= MAX_MESSAGES and self._bytes <= MAX_BYTES
+            if fits and oldest.made_s >= now_s - MAX_AGE_S:
+                break
+            self._remove(oldest.topic)
+            count += 1
+        if count:
+            self.dropped += count
+            self._rate_limited_log.error("%d reports are dropped: too old, or too many", count)
 
-    def _make_room(self) -> None:
-        too_old = self._delete("time_s < ?", (self._now_s() - MAX_AGE_S,))
-        self._subtract(too_old, dropped=True)
-        while self._count > MAX_MESSAGES or self._bytes > MAX_BYTES:
-            oldest = self._delete("number = (SELECT MIN(number) FROM outbox)", ())
-            if not oldest[0]:
-                return
-            self._subtract(oldest, dropped=True)
+    def _store(self) -> None:
+        """Write to the file what it does not have, and then send it."""
+        if self._file is None or self._unwritten == set():
+            self._send_stored()
+        elif self._writing is None or self._writing.done():
+            self._writing = asyncio.get_running_loop().create_task(self._write_all())
 
-    def _forget(self, condition: str, values: tuple[object, ...]) -> None:
-        if self._database is None:
-            return
-        try:
-            self._subtract(self._delete(condition, values), dropped=False)
-        except sqlite3.Error as error:
-            self._failed(error)
-
-    def _subtract(self, gone: tuple[int, int], *, dropped: bool) -> None:
-        self._count -= gone[0]
-        self._bytes -= gone[1]
-        if dropped and gone[0]:
-            self.dropped += gone[0]
-            self._complain(f"{gone[0]} reports are dropped: too old, or too many")
-
-    def _delete(self, condition: str, values: tuple[object, ...]) -> tuple[int, int]:
-        """Delete rows; return their number and the bytes of their payloads."""
-        assert self._database is not None
-        gone = self._database.execute(
-            f"DELETE FROM outbox WHERE {condition} RETURNING LENGTH(payload)",  # noqa: S608 - the conditions are constants of this file
-            values,
-        ).fetchall()
-        return len(gone), sum(size for (size,) in gone)
-
-    def _measure(self, database: sqlite3.Connection) -> None:
-        self._began_s = self._clock()
-        self._count, self._bytes, self._newest_s = database.execute(
-            "SELECT COUNT(*), COALESCE(SUM(LENGTH(payload)), 0), COALESCE(MAX(time_s), 0) FROM outbox"
-        ).fetchone()
-
-    def _failed(self, error: sqlite3.Error) -> None:
-        """Go on without the file."""
-        self._complain(f"a report cannot be stored: {error}")
-        assert self._database is not None
-        with contextlib.suppress(sqlite3.Error):
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-        if self._in_memory:
-            self.dropped += 1
-            self._measure(self._database)
-        else:
-            self._use_memory()
-
-    def _complain(self, text: str) -> None:
-        self._rate_limited_log.error("%.400s", text)
+    async def _write_all(self) -> None:
+        while (file := self._file) is not None and self._unwritten != set():
+            gone, self._unwritten = self._unwritten, set()
+            written = [kept for topic, kept in self._kept.items() if gone is None or topic in gone]
+            rows = [OutboxRow(kept.topic, kept.payload, kept.made_s + self._offset_s) for kept in written]
+            writing = asyncio.ensure_future(in_disk_thread(file.write, gone, rows))
+            done, _ = await asyncio.wait({writing}, timeout=SAVE_LIMIT_S)
+            error = writing.exception() if done else f"the disk does not respond within {SAVE_LIMIT_S:g} s"
+            for kept in written:
+                kept.stored = error is None
+                if self._kept.get(kept.topic) is not kept:  # a newer one follows, perhaps again and again
+                    self._send(kept)
+            if error is not None:
+                _log.error("reports are kept in memory: %s", error)
+                self._file, self._unwritten = None, None
+                file.abandon()
+            self._send_stored()
 
 
-def _rows(database: sqlite3.Connection) -> list[tuple[object, ...]]:
-    return database.execute("SELECT number, topic, payload, time_s FROM outbox").fetchall()
+def _future() -> asyncio.Future[Reason]:
+    return asyncio.get_running_loop().create_future()
 
 
-def _open(name: str) -> sqlite3.Connection:
-    # The file is opened in a thread, and then used by one other thread only.
-    database = sqlite3.connect(name, isolation_level=None, check_same_thread=False)
+def _log_failure(opening: asyncio.Task[None]) -> None:
+    if not opening.cancelled() and (error := opening.exception()) is not None:
+        _log.error("%s", error)
+
+
+def _open_and_read(folder: Path) -> tuple[OutboxFile, list[OutboxRow]]:
+    file = OutboxFile.open(folder)
     try:
-        _prepare(database)
-        if name == _MEMORY:
-            # Numbers that no message in a file has: an acknowledgement is for one message.
-            database.execute("INSERT INTO sqlite_sequence VALUES ('outbox', ?)", (time.time_ns() // 1000,))
+        return file, file.read()
     except BaseException:
-        database.close()
+        file.close()
         raise
-    return database
-
-
-def _prepare(database: sqlite3.Connection) -> None:
-    database.execute("PRAGMA locking_mode = EXCLUSIVE")
-    database.execute("PRAGMA cache_size = 16")  # pages: the file is read only at the start
-    database.execute("PRAGMA journal_mode = WAL")
-    # The journal of jobs restores what a power cut takes; the file itself stays intact.
-    database.execute("PRAGMA synchronous = NORMAL")
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    if version not in (0, _SCHEMA):
-        raise sqlite3.DatabaseError(f"expected schema {_SCHEMA}, got {version}")
-    if version == 0:
-        database.execute("BEGIN IMMEDIATE")
-        database.execute(_TABLE)
-        database.execute(f"PRAGMA user_version = {_SCHEMA}")
-        database.execute("COMMIT")

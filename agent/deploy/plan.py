@@ -8,18 +8,15 @@ Leaves to others: the rules (`reconcile`), running the jobs (`installer`).
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import re
 import time
-from collections.abc import Callable, Collection
-from dataclasses import fields, replace
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Final
 
-import agent
-from agent.bundle.keyring import Keyring
-from agent.bundle.machine import Machine
 from agent.bundle.names import hex_digest
+from agent.deploy.circumstances import Circumstances
 from agent.deploy.desired_state import DesiredState
 from agent.deploy.fetch.sources import Downloader
 from agent.deploy.history import History
@@ -28,7 +25,7 @@ from agent.deploy.jobs import REPAIR, Job, Journal, Request
 from agent.deploy.reconcile import Attempts, Problem, wishes
 from agent.deploy.store.active import ActiveModel
 from agent.deploy.store.store import Store
-from agent.errors import EdgeError, SourceError
+from agent.errors import SourceError
 from agent.wire.desired import Desired, DesiredModel
 from agent.wire.job import MAX_MESSAGE_CHARACTERS, Result, Status
 from agent.wire.reported import Origin
@@ -38,8 +35,6 @@ KEYS_INTERVAL_S: Final = 60.0
 # What a job's message says after its reason.
 _REFUSED_NOTE: Final = "not tried again before the document, the trusted keys or the agent change"
 _NOTE: Final = re.compile(rf"; (?:{_REFUSED_NOTE}|next attempt in \d+ s)$")
-# The amount of memory that a kernel reports differs a little from start to start.
-_MEMORY_STEP_BYTES: Final = 64 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -59,12 +54,8 @@ class Plan:
         The failed attempts, and when the next ones are due.
     downloader
         Says whether the sources of a bundle can be used.
-    keyring
-        Returns the currently trusted keys.
-    machine
-        This machine, for the admission of bundles.
-    https_allow
-        The allowed https sources.
+    circumstances
+        What decides, beside the document, whether a bundle is refused.
     """
 
     def __init__(
@@ -76,9 +67,7 @@ class Plan:
         history: History,
         attempts: Attempts,
         downloader: Downloader,
-        keyring: Callable[[], Keyring],
-        machine: Machine,
-        https_allow: Collection[str],
+        circumstances: Circumstances,
     ) -> None:
         self._store = store
         self._desired = desired
@@ -86,14 +75,12 @@ class Plan:
         self._history = history
         self._attempts = attempts
         self._downloader = downloader
-        self._keyring = keyring
-        self._machine = machine
-        self._https_allow = https_allow
+        self._circumstances = circumstances
         # What a person installed here, if the record of it was lost.
         self._recovered: tuple[Request, ...] = ()
 
     def recover(self) -> None:
-        """Let run what a person installed here, after both copies of the record were lost."""
+        """Let run what a person installed here, after both copies of the record were lost. This blocks."""
         installed = {
             job.request.model: replace(job.request, sources=())
             for job in self._journal
@@ -155,6 +142,26 @@ class Plan:
                 )
             self._history.queue(job)
 
+    def compares_keys(self, installer: Installer) -> bool:
+        """Return whether `reconcile` will compare what was refused with the trusted keys as they are now."""
+        now_s = asyncio.get_running_loop().time()
+        refused = {
+            (job.request.model, job.request.digest)
+            for job in self._journal
+            if job.status.final and job.refused_under is not None
+        }
+        return bool(refused) and any(
+            (name, self._due(wish).digest) in refused
+            and installer.running.get(name) != self._due(wish).digest
+            and self._attempts.due(name, now_s)
+            for name, wish in self.wishes().items()
+        )
+
+    def _due(self, wish: Request) -> Request:
+        """Return what should run now: the predecessor of a bundle that was rolled back."""
+        active = self._store.active().get(wish.model)
+        return _of_active(active) if active is not None and _is_rolled_back(active, wish) else wish
+
     def reconcile(self, installer: Installer, loading: Collection[str]) -> bool:
         """Queue another attempt for each model that does not run as it should, if one is due.
 
@@ -174,8 +181,7 @@ class Plan:
         recovered = False
         for name, wish in self.wishes().items():
             active = self._store.active().get(name)
-            if active is not None and _is_rolled_back(active, wish):
-                wish = _of_active(active)  # noqa: PLW2901 - what should run now
+            wish = self._due(wish)  # noqa: PLW2901 - what should run now
             if installer.running.get(name) == wish.digest:
                 if name in self._attempts.problems:
                     self._attempts.forget(name)
@@ -188,7 +194,7 @@ class Plan:
             job = self._attempt_of(wish)
             if not job.status.final or not self._attempts.due(name, now_s):
                 continue
-            if job.refused_under is not None and job.refused_under == self._circumstances():
+            if job.refused_under is not None and job.refused_under == self._circumstances.name():
                 self._attempts.postpone(name, now_s + KEYS_INTERVAL_S)
                 continue
             self._history.queue(job.again())
@@ -208,7 +214,7 @@ class Plan:
             return job
         message, next_try_s, refused_under = job.message or str(job.status), None, None
         if job.status is Status.REJECTED or job.attempts > MAX_ATTEMPTS:
-            refused_under = self._circumstances()
+            refused_under = self._circumstances.name()
             note = _REFUSED_NOTE
         else:
             pause_s = self._attempts.failed(request.model, asyncio.get_running_loop().time())
@@ -256,29 +262,6 @@ class Plan:
             return replace(repair, request=replace(request, job=repair.request.job))
         name = f"{REPAIR}{hex_digest(request.digest)[:12]}-{time.time_ns():x}"
         return Job(replace(request, job=name), status=Status.FAILED)
-
-    def _circumstances(self) -> str:
-        return circumstances(self._keyring, self._machine, self._https_allow)
-
-
-def circumstances(keyring: Callable[[], Keyring], machine: Machine, https_allow: Collection[str]) -> str:
-    """Return a digest of what decides, beside the document, whether a bundle is refused.
-
-    It is the same in each run of the agent. Takes the same arguments as `Plan`.
-    """
-    try:
-        trusted = keyring()
-        keys = sorted(trusted.keys), sorted(trusted.revoked)
-    except EdgeError as error:
-        keys = [str(error)], []
-    told = {each.name: getattr(machine, each.name) for each in fields(machine)} | {
-        # Sets have another order in each process.
-        "features": sorted(machine.features),
-        "compatible": sorted(machine.compatible),
-        "memory_bytes": (machine.memory_bytes or 0) // _MEMORY_STEP_BYTES,
-    }
-    everything = repr((agent.__version__, keys, told, sorted(https_allow)))
-    return hashlib.sha256(everything.encode()).hexdigest()[:16]
 
 
 def _is_rolled_back(active: ActiveModel, request: Request) -> bool:

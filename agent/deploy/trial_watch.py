@@ -19,10 +19,10 @@ from agent.deploy.interfaces import Models
 from agent.deploy.jobs import Journal
 from agent.deploy.reconcile import Attempts
 from agent.deploy.store.active import ActiveModel, RolledBack
-from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.state_file import SAVE_LIMIT_S
 from agent.deploy.store.store import Store
 from agent.deploy.trial import STEADY_S, Score, Trial, fault, over, slowness, slowness_is_explained
+from agent.disk_thread import in_disk_thread
 from agent.errors import EdgeError, SelfTestError, StoreError
 from agent.wire.job import MAX_MESSAGE_CHARACTERS, Result, Status
 
@@ -101,11 +101,11 @@ class TrialWatch:
         why = fault(trial, out_of_service=None, score=Score())
         return None if why is not None and await self._roll_back(model, why) else model
 
-    def end_cleanly(self) -> None:
+    async def end_cleanly(self, limit_s: float) -> None:
         """Record that this stop of the agent is no failure of a bundle on trial."""
         for model in tuple(self._store.active().values()):
             if model.trial is not None and model.trial.starts:
-                self._store.record(replace(model, trial=model.trial.steady()), instead_of=model)
+                await self._record(replace(model, trial=model.trial.steady()), model, limit_s)
 
     async def _judge(self, model: ActiveModel, trial: Trial) -> None:
         condition = self._models.condition(model.name)
@@ -136,10 +136,10 @@ class TrialWatch:
             why = "the device is hot" if score.hot else "other models run than before"
             _log.warning("%s %s is slow, but %s: %s", model.name, model.version, why, slower)
 
-    async def _record(self, model: ActiveModel, before: ActiveModel) -> None:
+    async def _record(self, model: ActiveModel, before: ActiveModel, limit_s: float = SAVE_LIMIT_S) -> None:
         """Record what has become of a trial, if the disk allows it."""
         try:
-            async with asyncio.timeout(SAVE_LIMIT_S):
+            async with asyncio.timeout(limit_s):
                 await in_disk_thread(self._store.record, model, instead_of=before)
         except (TimeoutError, StoreError) as error:
             _log.error("%s: its trial is not stored: %s", model.name, error or "the disk does not respond")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from agent.errors import BrokerError, ConfigError
+from agent.errors import BrokerError, ConfigError, StoreError
 from agent.mqtt.backoff import Backoff
 from agent.mqtt.engine import MQTT_5, Callbacks, Connack, Engine
 from agent.mqtt.limits import NO_LIMITS
@@ -193,8 +193,8 @@ class Connection:
         ------
         BrokerError
             If the broker cannot be reached within the limit, or refuses.
-        ConfigError
-            If a file with a secret or certificate cannot be used.
+        ConfigError, StoreError
+            If a file with a secret or certificate cannot be used, or not be read now.
         """
         limit_s = self.settings.connect_timeout_s if timeout_s is None else timeout_s
         try:
@@ -420,7 +420,7 @@ class Connection:
                     try:
                         async with asyncio.timeout(self.settings.connect_timeout_s):
                             why = await self._negotiation.attempt(self.settings.connect_timeout_s)
-                    except (OSError, ConfigError) as error:
+                    except (OSError, ConfigError, StoreError) as error:
                         # Imported late: a connected agent does without this memory.
                         from agent.mqtt.diagnosis import describe
 

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
-from agent.errors import ConfigError
+from agent.disk_thread import in_disk_thread
+from agent.errors import ConfigError, StoreError
 from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Callbacks, Connack, Engine
 from agent.mqtt.reason_codes import SILENCE, Action, Reason
 from agent.mqtt.settings import BrokerSettings, read_secret
@@ -105,8 +106,8 @@ class Negotiation:
         ------
         OSError
             If the broker cannot be reached.
-        ConfigError
-            If a file with a secret or certificate cannot be used.
+        ConfigError, StoreError
+            If a file with a secret or certificate cannot be used, or not be read now.
         """
         if self._settings.protocol != "auto":
             return await self._ask(self.first_version, limit_s)
@@ -166,7 +167,7 @@ class Negotiation:
         settings = self._settings
         password = settings.password
         if settings.password_file is not None:
-            password = read_secret(settings.password_file)
+            password = await in_disk_thread(read_secret, settings.password_file)
         sock = await self._open_socket(settings)
         engine = self._engine_of(version)
         self.epoch += 1
@@ -189,7 +190,7 @@ class Negotiation:
             answer = await probe.connect(await self._open_socket(self._settings), 0, self._settings)
         except OSError:
             return None
-        except ConfigError as error:
+        except (ConfigError, StoreError) as error:
             _log.warning("cannot ask %s whether it speaks MQTT 5: %s", self._settings.url, error)
             return None
         probe.disconnect()

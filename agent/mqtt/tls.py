@@ -141,14 +141,18 @@ class CertificateFiles:
         self._expiries: dict[str, float] | None = None
 
     def changed(self) -> bool:
-        """Return whether any file has changed since the last call."""
+        """Look at the files; return whether any has changed since the last call. This blocks."""
         before, self._seen = self._seen, self._stamps()
-        if self._seen != before:
-            self._expiries = None
+        if self._seen != before or self._expiries is None:
+            files = {"ca": self._settings.ca, "certificate": self._settings.certificate}
+            found = {name: _first_end_s(path) for name, path in files.items() if path is not None}
+            self._expiries = {name: end_s for name, end_s in found.items() if end_s is not None}
         return self._seen != before
 
     def check(self) -> None:
         """Check that the files can be used as they are now, and warn about a key that everyone can read.
+
+        This blocks.
 
         Raises
         ------
@@ -168,13 +172,9 @@ class CertificateFiles:
     def expiries(self) -> dict[str, float]:
         """Return by file when its first certificate expires, in seconds since the epoch.
 
-        Files that cannot be read are omitted: `check` and the next connection say why.
+        It is as of the last `changed`. Files that cannot be read are omitted: `check` says why.
         """
-        if self._expiries is None:
-            files = {"ca": self._settings.ca, "certificate": self._settings.certificate}
-            found = {name: _first_end_s(path) for name, path in files.items() if path is not None}
-            self._expiries = {name: end_s for name, end_s in found.items() if end_s is not None}
-        return self._expiries
+        return self._expiries or {}
 
     def _stamps(self) -> tuple[_Stamp, ...]:
         found = []

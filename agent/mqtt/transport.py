@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from agent.disk_thread import in_disk_thread
 from agent.errors import MalformedPacketError
 from agent.mqtt.limits import LARGEST_PACKET_BYTES
 from agent.mqtt.settings import BrokerSettings
@@ -354,11 +355,11 @@ async def open_socket(settings: BrokerSettings) -> BrokerSocket:
     ------
     OSError
         If the broker cannot be reached (ssl.SSLError is an OSError).
-    ConfigError
-        If a file with a certificate cannot be used.
+    ConfigError, StoreError
+        If a file with a certificate cannot be used, or not be read now.
     """
     # A new context for each connection, so that a renewed certificate is used from the next one on.
-    context = None if settings.tls is None else tls_context(settings.tls)
+    context = None if settings.tls is None else await in_disk_thread(tls_context, settings.tls)
     loop = asyncio.get_running_loop()
     addresses = await _look_up(settings.host, settings.port)
     # An address that does not answer, such as one of IPv6 on a network that drops it, leaves time for the

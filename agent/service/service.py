@@ -15,9 +15,10 @@ import gc
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, ParamSpec
 
 import agent
 from agent.bundle.machine import Machine
@@ -25,9 +26,9 @@ from agent.config.settings import Config
 from agent.deploy.deployment import Deployment
 from agent.deploy.fetch.https import HttpsSettings
 from agent.deploy.outbox import Outbox
-from agent.deploy.store.disk_thread import in_disk_thread, within
 from agent.deploy.store.storage import Condition, StorageWatch
 from agent.deploy.store.store import Store
+from agent.disk_thread import in_disk_thread, within
 from agent.errors import DiskError, EdgeError, StoreError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
@@ -56,6 +57,8 @@ from agent.wire.topics import Metrics as MetricsTopic
 
 if TYPE_CHECKING:
     from agent.service.metrics.prometheus import PrometheusPage
+
+_P = ParamSpec("_P")
 
 _log = logging.getLogger(__name__)
 
@@ -168,6 +171,7 @@ class Service:
         self._presence: Presence | None = None
         self._control_messages: ControlMessages | None = None
         self._stopping = False
+        self._reloading: asyncio.Task[None] | None = None
         self._page: PrometheusPage | None = None
         self._announcements = Announcements(
             host.describe(
@@ -222,10 +226,12 @@ class Service:
             from agent.service.metrics.prometheus import PrometheusPage
 
             self._page = PrometheusPage(config.metrics.listen, self._read_metrics)
-        self._trusted_keys.check()
         limit_s = _DISK_LIMIT_S if self._responds else 0.0
-        seq, _, _ = await asyncio.gather(
-            self._session_seq.take(limit_s), self._open_outbox(limit_s), self._storage.look(limit_s)
+        seq, *_ = await asyncio.gather(
+            self._session_seq.take(limit_s),
+            self._outbox.open(limit_s),
+            self._storage.look(limit_s),
+            _wait_for_disk(_DISK_LIMIT_S, self._look_at_files),
         )
         if not self._session_seq.stored:
             self._storage.suspect()
@@ -266,18 +272,9 @@ class Service:
             if self._page is not None:
                 await self._page.close()
             await self._shut_down()
-            self._deployment.close()
-            self._outbox.close()
-            self._answers.close()
-
-    async def _open_outbox(self, limit_s: float) -> None:
-        try:
-            async with asyncio.timeout(limit_s):
-                file = await in_disk_thread(self._outbox.open_file)
-        except TimeoutError:
-            _log.error("%s does not respond", self._config.state_dir)
-            file = None
-        self._outbox.adopt(file)
+            await self._deployment.close(_FAREWELL_S)
+            await self._outbox.close(_FAREWELL_S)
+            await _wait_for_disk(_FAREWELL_S, self._answers.close)
 
     def _on_storage(self, now: Condition) -> None:
         """Say that the state directory can or cannot be written, and use it again when it can."""
@@ -296,9 +293,12 @@ class Service:
         If these files cannot be used, the connections stay as they are and the error is logged. The keys of
         trusted signers are read for each deployment anyway.
         """
+        self._reloading = asyncio.get_running_loop().create_task(self._reload())
+
+    async def _reload(self) -> None:
         if self._certificates is not None:
             try:
-                self._certificates.check()
+                await in_disk_thread(self._certificates.check)
             except EdgeError as error:
                 _log.error("the new certificates are not used: %s; %s", error, error.hint)
                 return
@@ -344,10 +344,9 @@ class Service:
         await self._requests.close()
         if self._presence is not None:
             self._presence.stop()
+        await self._outbox.stored(_FAREWELL_S)
         await self._control.close(_FAREWELL_S)
-        with contextlib.suppress(TimeoutError, StoreError):
-            async with asyncio.timeout(_FAREWELL_S):
-                await in_disk_thread(self._deployment.record_use, used)
+        await _wait_for_disk(_FAREWELL_S, self._deployment.record_use, used)
 
     async def _answer_groups(self, connection: Connection) -> None:
         """Wait until every request that the broker has dealt to us is answered: no other member gets it."""
@@ -362,10 +361,18 @@ class Service:
         """Notice damaged keys, and use renewed certificates even without a SIGHUP."""
         while True:
             await asyncio.sleep(_FILES_INTERVAL_S)
-            self._trusted_keys.check()
+            try:
+                changed = await in_disk_thread(self._look_at_files)
+            except StoreError:  # no thread: the next time, then
+                continue
             self._look_at_keys()
-            if self._certificates is not None and self._certificates.changed():
-                self.reload()
+            if changed:
+                await self._reload()
+
+    def _look_at_files(self) -> bool:
+        """Read the keys and the certificates; return whether the certificates have changed. This blocks."""
+        self._trusted_keys.check()
+        return self._certificates is not None and self._certificates.changed()
 
     def _look_at_keys(self) -> None:
         """Stop or only report what runs although the key that signed it was revoked, as configured."""
@@ -468,6 +475,17 @@ class Service:
             self._metrics.forget(name)
         if self._announcements.model_changed(name):
             self._deployment.on_model_changed(name)
+
+
+async def _wait_for_disk(
+    limit_s: float, function: Callable[_P, object], *arguments: _P.args, **options: _P.kwargs
+) -> None:
+    """Call a function in a thread, and go on without it if it fails or does not return within `limit_s`."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await in_disk_thread(function, *arguments, **options)
+    except (TimeoutError, StoreError) as error:
+        _log.warning("%s: %s", function.__name__, error or "the disk does not respond")
 
 
 def _make_folder(path: Path) -> None:

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.state_file import set_aside
+from agent.disk_thread import in_disk_thread
 from agent.durable import write_durably
 from agent.errors import StoreError
 from agent.reading import open_at_once

@@ -17,8 +17,8 @@ from typing import Final
 from agent.bundle.names import hex_digest
 from agent.deploy.fetch.blocks import BLOCK_BYTES, BlockPull, Write
 from agent.deploy.interfaces import Control
-from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.part import Part
+from agent.disk_thread import in_disk_thread
 from agent.errors import EdgeError, SourceError
 from agent.mqtt.engine import MQTT_5
 from agent.wire.blocks import MIN_BLOCK_BYTES, Want, largest_block

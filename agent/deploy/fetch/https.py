@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Final
 
 from agent.deploy.fetch.allow_list import AllowList, Location
-from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.part import Part, UrlVersion
+from agent.disk_thread import in_disk_thread
 from agent.errors import ConfigError, EndlessDataError, SourceError, StoreError
 from agent.mqtt.tls import verifying_context
 
@@ -107,7 +107,7 @@ class HttpsSource:
             If the part could not be written.
         """
         location = self.allowed.check(url)
-        tls = self._context()
+        tls = await in_disk_thread(self._context)
         failures, pause_s = 0, self._settings.pause_s
         while part.written < part.size:
             before = part.written

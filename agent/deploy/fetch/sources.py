@@ -17,9 +17,9 @@ from agent.bundle.names import format_digest, hex_digest
 from agent.deploy.fetch.block_source import BlockSource
 from agent.deploy.fetch.https import HttpsSource
 from agent.deploy.jobs import Request
-from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.part import Part
 from agent.deploy.store.store import Store
+from agent.disk_thread import in_disk_thread
 from agent.durable import store_error
 from agent.errors import BundleError, MixAndMatchError, NoSpaceError, SourceError
 from agent.wire.desired import MQTT_SOURCE
@@ -80,18 +80,28 @@ class Downloader:
             If the last source has another file.
         """
         self.check(request)
-        stored = self._store.bundle_path(request.digest)
-        if stored.exists():
-            if await in_disk_thread(_file_digest, stored) == request.digest:
-                return stored
-            _log.error("%s is damaged; fetching it again", stored)
-            self._store.set_aside(request.digest)
+        if await in_disk_thread(self._is_stored, request.digest):
+            return self._store.bundle_path(request.digest)
         if not request.sources:
-            return await self._move_from_inbox(request)
+            return await in_disk_thread(self._move_from_inbox, request)
         await in_disk_thread(self._make_space, request, in_use)
-        with self._store.open_part(request.digest, request.size) as part:
+        part = await in_disk_thread(self._store.open_part, request.digest, request.size)
+        try:
             await self._fill(request, part, progress)
+        finally:
+            part.close()
         return self._store.part_path(request.digest)
+
+    def _is_stored(self, digest: str) -> bool:
+        """Return whether the bundle is there as a whole; a damaged one is set aside. This blocks."""
+        stored = self._store.bundle_path(digest)
+        if not stored.exists():
+            return False
+        if _file_digest(stored) == digest:
+            return True
+        _log.error("%s is damaged; fetching it again", stored)
+        self._store.set_aside(digest)
+        return False
 
     def _make_space(self, request: Request, in_use: Collection[str]) -> None:
         """Delete what is not needed, if the bundle would not fit. This blocks: a card deletes slowly."""
@@ -137,7 +147,7 @@ class Downloader:
             digest = await in_disk_thread(part.digest)
             if digest == request.digest:
                 return
-            part.restart()
+            await in_disk_thread(part.restart)
             again -= 1
             if not again:
                 raise MixAndMatchError(f"expected a bundle with {request.digest}, got {digest}")
@@ -145,7 +155,7 @@ class Downloader:
                 "job %s: expected %s, got %s; fetching it again", request.job, request.digest, digest
             )
 
-    async def _move_from_inbox(self, request: Request) -> Path:
+    def _move_from_inbox(self, request: Request) -> Path:
         dropped = self._store.inbox / f"{hex_digest(request.digest)}.bundle"
         part = self._store.part_path(request.digest)
         try:
@@ -155,7 +165,7 @@ class Downloader:
                 raise SourceError(f"{dropped.name} is no longer in the inbox")
         except OSError as error:
             raise store_error(f"taking {dropped.name} from the inbox", error) from error
-        digest = await in_disk_thread(_file_digest, part)
+        digest = _file_digest(part)
         if digest != request.digest:
             raise MixAndMatchError(f"expected {request.digest} in the inbox, got {digest}")
         return part

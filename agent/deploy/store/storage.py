@@ -28,7 +28,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from agent.deploy.store.disk_thread import in_disk_thread
+from agent.disk_thread import in_disk_thread
 from agent.durable import try_out
 from agent.errors import StoreError
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.deploy.interfaces import Control
+from agent.disk_thread import in_disk_thread
 from agent.durable import write_durably
 from agent.errors import StoreError
 from agent.mqtt.reason_codes import Reason
@@ -188,6 +189,8 @@ class Announcer:
         self._prefix = prefix
         self._announced = _load(self._path)
         self._last = b""
+        self._unsaved = False
+        self._saving: asyncio.Task[None] | None = None
 
     def forget(self) -> None:
         """Publish again at the next call of `announce`: the broker may have lost the document."""
@@ -228,13 +231,24 @@ class Announcer:
 
     def _note(self, announced: dict[str, dict[str, str]]) -> None:
         self._announced = announced
-        try:
-            if announced:
-                write_durably(self._path, json.dumps(announced, sort_keys=True).encode())
-            else:
-                self._path.unlink(missing_ok=True)
-        except (StoreError, OSError) as error:
-            _log.warning("cannot record what was announced to Home Assistant: %s", error)
+        self._unsaved = True
+        if self._saving is None or self._saving.done():
+            self._saving = asyncio.get_running_loop().create_task(self._save())
+
+    async def _save(self) -> None:
+        while self._unsaved:
+            self._unsaved = False
+            try:
+                await in_disk_thread(_write, self._path, self._announced)
+            except (StoreError, OSError) as error:
+                _log.warning("cannot record what was announced to Home Assistant: %s", error)
+
+
+def _write(path: Path, announced: dict[str, dict[str, str]]) -> None:
+    if announced:
+        write_durably(path, json.dumps(announced, sort_keys=True).encode())
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _encode(document: Mapping[str, Any]) -> bytes:

@@ -415,7 +415,8 @@ class AnswerStore:
 
 
 def _connect(name: str) -> sqlite3.Connection:
-    database = sqlite3.connect(name, isolation_level=None)
+    # Used by the event loop, and closed in a thread.
+    database = sqlite3.connect(name, isolation_level=None, check_same_thread=False)
     database.execute("PRAGMA locking_mode = EXCLUSIVE")
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = OFF")

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.agent.deploy.rig import Agent
+from tests.agent.disk_guard import disk_guard
+
+__all__ = ["agent", "disk_guard"]
 
 
 @pytest.fixture

@@ -274,11 +274,15 @@ class Agent:
         except asyncio.CancelledError:
             pass
         finally:
-            self.deployment.close()
+            await self.deployment.close()
 
     async def cut_power(self) -> None:
         """End the agent as a power cut does: nothing is written any more."""
-        self.deployment.close = self.store.unlock  # type: ignore[method-assign]
+
+        async def close() -> None:
+            self.store.unlock()
+
+        self.deployment.close = close  # type: ignore[method-assign,assignment]
         await self.stop()
 
     @staticmethod

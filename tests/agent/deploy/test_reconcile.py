@@ -17,13 +17,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
 from agent.deploy import deployment, jobs, plan, reconcile, trial_watch
+from agent.deploy.circumstances import Circumstances
 from agent.deploy.fetch import block_source
-from agent.deploy.plan import circumstances
 from agent.deploy.reconcile import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempts, Problem, wishes
 from agent.deploy.store.active import ActiveModel
-from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.store import SPACE_MARGIN_BYTES, Store
 from agent.deploy.trial import MAX_STARTS, Score, Tally, Times
+from agent.disk_thread import in_disk_thread
 from agent.errors import StoreError
 from agent.wire.desired import FREE_VERSIONS, MAX_VERSION, Desired
 from agent.wire.reported import Origin
@@ -363,12 +363,14 @@ async def test_refused_model_that_is_no_longer_wished_is_not_reported(agent: Age
 def test_same_circumstances_have_the_same_name_in_each_process() -> None:
     code = (
         "from dataclasses import replace\n"
-        "from agent.deploy.plan import circumstances\n"
+        "from agent.deploy.circumstances import Circumstances\n"
         "from tests.agent.deploy.rig import MACHINE\n"
         "from tests.bundles import KEYRING\n"
         "features = frozenset('abcdefghijkl')\n"
         "machine = replace(MACHINE, features=features, compatible=features)\n"
-        "print(circumstances(lambda: KEYRING, machine, features))"
+        "circumstances = Circumstances(lambda: KEYRING, machine, features)\n"
+        "circumstances.read_keys()\n"
+        "print(circumstances.name())"
     )
     names = {
         subprocess.run(
@@ -385,7 +387,9 @@ def test_same_circumstances_have_the_same_name_in_each_process() -> None:
 
 def test_what_decides_about_a_refusal_changes_its_circumstances() -> None:
     def name(machine: Machine = MACHINE, keyring: Keyring = KEYRING, allow: tuple[str, ...] = ()) -> str:
-        return circumstances(lambda: keyring, machine, allow)
+        circumstances = Circumstances(lambda: keyring, machine, allow)
+        circumstances.read_keys()
+        return circumstances.name()
 
     names = {
         name(),

@@ -28,8 +28,11 @@ from agent.service.notify import Notifier
 from agent.service.service import Service
 from agent.wire.reported import Origin
 from agent.wire.topics import Infer, Reply, format_topic, reply_filter
+from tests.agent.disk_guard import disk_guard
 from tests.bundles import Signer, sha256
 from tests.patience import PATIENCE_S, until
+
+__all__ = ["disk_guard", "signer", "start_service"]
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
 

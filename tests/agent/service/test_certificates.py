@@ -274,6 +274,7 @@ def test_expiry_of_certificates_is_read_again_when_they_change(folder: Path) -> 
     authority = Authority(folder)
     authority.issue("client", until=2 * HOUR)
     files = CertificateFiles(settings_of(folder))
+    assert not files.changed()
     soon_s = time.time() + 2 * HOUR.total_seconds()
     assert files.expiries()["certificate"] == pytest.approx(soon_s, abs=60)
     assert files.expiries()["ca"] == pytest.approx(time.time() + 24 * HOUR.total_seconds(), abs=60)

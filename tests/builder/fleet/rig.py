@@ -84,7 +84,7 @@ class Device:
         except asyncio.CancelledError:
             pass
         finally:
-            self.deployment.close()
+            await self.deployment.close()
             await self.connection.close(drain_s=1.0)
 
     def _on_up(self, _session_present: bool) -> None:

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from agent.deploy.store.disk_thread import in_disk_thread
-from agent.errors import StoreError
+from agent.disk_thread import MAX_THREADS, in_disk_thread
+from agent.errors import DiskError, StoreError
 
 
 async def test_result_and_exception_reach_the_caller() -> None:
@@ -22,6 +22,16 @@ async def test_calls_that_hang_do_not_hold_up_others() -> None:
     hanging = [asyncio.ensure_future(in_disk_thread(back.wait)) for _ in range(50)]
     assert await in_disk_thread(int, "7") == 7
     assert not any(call.done() for call in hanging)
+    back.set()
+    assert all(await asyncio.gather(*hanging))
+
+
+async def test_disk_that_does_not_respond_costs_a_bounded_number_of_threads() -> None:
+    back = threading.Event()
+    hanging = [asyncio.ensure_future(in_disk_thread(back.wait)) for _ in range(MAX_THREADS)]
+    await asyncio.sleep(0)
+    with pytest.raises(DiskError, match="the disk does not respond"):
+        await in_disk_thread(int, "7")
     back.set()
     assert all(await asyncio.gather(*hanging))
 

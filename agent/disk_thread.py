@@ -1,7 +1,8 @@
 """Calls that read or write the disk, away from the event loop.
 
 Promises: the event loop goes on while the disk is slow or does not respond, and so does every other call. A
-call that never returns costs one thread, and does not keep the process from ending.
+call that never returns costs one thread, and does not keep the process from ending. There are never more than
+`MAX_THREADS` of them.
 Leaves to others: how long to wait, and the order of calls that depend on each other.
 """
 
@@ -12,9 +13,13 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from agent.errors import DiskError, StoreError
+
+# Each part of the agent waits for its own last call, so a disk that works has a few threads at a time.
+MAX_THREADS: Final = 128
+_NAME: Final = "disk "
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -40,7 +45,7 @@ def within(limit_s: float, function: Callable[_P, _T], *arguments: _P.args, **op
         else:
             outcome.set_result(result)
 
-    threading.Thread(target=work, name=f"disk {function.__name__}", daemon=True).start()
+    threading.Thread(target=work, name=_name_of(function), daemon=True).start()
     try:
         return outcome.result(limit_s)
     except TimeoutError as error:
@@ -59,9 +64,13 @@ async def in_disk_thread(function: Callable[_P, _T], *arguments: _P.args, **opti
     ------
     StoreError
         If no thread can be started.
+    DiskError
+        If as many calls as there may be wait for the disk.
     Exception
         If the function raises it.
     """
+    if calls_under_way() >= MAX_THREADS:
+        raise DiskError(f"the disk does not respond: {MAX_THREADS} calls wait for it")
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[_T] = loop.create_future()
 
@@ -83,7 +92,16 @@ async def in_disk_thread(function: Callable[_P, _T], *arguments: _P.args, **opti
             loop.call_soon_threadsafe(settle, result, raised)
 
     try:
-        threading.Thread(target=work, name=f"disk {function.__name__}", daemon=True).start()
+        threading.Thread(target=work, name=_name_of(function), daemon=True).start()
     except RuntimeError as error:
         raise StoreError(f"no thread can be started: {error}") from error
     return await outcome
+
+
+def calls_under_way() -> int:
+    """Return how many calls have not returned."""
+    return sum(thread.name.startswith(_NAME) for thread in threading.enumerate())
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    return _NAME + getattr(function, "__name__", type(function).__name__)
