@@ -23,6 +23,8 @@ WITH_BLOCKS: Final = 21
 # The newest opset that ONNX Runtime promises to run (26 in version 1.31).
 NEWEST: Final = 26
 _IR_OF_OPSET_21: Final = 10
+# An operator whose newest form ONNX Runtime lacks -> the last opset with the form before it.
+_BEFORE: Final = {"RoiAlign": 21}
 
 
 def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -40,10 +42,11 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         If ONNX cannot convert an older model.
     """
     version = model.opset_import[0].version
-    if version > NEWEST:
-        if not _means_the_same(model, NEWEST):
-            return _converted(model, NEWEST)
-        model.opset_import[0].CopyFrom(helper.make_opsetid("", NEWEST))
+    newest = min([NEWEST, *(_BEFORE.get(node.op_type, NEWEST) for node in walk_nodes(model.graph))])
+    if version > newest:
+        if not _means_the_same(model, newest):
+            return _converted(model, newest)
+        model.opset_import[0].CopyFrom(helper.make_opsetid("", newest))
     if version >= OLDEST:
         return model
     bring_up(model)

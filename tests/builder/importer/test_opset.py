@@ -57,6 +57,14 @@ def test_a_newer_opset_is_lowered_by_onnx_if_operators_have_changed(
     assert run_onnx(converted, {"x": np.array([1, 2.75], np.float32)})[0].tolist() == [2, 6]
 
 
+def test_roi_align_of_a_new_opset_runs(make_model: ModelMaker, run_onnx: Any) -> None:
+    node = helper.make_node("RoiAlign", ["x", "rois", "of"], ["y"])
+    weights = {"rois": np.array([[0, 0, 2, 2]], np.float32), "of": np.array([0])}
+    model = make_model([node], {"x": [1, 1, 4, 4]}, {"y": [1, 1, 1, 1]}, weights, opset=22)
+    converted = convert_opset(model)
+    assert run_onnx(converted, {"x": np.ones((1, 1, 4, 4), np.float32)})[0].tolist() == [[[[1]]]]
+
+
 @pytest.mark.parametrize(("opset", "operator"), [(1, "LpPool"), (8, "Scan")])
 def test_an_old_model_that_cannot_be_converted_is_refused(
     make_model: ModelMaker, opset: int, operator: str
