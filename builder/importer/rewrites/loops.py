@@ -63,13 +63,19 @@ def unroll_loop(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
     rows: list[list[str]] = [[] for _ in range(scanned)]
     for step in range(count):
         outputs = [graph.fresh(output.name) for output in body.output]
-        index = new.constant(step, np.int64)
+        index = _number(new, body, step)
         new.nodes += inline_body(graph, body, f"{node.name}/{step}", [index, condition, *carried], outputs)
         carried = outputs[1 : 1 + len(carried)]
         for row, value in zip(rows, outputs[1 + len(carried) :], strict=True):
             row.append(value)
     _make_outputs(new, node.output, carried, [_Row(row, 0) for row in rows])
     return new.nodes
+
+
+def _number(new: Replacement, body: onnx.GraphProto, step: int) -> str:
+    """The number of a step: a scalar, or one element if so declared, as PyTorch writes `tensor_split`."""
+    declared = value_type(body.input[0])
+    return new.constant([step] if declared is not None and declared.shape else step, np.int64)
 
 
 def _no_steps(
@@ -112,7 +118,7 @@ def _unroll_while(
     every: list[str] = []  # what each step makes of the states
     for step in range(count):
         outputs = [graph.fresh(output.name) for output in body.output]
-        index = new.constant(step, np.int64)
+        index = _number(new, body, step)
         new.nodes += inline_body(graph, body, f"{node.name}/{step}", [index, active, *carried], outputs)
         made = outputs[1 : 1 + len(carried)]
         if step == 0 and _types_of(new.nodes, made, graph) != kinds:

@@ -39,6 +39,27 @@ def test_a_loop_that_collects_rows(make_model: ModelMaker, noise: Any, agrees: A
     assert "Loop" not in operators(agrees(model, noise(4, 3)))
 
 
+def test_a_loop_whose_number_of_the_step_is_declared_as_one_element(
+    make_model: ModelMaker, noise: Any, agrees: Any
+) -> None:
+    ints = lambda name, shape: helper.make_tensor_value_info(name, INT64, shape)  # noqa: E731
+    go = [helper.make_tensor_value_info(name, BOOL, []) for name in ("go", "on")]
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["on"]),
+            helper.make_node("Add", ["i", "one"], ["end"]),
+            helper.make_node("Slice", ["x", "i", "end"], ["row"]),
+        ],
+        "body",
+        [ints("i", [1]), go[0]],
+        [go[1], helper.make_tensor_value_info("row", TensorProto.FLOAT, [1, 3])],
+    )
+    node = helper.make_node("Loop", ["count", "go_on"], ["rows"], body=body)
+    weights = {"count": np.array([4]), "go_on": np.array(True), "one": np.array(1)}
+    model = make_model([node], {"x": [4, 3]}, {"rows": [4, 1, 3]}, weights)
+    assert "Loop" not in operators(agrees(model, noise(4, 3)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backwards", [0, 1])
 def test_a_scan(make_model: ModelMaker, noise: Any, agrees: Any, backwards: int) -> None:
