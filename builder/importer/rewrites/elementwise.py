@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from builder.importer.onnx_graph import OnnxGraph, attributes
+from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, set_attributes
 from builder.importer.rewrites.replacement import Replacement, input_name, output_name
 
 _FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16})
@@ -333,6 +333,10 @@ def reduce_bool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
 def reduce_nothing(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """A reduction of no axes (`noop_with_empty_axes`): only what is done to each number."""
     name, given = input_name(node, 1), attributes(node)
+    if given.get("axes") == []:  # of `amax` without axes: all of them, but TVM cannot read it
+        without = copy_node(node)
+        set_attributes(without, ["axes"], {})
+        return [without]
     axes = graph.constant(name) if name else None
     if not given.get("noop_with_empty_axes", 0) or (name and (axes is None or axes.size)):
         return reduce_bool(node, graph) if node.op_type in ("ReduceMax", "ReduceMin") else None

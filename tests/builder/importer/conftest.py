@@ -78,7 +78,9 @@ def run_relax() -> Callable[[Any, Sequence[NDArray[Any]]], list[NDArray[Any]]]:
     def run(mod: Any, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         built = tvm.compile(mod, target=tvm.target.Target(UNOPTIMISED))
         machine = relax.VirtualMachine(built, tvm.cpu())
-        results = machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(array)) for array in inputs))
+        # With its shape: NumPy makes a vector of a scalar.
+        given = (np.ascontiguousarray(array).reshape(np.shape(array)) for array in inputs)
+        results = machine["main"](*map(tvm.runtime.tensor, given))
         return [r.numpy() for r in ([results] if isinstance(results, tvm.runtime.Tensor) else results)]
 
     return run

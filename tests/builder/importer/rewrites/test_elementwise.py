@@ -130,6 +130,16 @@ def test_a_clip_without_a_bound_of_every_opset_is_compiled(version: int) -> None
     compile(import_onnx(onnx.parser.parse_model(text)))
 
 
+@pytest.mark.parametrize("shape", [[], [2, 3]])
+@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMean", "ReduceLogSumExp"])
+def test_a_reduction_whose_axes_are_an_empty_list_is_one_of_all(
+    make_model: ModelMaker, noise: Any, agrees: Any, operator: str, shape: list[int]
+) -> None:
+    node = helper.make_node(operator, ["x"], ["y"], keepdims=0)
+    node.attribute.append(onnx.AttributeProto(name="axes", type=onnx.AttributeProto.INTS))
+    agrees(make_model([node], {"x": shape}, {"y": []}, opset=17), np.asarray(noise(*shape), np.float32))
+
+
 def test_celu_of_a_scalar_is_a_scalar(make_model: ModelMaker, run_onnx: Any) -> None:
     model = make_model([one("Celu", ["x"])], {"x": []}, {"y": []})
     apply_rewrites(model)
