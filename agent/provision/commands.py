@@ -75,6 +75,13 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
     enroll.add_argument(
         "--from", dest="source", type=Path, metavar="FILE", help="read all this from a TOML or JSON file"
     )
+    enroll.add_argument(
+        "--take",
+        type=Path,
+        metavar="FILE",
+        help="only move FILE, and the secrets that it names, to enroll.json beside the configuration, "
+        "readable by root, and erase them",
+    )
     _add_config(enroll)
     enroll.add_argument(
         "--force", action="store_true", help="replace another enrollment; with --trust, the trusted keys, too"
@@ -126,6 +133,8 @@ def _enroll(options: argparse.Namespace) -> int:
     path = _config_path(options)
     try:
         require_writable(path)
+        if options.take is not None:
+            return _take(options.take, path.parent)
         enrollment = _given(options)
         if sys.stdin.isatty() and sys.stdout.isatty() and options.source is None:
             enrollment = ask(enrollment, trusts=has_trusted_key(path))
@@ -156,6 +165,14 @@ def _enroll(options: argparse.Namespace) -> int:
         raise EnrollmentError(str(error), hint=error.hint) from error
     except EOFError as error:
         raise EnrollmentError("expected an answer, got the end of the input") from error
+    return 0
+
+
+def _take(source: Path, folder: Path) -> int:
+    from agent.provision.taking import TAKEN_FILE, take
+
+    erased = take(source.absolute(), folder / TAKEN_FILE)
+    say(f"the enrollment is in {folder / TAKEN_FILE}; erased: {', '.join(map(str, erased))}")
     return 0
 
 

@@ -35,7 +35,7 @@ from agent.errors import ConfigError, EnrollmentError, UnreachableError
 from agent.mqtt.settings import read_secret
 from agent.provision import credentials
 from agent.provision.checks.rights import check_broker
-from agent.provision.enrollment import Enrollment, check_enrollment
+from agent.provision.enrollment import Enrollment, check_enrollment, is_text, key_files
 from agent.provision.files import Owner, free_name, make_folder, write_file
 from agent.provision.finding import Finding, failed
 from agent.provision.template import Value, fill
@@ -138,7 +138,7 @@ def enroll(
     files = _credentials(enrollment)
     keys = [
         (credentials.trusted_key_id(raw, f"--trust {_shown(given)}"), _key_name(given), raw)
-        for given in _key_files(enrollment)
+        for given in key_files(enrollment)
         for raw in [credentials.read_credential(given, enrollment.folder, "--trust")]
     ]
     make_folder(folder, owner)
@@ -365,37 +365,12 @@ def _created() -> Iterator[list[Path]]:
                 path.parent.rmdir()
 
 
-def _key_files(enrollment: Enrollment) -> list[str]:
-    """Return the keys to trust, with the key files of a folder in its place.
-
-    Raises
-    ------
-    ConfigError
-        If a folder has no key files.
-    """
-    found: list[str] = []
-    for given in enrollment.trust:
-        is_text = given.lstrip().startswith("-----BEGIN ")
-        path = enrollment.folder / Path(given).expanduser() if not is_text else None
-        if path is None or not path.is_dir():
-            found.append(given)
-            continue
-        files = sorted(str(file) for file in path.iterdir() if file.suffix in KEY_SUFFIXES)
-        if not files:
-            raise ConfigError(
-                f"--trust: expected a folder with .pub or .pem files, got {path} without",
-                hint="copy signing.pub, which edgebundle keygen wrote, into it",
-            )
-        found += files
-    return found
-
-
 def _key_name(given: str) -> str:
-    if given.lstrip().startswith("-----BEGIN "):
+    if is_text(given):
         return "trusted.pub"
     path = Path(given)
     return path.name if path.suffix in (".pub", ".pem") else f"{path.name}.pub"
 
 
 def _shown(given: str) -> str:
-    return "(text)" if given.lstrip().startswith("-----BEGIN ") else given
+    return "(text)" if is_text(given) else given

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from agent.bundle.keyring import KEY_SUFFIXES
 from agent.errors import ConfigError, EnrollmentError
 from agent.mqtt.settings import parse_broker_url
 from agent.wire.topics import is_device_name
@@ -173,3 +174,32 @@ def check_enrollment(enrollment: Enrollment, *, enrolled: bool) -> None:
             mistakes[0] if len(mistakes) == 1 else "the enrollment has mistakes:\n  " + "\n  ".join(mistakes),
             hint="see the example in edge-agent enroll --help; on a terminal it asks for missing values",
         )
+
+
+def is_text(given: str) -> bool:
+    """Return whether a credential is given as its PEM text, and not as the name of a file."""
+    return given.lstrip().startswith("-----BEGIN ")
+
+
+def key_files(enrollment: Enrollment) -> list[str]:
+    """Return the keys to trust, with the key files of a folder in its place.
+
+    Raises
+    ------
+    ConfigError
+        If a folder has no key files.
+    """
+    found: list[str] = []
+    for given in enrollment.trust:
+        path = None if is_text(given) else enrollment.folder / Path(given).expanduser()
+        if path is None or not path.is_dir():
+            found.append(given)
+            continue
+        files = sorted(str(file) for file in path.iterdir() if file.suffix in KEY_SUFFIXES)
+        if not files:
+            raise ConfigError(
+                f"--trust: expected a folder with .pub or .pem files, got {path} without",
+                hint="copy signing.pub, which edgebundle keygen wrote, into it",
+            )
+        found += files
+    return found

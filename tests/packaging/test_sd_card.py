@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from agent.provision.enrollment import KEYS
+from tests.bundles import public_pem
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 SD_CARD = Path(__file__).resolve().parents[2] / "packaging/sd-card"
 CALL = "/boot/firmware/edge-agent/first-boot.sh"
@@ -112,3 +116,59 @@ def test_the_shipped_examples_are_accepted_by_their_readers() -> None:
     text = (SD_CARD / "user-data").read_text()
     assert text.startswith("#cloud-config\n")
     assert f"runcmd:\n  - [sh, {CALL}]\n" in text
+
+
+def service_script(tmp_path: Path, *, connect: bool) -> str:
+    """Return what the enrollment service runs, in folders of the test's own and without systemd."""
+    unit = (SD_CARD.parents[1] / "systemd/edge-agent-enroll.service").read_text()
+    (script,) = re.findall(r"^ExecStart=/bin/sh -eu -c '(.*?)'$", unit, re.MULTILINE | re.DOTALL)
+    agent = f"{sys.executable} -m agent"
+    for theirs, ours in (
+        ("\\\n", ""),
+        ("$$", "$"),
+        ("/usr/bin/edge-agent enroll", f"{agent} enroll --config {tmp_path}/etc"),
+        ("/boot/", f"{tmp_path}/boot/"),
+        ("/etc/edge-agent", f"{tmp_path}/etc"),
+        ("--wait 300 --start", "" if connect else "--no-connect"),
+    ):
+        assert theirs in script
+        script = script.replace(theirs, ours)
+    return script
+
+
+def run_service(tmp_path: Path, *, connect: bool) -> subprocess.CompletedProcess[str]:
+    script = ["sh", "-eu", "-c", service_script(tmp_path, connect=connect)]
+    return subprocess.run(script, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+@pytest.mark.slow
+def test_secrets_leave_the_boot_partition_although_the_enrollment_fails(tmp_path: Path) -> None:
+    folder = tmp_path / "boot/firmware/edge-agent"
+    folder.mkdir(parents=True)
+    (tmp_path / "etc").mkdir()
+    (folder / "enroll.toml").write_text(
+        f'device = "kitchen"\nbroker = "mqtt://127.0.0.1:{free_port()}"\nusername = "k"\n'
+        f'password = "hunter2"\ntrust = """\n{public_pem().decode()}"""\n'
+    )
+    failed = run_service(tmp_path, connect=True)
+    assert (failed.returncode, "nothing listens" in failed.stderr) == (4, True)
+    assert list(folder.iterdir()) == []
+    assert [path.name for path in (tmp_path / "etc").iterdir()] == ["enroll.json"]
+    # The next attempt, also after a reboot, has the values from there, and removes them in the end.
+    assert run_service(tmp_path, connect=False).returncode == 0
+    assert {path.name for path in (tmp_path / "etc").iterdir()} == {
+        "agent.toml",
+        "broker.password",
+        "keyring",
+    }
+    assert (
+        "ConditionPathExists=|/etc/edge-agent/enroll.json"
+        in (SD_CARD.parents[1] / "systemd/edge-agent-enroll.service").read_text()
+    )
+
+
+def test_first_boot_takes_the_secrets_before_the_service_waits_for_the_network() -> None:
+    lines = (SD_CARD / "first-boot.sh").read_text().splitlines()
+    taking = next(index for index, line in enumerate(lines) if "enroll --take enroll.toml" in line)
+    assert any("dpkg --install" in line for line in lines[:taking])
+    assert any("systemctl start" in line for line in lines[taking:])
