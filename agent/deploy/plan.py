@@ -35,6 +35,8 @@ KEYS_INTERVAL_S: Final = 60.0
 # What a job's message says after its reason.
 _REFUSED_NOTE: Final = "not tried again before the document, the trusted keys or the agent change"
 _NOTE: Final = re.compile(rf"; (?:{_REFUSED_NOTE}|next attempt in \d+ s)$")
+# A command sends a bundle once. What was wrong with it then is the reason, and not the silence afterwards.
+_UNSENT: Final = "; since then, no one has sent the bundle again: deploy it again"
 
 _log = logging.getLogger(__name__)
 
@@ -197,6 +199,8 @@ class Plan:
             if job.refused_under is not None and job.refused_under == self._circumstances.name():
                 self._attempts.postpone(name, now_s + KEYS_INTERVAL_S)
                 continue
+            if name not in self._attempts.problems and (known := self._told_by_journal(wish)) is not None:
+                self._attempts.explain(name, known)  # the journal keeps only what this attempt will say
             self._history.queue(job.again())
         return recovered
 
@@ -212,7 +216,7 @@ class Plan:
             return job  # a person waits for the result, and decides
         if job.status in (Status.CANCELED, Status.SUPERSEDED):
             return job
-        message, next_try_s, refused_under = job.message or str(job.status), None, None
+        message, next_try_s, refused_under = self._reason(job), None, None
         if job.status is Status.REJECTED or job.attempts > MAX_ATTEMPTS:
             refused_under = self._circumstances.name()
             note = _REFUSED_NOTE
@@ -223,6 +227,15 @@ class Plan:
         room = MAX_MESSAGE_CHARACTERS - len(note) - len("; ")
         self._attempts.explain(request.model, Problem(message[:room], next_try_s, job.code))
         return job.now(message=f"{message[:room]}; {note}", refused_under=refused_under)
+
+    def _reason(self, job: Job) -> str:
+        """Return why a job has failed; if its bundle did not arrive again, why it was not taken before."""
+        reason = job.message or str(job.status)
+        known = self._attempts.problems.get(job.request.model)
+        if job.status is not Status.TIMED_OUT or known is None or known.message == reason:
+            return reason
+        room = MAX_MESSAGE_CHARACTERS // 2
+        return known.message if known.message.endswith(_UNSENT) else f"{known.message[:room]}{_UNSENT}"
 
     def _told_by_journal(self, wish: Request) -> Problem | None:
         job = self._journal.get(wish.job)

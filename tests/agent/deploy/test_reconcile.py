@@ -25,9 +25,10 @@ from agent.deploy.store.store import SPACE_MARGIN_BYTES, Store
 from agent.deploy.trial import MAX_STARTS, Score, Tally, Times
 from agent.disk_thread import in_disk_thread
 from agent.errors import StoreError
+from agent.wire import topics
 from agent.wire.desired import FREE_VERSIONS, MAX_VERSION, Desired
 from agent.wire.reported import Origin
-from tests.agent.deploy.rig import MACHINE, Agent, Bundle, make_bundle
+from tests.agent.deploy.rig import DEVICE, MACHINE, Agent, Bundle, make_bundle
 from tests.bundles import KEYRING
 from tests.patience import until
 
@@ -239,6 +240,31 @@ async def test_refused_bundle_is_tried_again_when_the_trusted_keys_change(agent:
     assert agent.control.sent_bytes == sent, "nothing has changed"
     agent.keyring = KEYRING
     await until(lambda: agent.models.serving == {"digits": "2.0.0"})
+    await agent.stop()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_refused_bundle_that_no_one_sends_again_keeps_its_reason(agent: Agent, restarts: bool) -> None:
+    """The command that sent it has ended long before the keys change."""
+    agent.silence_limit_s = 0.05
+    agent.keyring = Keyring.of([])
+    await agent.start()
+    assert (await agent.deploy(NEW, "job-1"))["status"] == "REJECTED"
+    agent.control.offers.clear()
+    if restarts:
+        await agent.stop()
+        await agent.start()
+    agent.keyring = KEYRING
+    ended = topics.format_topic(topics.Job(DEVICE, "job-1"))
+    await until(lambda: sum(topic == ended and b"TIMED_OUT" in raw for topic, raw in agent.control.log) > 1)
+    await until(lambda: "again" in reported(agent)["message"])
+    message = reported(agent)["message"]
+    assert "not trusted" in message
+    assert message.count("no one has sent the bundle again: deploy it again") == 1
+    assert "no block" not in message
+    agent.offer(NEW)
+    await until(lambda: agent.models.serving == {"digits": "2.0.0"})
+    await until(lambda: reported(agent)["message"] is None)
     await agent.stop()
 
 
