@@ -1,18 +1,25 @@
 """The terminal: the only writer to stdout and stderr of `edgebundle` and `edge-agent`.
 
 Promises: a text that a model, a device, a broker or a file chose can neither control the terminal nor begin a
-line of its own. Leaves to others: whether a text is worth a line, and how long it may be.
+line of its own, and no spreadsheet takes it for a formula. Leaves to others: whether a text is worth a line,
+and how long it may be.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import sys
-from typing import IO, Final
+from typing import IO, Final, TypeAlias
+
+Cell: TypeAlias = float | int | str | bool | None
 
 # Some scripts need them between letters, and emoji are joined by one. They move nothing.
 _JOINERS: Final = "\u200c\u200d"
+_NUMBER: Final = re.compile(r"[+-]?(?:[\d.]+(?:[eE][+-]?\d+)?|inf)", re.ASCII)
+# What begins a formula, also behind spaces, and in the wide forms of East Asian keyboards.
+_FORMULAS: Final = tuple("=+-@＝＋－＠")
 
 
 def printable(text: str) -> str:
@@ -47,17 +54,28 @@ def say_json(value: object, *, indent: int | None = None, file: IO[str] | None =
 
     A number that JSON does not have, such as NaN, is null.
     """
-    text = json.dumps(_finite(value), indent=indent, allow_nan=False)
+    text = json.dumps(finite(value), indent=indent, allow_nan=False)
     text = text.replace("\x7f", "\\u007f")  # the rest is escaped
     say(*text.split("\n"), file=file, flush=True)
 
 
-def _finite(value: object) -> object:
+def cell_of(value: Cell) -> Cell:
+    """Return a cell of a CSV table that no spreadsheet takes for a formula: a model's file chose the text."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r", " ")  # would begin a row: before Python 3.13, `csv` puts no quotes around it
+    return f"'{text}" if text.lstrip()[:1] in _FORMULAS and not _NUMBER.fullmatch(text) else text
+
+
+def finite(value: object) -> object:
+    """Return a value for JSON, with None for each number that JSON does not have, such as NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    return list(map(_finite, value)) if isinstance(value, list | tuple) else value
+        return {name: finite(each) for name, each in value.items()}
+    return list(map(finite, value)) if isinstance(value, list | tuple) else value
 
 
 def note(*lines: object) -> None:

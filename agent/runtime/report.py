@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from agent.bundle.layer import Layer, clean, shorten
+from agent.terminal import cell_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +198,8 @@ class Report:
             gflops = "" if row.gflops is None else f"{row.gflops:.6g}"
             share = f"{self._share(row.duration_us):.6g}"
             nodes = "; ".join(node for layer in row.layers for node in layer.nodes)
-            writer.writerow(
-                (row.name, f"{row.duration_us:.6g}", share, gflops, "cpu", row.count, row.shapes, nodes)
-            )
+            cells = (row.name, f"{row.duration_us:.6g}", share, gflops, "cpu", row.count, row.shapes, nodes)
+            writer.writerow(map(cell_of, cells))
         return out.getvalue()
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ import io
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.terminal import note, say, say_json, say_text
+from agent.terminal import cell_of, note, say, say_json, say_text
 from builder.cli import SubParsers
 from builder.cli.arguments import add_json
 
@@ -149,12 +149,10 @@ def _export(args: argparse.Namespace) -> int:
     if args.format == "json":
         say_json(points)
         return 0
-    from builder.running.row_answers import guarded
-
     table = io.StringIO()
     writer = csv.DictWriter(table, ["workload", "operator", "point", "seconds"], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: guarded(cell) for name, cell in point.items()} for point in points)
+    writer.writerows({name: cell_of(cell) for name, cell in point.items()} for point in points)
     say_text(table.getvalue())
     return 0
 

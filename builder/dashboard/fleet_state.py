@@ -8,7 +8,6 @@ page gets what changed since its own last one.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable
@@ -33,7 +32,7 @@ from builder.dashboard.device import (
 )
 from builder.dashboard.sample import read_sample
 from builder.dashboard.series import Series
-from builder.dashboard.shown import shown
+from builder.dashboard.shown import as_json, shown
 from builder.fleet.hints import deployment_hint
 
 # What a page lists without trouble; a broker with more is asked by group.
@@ -159,7 +158,7 @@ class FleetState:
             device = self._devices.get(name)
             if device is None:
                 continue
-            row = json.dumps(device.row(), separators=(",", ":"))
+            row = as_json(device.row())
             known = self._rows.get(name)
             if known is None or known[1] != row:
                 self.revision += 1

@@ -26,6 +26,7 @@ from builder.dashboard import reading
 from builder.dashboard.guard import Guard
 from builder.dashboard.page_files import INDEX, read_page_files
 from builder.dashboard.page_session import MAX_MESSAGE_BYTES, PageSession
+from builder.dashboard.shown import as_json
 from builder.errors import BuildError, FleetError
 from edgebundle.errors import ClientError, RefusedError
 from edgebundle.request import MAX_REQUEST_BYTES, Request
@@ -103,7 +104,7 @@ class _Handler(web.RequestHandler):
                 status_code, "expected another request"
             )
         self.set_header("Content-Type", JSON)
-        self.finish(json.dumps({"error": text, "hint": hint}))
+        self.finish(as_json({"error": text, "hint": hint}))
 
     def log_exception(self, typ: Any, value: Any, tb: Any) -> None:  # noqa: ANN401 - tornado's own signature
         if not isinstance(value, web.HTTPError):
@@ -128,7 +129,7 @@ class _Guarded(_Handler):
     def answer(self, document: Mapping[str, Any]) -> None:
         """Answer with JSON, which a browser must not take for a page."""
         self.set_header("Content-Type", JSON)
-        self.finish(json.dumps(document, allow_nan=False))
+        self.finish(as_json(document))
 
     def take_body(self, most_bytes: int) -> None:
         """Let a page that has passed the guard send a long body."""

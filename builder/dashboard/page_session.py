@@ -15,7 +15,10 @@ from agent.bundle.names import MODEL_NAME
 from agent.wire.topics import is_device_name
 from builder.dashboard.actions import Action
 from builder.dashboard.fleet_state import FleetState
+from builder.dashboard.shown import as_json
 from builder.errors import FleetError
+
+RELOAD: Final = "reload the page"
 
 # A window has some tens of rows.
 _MAX_VISIBLE: Final = 200
@@ -71,9 +74,11 @@ class PageSession:
             message = json.loads(text)
             visible, agent, model = message["visible"], message["agent"], message["model"]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise FleetError("expected the names of the agents in view, got something else") from error
+            raise FleetError(
+                "expected the names of the agents in view, got something else", hint=RELOAD
+            ) from error
         if not isinstance(visible, list) or len(visible) > _MAX_VISIBLE:
-            raise FleetError(f"expected a list of at most {_MAX_VISIBLE} names")
+            raise FleetError(f"expected a list of at most {_MAX_VISIBLE} names", hint=RELOAD)
         self.visible = {name for name in visible if isinstance(name, str) and is_device_name(name)}
         self._agent = agent if isinstance(agent, str) and is_device_name(agent) else None
         self._model = model if isinstance(model, str) and MODEL_NAME.fullmatch(model) else None
@@ -113,28 +118,28 @@ class PageSession:
         if self._actions:
             parts["actions"] = [action.to_json() for action in self._actions.values()]
             self._actions.clear()
-        state = json.dumps(broker)
+        state = as_json(broker)
         if state != self._broker:
             self._broker, parts["broker"] = state, broker
         self._add_numbers(parts, now_s)
         if not parts and now_s - self._last_sent_s < HEARTBEAT_S:
             return None
         parts["now"] = time.time()
-        text = json.dumps(parts, separators=(",", ":"), allow_nan=False)
+        text = as_json(parts)
         # The rows are JSON already.
         return f'{text[:-1]},"rows":[{",".join(rows)}]}}' if rows else text
 
     def _add_numbers(self, parts: dict[str, Any], now_s: float) -> None:
         devices = ((name, self._fleet.get(name)) for name in sorted(self.visible))
         live = {name: device.live() for name, device in devices if device is not None}
-        text = json.dumps(live)
+        text = as_json(live)
         if text != self._live:
             self._live, parts["live"] = text, live
         if self._agent is None or now_s - self._detail_s < _DETAIL_S:
             return
         device = self._fleet.get(self._agent)
         detail = {"name": self._agent, "absent": True} if device is None else device.detail(self._model)
-        text = json.dumps(detail)
+        text = as_json(detail)
         self._detail_s = now_s
         if text != self._detail:
             self._detail, parts["detail"] = text, detail

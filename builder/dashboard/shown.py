@@ -6,8 +6,11 @@ direction of writing are replaced, and long texts are cut.
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Final
+
+from agent.terminal import finite
 
 # A refusal's reason has 500 characters at most (`agent.wire.job`); names and versions are shorter.
 MAX_CHARACTERS: Final = 500
@@ -19,6 +22,14 @@ def shown(text: str | None, limit: int = MAX_CHARACTERS) -> str:
     """Return a text that is safe to show: at most `limit` characters, all of them printable."""
     cut = (text or "")[:limit]
     return cut if cut.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in cut)
+
+
+def as_json(document: object) -> str:
+    """Return a document as JSON that every browser reads: a number such as NaN is null."""
+    try:
+        return json.dumps(document, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(finite(document), separators=(",", ":"), allow_nan=False)
 
 
 def number(value: float | None) -> float | None:

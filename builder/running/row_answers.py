@@ -9,24 +9,20 @@ import csv
 import io
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final, TypeAlias
 
 from agent.durable import replacing
+from agent.terminal import Cell, cell_of
 from builder.errors import ModelError
 
-Cell: TypeAlias = float | int | str | bool | None
 Cells: TypeAlias = Mapping[str, Cell]
 
 SUFFIXES: Final = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 # Values of one output that become cells; a model for rows has some classes.
 _MOST_VALUES: Final = 4096
-_NUMBER: Final = re.compile(r"[+-]?(?:[\d.]+(?:[eE][+-]?\d+)?|inf)", re.ASCII)
-# What begins a formula, also behind spaces, and in the wide forms of East Asian keyboards.
-_FORMULAS: Final = tuple("=+-@＝＋－＠")
 
 
 def cells_of(values: Mapping[str, Any], labels: Sequence[str] = ()) -> dict[str, Cell]:
@@ -110,7 +106,9 @@ def check_name(path: str | Path) -> None:
             f"{path}: expected a name that ends in {', '.join(SUFFIXES)}", hint=f"use {path.stem}.csv"
         )
     if not path.parent.is_dir():
-        raise ModelError(f"{path}: the folder {path.parent} does not exist")
+        raise ModelError(
+            f"{path}: the folder {path.parent} does not exist", hint=f"make it: mkdir -p {path.parent}"
+        )
 
 
 class RowWriter:
@@ -144,20 +142,10 @@ class RowWriter:
         text = io.StringIO()
         table = csv.writer(text, delimiter="\t" if self._suffix == ".tsv" else ",", lineterminator="\n")
         if self._names is None:
-            table.writerow([guarded(name) for name in row])
+            table.writerow([cell_of(name) for name in row])
             self._names = tuple(row)
-        table.writerow([guarded(row.get(name)) for name in self._names])
+        table.writerow([cell_of(row.get(name)) for name in self._names])
         self._file.write(text.getvalue().encode())
-
-
-def guarded(cell: Cell) -> Cell:
-    """Return a cell that no spreadsheet takes for a formula: names and labels come from the model's file."""
-    if cell is None:
-        return ""
-    if not isinstance(cell, str):
-        return cell
-    text = cell.replace("\r", " ")  # would begin a row: before Python 3.13, `csv` puts no quotes around it
-    return f"'{text}" if text.lstrip()[:1] in _FORMULAS and not _NUMBER.fullmatch(text) else text
 
 
 def _cell(value: Any) -> Cell:  # noqa: ANN401 - a scalar of numpy, a text, or its bytes

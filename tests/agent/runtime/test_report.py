@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -77,6 +78,16 @@ def test_a_reports_json_and_csv_hold_every_call() -> None:
         ("1", "", ""),
         ("1", "0.6", "Conv /b/conv"),
     ]
+
+
+def test_no_name_of_the_model_is_a_formula_in_csv() -> None:
+    layer = replace(CONV, nodes=('=HYPERLINK("http://x")', "b"))
+    row = Row("@kernel", 2.0, None, "-1+1", 1, (layer,))
+    text = Report((row, replace(row, layers=())), 4.0).csv()
+    found = list(csv.DictReader(io.StringIO(text)))
+    assert found[0]["ONNX Nodes"].startswith("'=HYPERLINK")
+    assert [(each["Name"], each["Argument Shapes"]) for each in found] == [("'@kernel", "'-1+1")] * 2
+    assert found[0]["Duration (us)"] == "2"
 
 
 def test_a_report_comes_back_from_its_json() -> None:

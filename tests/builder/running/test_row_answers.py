@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.terminal import Cell
 from builder.errors import ModelError
-from builder.running.row_answers import Cell, cells_of, shown, writing
+from builder.running.row_answers import cells_of, shown, writing
 
 TOP: dict[str, Any] = {
     "labels": (b"warm", b"cold"),
