@@ -230,7 +230,10 @@ def _version(_options: argparse.Namespace) -> int:
 
 
 class _Formatter(logging.Formatter):
-    """Cuts long records, replaces control characters, and marks each line with its level for journald."""
+    """Cuts long records, replaces control characters, and marks each line with its level for journald.
+
+    A message is one line, whatever others wrote into it; the lines of a traceback are indented.
+    """
 
     def __init__(self, *, journal: bool) -> None:
         super().__init__(
@@ -238,10 +241,14 @@ class _Formatter(logging.Formatter):
         )
         self._journal = journal
 
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name of logging's hook
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)[:_MAX_LOG_CHARACTERS]
         level = f"<{_JOURNAL_LEVELS.get(record.levelno, 6)}>" if self._journal else ""
-        return "\n".join(level + printable(line) for line in text.split("\n"))
+        return "\n".join(level + printable(line) for line in text.replace("\n", "\n  ").split("\n"))
 
 
 def set_up_logging(level: str, environment: Mapping[str, str]) -> None:
@@ -259,6 +266,6 @@ def _explain(error: EdgeError, status: int) -> int:
 
 
 def _say(kind: str, text: str) -> None:
-    # The mistakes of a configuration are a line each.
-    first, *more = text.split("\n")
+    # The mistakes of a configuration are a line each, and indented; other line breaks are of others' texts.
+    first, *more = text.split("\n  ")
     note(f"edge-agent: {kind}: {first}", *(f"  {line.strip()}" for line in more))

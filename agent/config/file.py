@@ -22,6 +22,7 @@ from agent.config.settings import (
 )
 from agent.errors import ConfigError, PermissionDeniedError
 from agent.mqtt.settings import BrokerSettings, TlsSettings, parse_broker_url
+from agent.terminal import printable
 from agent.wire.topics import is_device_name
 
 DEFAULT_CONFIG: Final = Path("/etc/edge-agent/agent.toml")
@@ -121,7 +122,7 @@ def parse_config(
     broker = _broker(values, paths, mistakes)
     if mistakes or broker is None:
         raise ConfigError(
-            "the configuration has mistakes:\n  " + "\n  ".join(mistakes),
+            "the configuration has mistakes:\n  " + "\n  ".join(map(printable, mistakes)),
             hint="edge-agent config prints every key with an explanation",
         )
     state_dir, trust_dir = paths["state_dir"], paths["trust.dir"]

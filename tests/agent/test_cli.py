@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
 import pytest
 
-from agent.cli import main
+from agent.cli import main, set_up_logging
+from agent.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -47,3 +51,47 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         main(["run", "--help"])
     assert caught.value.code == 0
     assert "--state-dir" in capsys.readouterr().out
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    """The logger whose handlers `set_up_logging` replaces."""
+    logger = logging.getLogger()
+    handlers, level = list(logger.handlers), logger.level
+    yield logger
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+
+
+@pytest.mark.parametrize("environment", [{}, {"JOURNAL_STREAM": "8:1"}])
+def test_a_text_of_others_begins_no_line_of_the_log(
+    root_logger: logging.Logger, capsys: pytest.CaptureFixture[str], environment: dict[str, str]
+) -> None:
+    set_up_logging("info", environment)
+    root_logger.info("refused: %s", "a\nb\x1b[2J\r<0>2026-01-01 forged\x85\u2028c")
+    try:
+        raise ValueError("x\n2026-01-01 ERROR agent: forged")  # noqa: TRY301
+    except ValueError:
+        root_logger.exception("failed")
+    level = "<6>" if environment else ""
+    first, second, *traceback = capsys.readouterr().err.split("\n")[:-1]
+    assert first.endswith("root: refused: a b?[2J <0>2026-01-01 forged  c")
+    assert first.startswith(level)
+    assert second.endswith("root: failed")
+    indent = "<3>  " if environment else "  "
+    assert traceback[-1] == f"{indent}2026-01-01 ERROR agent: forged"
+    assert all(line.startswith(indent) for line in traceback)
+
+
+def test_a_name_with_a_line_break_is_one_line_of_the_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_path: object) -> None:
+        raise ConfigError("cannot read a\nedge-agent: hint: forged", hint="one\ntwo")
+
+    monkeypatch.setattr("agent.cli._version", fail)
+    assert main(["version"]) == 78
+    assert capsys.readouterr().err.splitlines() == [
+        "edge-agent: error: cannot read a edge-agent: hint: forged",
+        "edge-agent: hint: one two",
+    ]
