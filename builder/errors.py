@@ -41,17 +41,21 @@ if TYPE_CHECKING:
 
 # What to do about a file that cannot be written.
 OTHER_FOLDER: Final = "free some space there, or write to another folder with -o"
+# What to do about a length, an axis or a count that is only known at run time.
+FIX_HINT: Final = "if an input determines it, make that input a constant: --input-values NAME=VALUE"
+# What to do about a failure that no input should cause.
+FAULT: Final = "this is a fault of the compiler, not of the model: please report it with the model"
 
 
 class BuildError(Exception):
-    """A failure that the builder explains in one line.
+    """A failure that the builder explains in one line; raised itself, a fault of the builder.
 
     Parameters
     ----------
     message
         What was expected and what was found, without a full stop at the end.
     hint
-        What the user can do about it, or None.
+        What the user can do about it.
 
     Attributes
     ----------
@@ -61,16 +65,27 @@ class BuildError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str = FAULT) -> None:
         super().__init__(message)
         self.hint = hint
         self.details: tuple[str, ...] = ()
 
 
 class InputFault(BuildError):  # noqa: N818 - it names whose fault it is; its leaves are the errors
-    """The user's input cannot be used."""
+    """The user's input cannot be used.
+
+    Parameters
+    ----------
+    message
+        As in `BuildError`.
+    hint
+        What the user can do about it; required, because a refusal without it is a dead end.
+    """
 
     exit_code = 4
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message, hint=hint)
 
 
 class ModelError(InputFault):
@@ -107,7 +122,7 @@ class UnsupportedOperatorError(ModelError):
         The operators at fault.
     """
 
-    def __init__(self, message: str, *, hint: str | None = None, obstacles: Sequence[Obstacle] = ()) -> None:
+    def __init__(self, message: str, *, hint: str, obstacles: Sequence[Obstacle] = ()) -> None:
         super().__init__(message, hint=hint)
         self.obstacles = tuple(obstacles)
 
@@ -128,7 +143,7 @@ class UnboundedError(ModelError):
     """
 
     def __init__(self, node: onnx.NodeProto, reason: str) -> None:
-        super().__init__(f"{node.op_type} ({node.name}): {reason}")
+        super().__init__(f"{node.op_type} ({node.name}): {reason}", hint=FIX_HINT)
         self.node = node
         self.reason = reason
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from builder.errors import ModelError
-from builder.spelling import closest
+from builder.spelling import READABLE, closest
 
 EXPORT_HINT: Final = "download or export the model again"
 _SUFFIXES: Final = frozenset({".onnx", ".pt2", ".tflite", ".keras", ".h5", ".hdf5"})
@@ -67,7 +67,7 @@ def check_exists(path: Path) -> None:
             raise ModelError(f"no such file: {path}", hint=models_in(path.parent, path.name))
     except (OSError, ValueError) as error:  # a name that is too long, or with a null character
         raise ModelError(
-            f"cannot read {str(path)!r:.200}: {getattr(error, 'strerror', None) or error}"
+            f"cannot read {str(path)!r:.200}: {getattr(error, 'strerror', None) or error}", hint=READABLE
         ) from error
 
 

@@ -21,6 +21,7 @@ from builder.spelling import did_you_mean
 FILE: Final = "edgebundle.toml"
 # A project of a hundred agents takes 4 KiB.
 MAX_FILE_BYTES: Final = 64 << 10
+_EXAMPLE: Final = "docs/project.md shows such a file, and `edgebundle new` writes one"
 MAX_AGENTS: Final = 10_000
 
 
@@ -130,11 +131,11 @@ class Project:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
         if len(raw) > MAX_FILE_BYTES:
-            raise ProjectError(f"{path}: expected at most {MAX_FILE_BYTES} bytes, got more")
+            raise ProjectError(f"{path}: expected at most {MAX_FILE_BYTES} bytes, got more", hint=_EXAMPLE)
         try:
             document = tomllib.loads(raw.decode())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ProjectError(f"{path}: expected TOML: {str(error)[:200]}") from error
+            raise ProjectError(f"{path}: expected TOML: {str(error)[:200]}", hint=_EXAMPLE) from error
         tables = {}
         for name, value in document.items():
             kind = _TABLES.get(name)
@@ -144,7 +145,10 @@ class Project:
                     hint=_elsewhere(name) or did_you_mean(name, _TABLES, otherwise=_help(path)),
                 )
             if not isinstance(value, dict):
-                raise ProjectError(f"{path}: {name}: expected a table, [{name}], got a value")
+                raise ProjectError(
+                    f"{path}: {name}: expected a table, [{name}], got a value",
+                    hint=f"write [{name}] on a line of its own, and its values below",
+                )
             tables[name] = kind(**_values(path, name, kind, value))
         return cls(**tables)
 
@@ -162,13 +166,20 @@ def _values(path: Path, table: str, kind: type[Any], given: Mapping[str, object]
             if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
                 raise ProjectError(
                     f'{path}: [{table}] {name}: expected a list of names, such as ["kitchen"], '
-                    f"got {_shown(value)}"
+                    f"got {_shown(value)}",
+                    hint=f'write {name} = ["kitchen", "garage"]',
                 )
             if len(value) > MAX_AGENTS:
-                raise ProjectError(f"{path}: [{table}] {name}: expected at most {MAX_AGENTS} names")
+                raise ProjectError(
+                    f"{path}: [{table}] {name}: expected at most {MAX_AGENTS} names",
+                    hint="deploy to the others with --agent",
+                )
             values[name] = tuple(value)
         elif not isinstance(value, str) or not value:
-            raise ProjectError(f"{path}: [{table}] {name}: expected a string, got {_shown(value)}")
+            raise ProjectError(
+                f"{path}: [{table}] {name}: expected a string, got {_shown(value)}",
+                hint=f'write {name} = "..."',
+            )
         else:
             values[name] = value
     return values

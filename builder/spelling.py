@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 _LONGEST: Final = 80  # of a word that is compared: comparing takes quadratic time
+READABLE: Final = "see with `ls -l` that it is there, and that you may read it"
 _MOST_FILES: Final = 2000  # of a folder; comparing each takes some ten microseconds
 
 
@@ -26,7 +27,7 @@ def did_you_mean(word: str, known: Iterable[str], *, otherwise: str) -> str:
     return otherwise if found is None else f"did you mean {found}? Otherwise {otherwise}"
 
 
-def similar_file(path: str | os.PathLike[str], *, otherwise: str | None = None) -> str | None:
+def similar_file(path: str | os.PathLike[str], *, otherwise: str = READABLE) -> str:
     """Return a hint for a path at which nothing is: the file of that folder whose name is most like it.
 
     Parameters

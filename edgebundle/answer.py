@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from agent.errors import FormatError
 from agent.mqtt.message import Message
@@ -23,6 +23,8 @@ from edgebundle.output import Output, json_output, raw_outputs
 
 if TYPE_CHECKING:
     import numpy as np
+
+_VERSIONS: Final = "use the same version of edgebundle here and of edge-agent there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +260,12 @@ def read_answer(
             else raw_outputs(received.raw_tensors, received.raw)
         )
     except (FormatError, ValueError, TypeError, OverflowError, RecursionError, struct.error) as error:
-        raise BadAnswerError(f"the answer of {agent} cannot be read: {str(error)[:400]}") from error
+        raise BadAnswerError(
+            f"the answer of {agent} cannot be read: {str(error)[:400]}", hint=_VERSIONS
+        ) from error
     if message.refusal is not None or len({output.name for output in outputs}) != len(outputs):
         why = message.refusal or "expected tensors with different names, got equal ones"
-        raise BadAnswerError(f"the answer of {agent} cannot be read: {why}")
+        raise BadAnswerError(f"the answer of {agent} cannot be read: {why}", hint=_VERSIONS)
     return Answer(
         agent=agent,
         model=model,

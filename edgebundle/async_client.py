@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _MAX_PACKET_BYTES: Final = 65 << 20
 # How long to wait at the end for acknowledgements; a broker that is reachable needs a millisecond.
 _DRAIN_S: Final = 2.0
+_FILES: Final = "give cafile, certificate, key and password_file the paths of files that you may read"
 
 
 class AsyncClient:
@@ -81,7 +82,10 @@ class AsyncClient:
         if not isinstance(broker, Broker):
             broker = Broker.of(broker, **options)
         elif options:
-            raise UsageError(f"expected a Broker or {', '.join(options)}, got both")
+            raise UsageError(
+                f"expected a Broker or {', '.join(options)}, got both",
+                hint="give the options to Broker.of, or no Broker",
+            )
         self._settings = replace(broker.settings(), max_packet_bytes=_MAX_PACKET_BYTES)
         user = broker.user or ""
         # Both names are compared by the broker's access list; without a user, the answers' name is random.
@@ -270,7 +274,7 @@ class AsyncClient:
             self._connecting = None
             await connection.close()
             if isinstance(error, ConfigError):
-                raise UsageError(str(error), hint=error.hint) from error
+                raise UsageError(str(error), hint=error.hint or _FILES) from error
             if isinstance(error, EdgeError):
                 raise BrokerError(str(error), hint=error.hint) from error
             raise

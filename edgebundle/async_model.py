@@ -185,7 +185,8 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
 
         if self._target.is_group:
             raise UsageError(
-                f"{self.agent}: expected one agent for a session, got a group, whose members take turns"
+                f"{self.agent}: expected one agent for a session, got a group, whose members take turns",
+                hint="take client.model(AGENT, MODEL) of one agent of the group",
             )
         return AsyncSession(self, name)
 
@@ -200,12 +201,17 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
         """Make a request from the arguments of a call."""
         if row is not None:
             if image is not None or audio is not None:
-                raise UsageError("expected a row, a picture or a recording, got several of these")
+                raise UsageError(
+                    "expected a row, a picture or a recording, got several of these",
+                    hint="ask once for each of them",
+                )
             _only(data, tensors)
             return Request.row(row)
         if audio is not None:
             if image is not None:
-                raise UsageError("expected a picture or a recording, got both")
+                raise UsageError(
+                    "expected a picture or a recording, got both", hint="ask once for each of them"
+                )
             _only(data, tensors)
             return await self._sound(audio)
         if isinstance(image, Path | str):
@@ -249,7 +255,8 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
         rate = (await self._client.directory.info(self._target)).audio_rate
         if rate is None:
             raise UsageError(
-                f"{self.name}: expected tensors or a picture, got samples: it takes no recordings"
+                f"{self.name}: expected tensors or a picture, got samples: it takes no recordings",
+                hint="give its inputs by name: model(input_name=array)",
             )
         return Request.samples(audio, rate)
 
@@ -311,24 +318,31 @@ def check_many(in_flight: int, deadline_s: float) -> None:
         If one cannot.
     """
     if in_flight < 1:
-        raise UsageError(f"in_flight: expected at least 1, got {in_flight}")
+        raise UsageError(f"in_flight: expected at least 1, got {in_flight}", hint="for example in_flight=2")
     _seconds(deadline_s)
 
 
 def _seconds(deadline_s: float) -> float:
     if not 0 < deadline_s < float("inf"):
-        raise UsageError(f"deadline_s: expected a positive number of seconds, got {deadline_s!r:.40}")
+        raise UsageError(
+            f"deadline_s: expected a positive number of seconds, got {deadline_s!r:.40}",
+            hint="for example deadline_s=10",
+        )
     return deadline_s
 
 
 def _trace(traceparent: str | None, tracestate: str | None) -> tuple[tuple[str, str], ...]:
     if traceparent is not None and not _TRACEPARENT.fullmatch(traceparent):
         raise UsageError(
-            f"traceparent: expected 00-<32 hex digits>-<16 hex digits>-01, got {traceparent!r:.80}"
+            f"traceparent: expected 00-<32 hex digits>-<16 hex digits>-01, got {traceparent!r:.80}",
+            hint="give the header of W3C Trace Context as it came, or leave it out",
         )
     longest = MAX_TRACE_CHARACTERS // 2
     if tracestate is not None and not (len(tracestate) <= longest and tracestate.isprintable()):
-        raise UsageError(f"tracestate: expected at most {longest} printable characters")
+        raise UsageError(
+            f"tracestate: expected at most {longest} printable characters",
+            hint="give the header of W3C Trace Context as it came, or leave it out",
+        )
     given = (("traceparent", traceparent), ("tracestate", tracestate))
     return tuple((name, value) for name, value in given if value is not None)
 

@@ -102,7 +102,9 @@ class Broker:
         try:
             place = parse_broker_url(_without_password(parts) if password is not None else self.url)
         except ConfigError as error:
-            raise UsageError(str(error), hint=error.hint) from error
+            raise UsageError(
+                str(error), hint=error.hint or "write mqtt://HOST or mqtts://HOST:PORT"
+            ) from error
         if not place.tls and (self.cafile or self.certificate or self.key):
             raise UsageError(
                 "expected an mqtts:// URL with certificates, got mqtt://",
@@ -110,10 +112,13 @@ class Broker:
             )
         if self.protocol not in PROTOCOLS:
             raise UsageError(
-                f"MQTT version: expected one of {', '.join(PROTOCOLS)}, got {self.protocol!r:.40}"
+                f"MQTT version: expected one of {', '.join(PROTOCOLS)}, got {self.protocol!r:.40}",
+                hint=f"write protocol={next(iter(PROTOCOLS))!r}",
             )
         if (self.certificate is None) != (self.key is None):
-            raise UsageError("expected a certificate and its key, got only one of them")
+            raise UsageError(
+                "expected a certificate and its key, got only one of them", hint="give both, or none"
+            )
         if password is not None and self.password_file is not None:
             raise UsageError(
                 "expected one password, got one in the URL and one in the password file",

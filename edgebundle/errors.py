@@ -55,7 +55,18 @@ class ClientError(Exception):
 
 
 class UsageError(ClientError, ValueError):
-    """An argument cannot be used: a broker's address, a name, an input."""
+    """An argument cannot be used: a broker's address, a name, an input.
+
+    Parameters
+    ----------
+    message, hint
+        As in `ClientError`; the hint is required.
+    """
+
+    hint: str
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message, hint=hint)
 
 
 class BrokerError(ClientError):
@@ -76,6 +87,9 @@ class BadAnswerError(ClientError):
 
 class ClosedError(ClientError):
     """The client was closed, perhaps while the request was under way."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="make another Client")
 
 
 class RefusedError(ClientError):

@@ -125,7 +125,8 @@ class Request:
         if array.dtype not in (np.float32, np.int16) or array.ndim not in (1, 2):
             raise UsageError(
                 "a recording: expected float32 or int16 of shape (n,) or (n, channels), "
-                f"got {array.dtype} {array.shape}"
+                f"got {array.dtype} {array.shape}",
+                hint="convert it: samples.astype(numpy.float32), between -1 and 1",
             )
         data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
         channels = array.shape[1] if array.ndim == 2 else 1
@@ -167,7 +168,8 @@ class Request:
         ):
             raise UsageError(
                 "a picture: expected uint8 of shape (height, width) or (height, width, 3 or 4), "
-                f"got {array.dtype} {array.shape}"
+                f"got {array.dtype} {array.shape}",
+                hint="convert it: pixels.astype(numpy.uint8), with the channels last",
             )
         height, width = array.shape[:2]
         rows = np.zeros((height, 1 + width * channels), np.uint8)  # each row begins with filter 0, "none"
@@ -225,7 +227,10 @@ class Request:
                 try:
                     spec = TensorSpec.from_dtype(name, array.dtype.name, array.shape)
                 except ValueError as error:
-                    raise UsageError(f"input {name}: {error}") from error
+                    raise UsageError(
+                        f"input {name}: {error}",
+                        hint="convert it to a type of numpy such as float32, int64 or uint8",
+                    ) from error
             tensors.append(format_tensor(spec.name, spec.datatype, spec.shape))
             parts.append(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
         return cls(RAW, b"".join(parts), tuple(tensors))
@@ -272,7 +277,10 @@ class Request:
         """
         size = path.stat().st_size
         if size > MAX_REQUEST_BYTES:
-            raise UsageError(f"{path}: expected at most {MAX_REQUEST_BYTES} bytes, got {size}")
+            raise UsageError(
+                f"{path}: expected at most {MAX_REQUEST_BYTES} bytes, got {size}",
+                hint="send a part of it: the broker and the agent take no larger message",
+            )
         if path.suffix == ".npz":
             return cls.arrays(read_arrays(path))
         raw = path.read_bytes()
@@ -319,11 +327,17 @@ class Request:
         try:
             return document.encode({**json.loads(self.body), **more})
         except (ValueError, TypeError, RecursionError) as error:
-            raise UsageError("expected a JSON object, got something else") from error
+            raise UsageError(
+                "expected a JSON object, got something else",
+                hint='write {"inputs": [...]}, as docs/mqtt.md shows',
+            ) from error
 
     def _image_tensor(self, inputs: Sequence[TensorSpec]) -> Iterator[JsonTensor]:
         if len(inputs) != 1:
-            raise UsageError(f"expected a model with one input for an image, got {len(inputs)} inputs")
+            raise UsageError(
+                f"expected a model with one input for an image, got {len(inputs)} inputs",
+                hint="prepare the picture yourself, and give each input as an array by name",
+            )
         spec = TensorSpec(inputs[0].name, "BYTES", (1,))
         yield JsonTensor(spec, [base64.b64encode(self.body).decode()], self.content_type)
 
@@ -350,11 +364,17 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """
     size = path.stat().st_size
     if size > MAX_REQUEST_BYTES:
-        raise UsageError(f"{path}: expected at most {MAX_REQUEST_BYTES} bytes, got {size}")
+        raise UsageError(
+            f"{path}: expected at most {MAX_REQUEST_BYTES} bytes, got {size}",
+            hint="send a part of it: the broker and the agent take no larger message",
+        )
     try:
         return array_file.read_arrays(path)
     except array_file.damage() as error:
-        raise UsageError(f"{path} cannot be read as .npz: {array_file.reason_of(error)}") from error
+        raise UsageError(
+            f"{path} cannot be read as .npz: {array_file.reason_of(error)}",
+            hint="write it with numpy.savez(FILE, input_name=array)",
+        ) from error
 
 
 def _value(place: object, value: object) -> float | int | str | None:
@@ -365,13 +385,17 @@ def _value(place: object, value: object) -> float | int | str | None:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, float) and math.isinf(value):
-        raise UsageError(f"a row: {place!s:.80}: expected a finite number, got {value}")
+        raise UsageError(
+            f"a row: {place!s:.80}: expected a finite number, got {value}",
+            hint="give None for a value that is missing",
+        )
     if isinstance(value, int | float | str):
         return value
     if str(value) in ("<NA>", "NaT"):  # how pandas writes a missing value
         return None
     raise UsageError(
-        f"a row: {place!s:.80}: expected a number, a truth value or a text, got {type(value).__name__:.80}"
+        f"a row: {place!s:.80}: expected a number, a truth value or a text, got {type(value).__name__:.80}",
+        hint="convert it with float() or str(), or give None for a missing value",
     )
 
 
@@ -384,7 +408,10 @@ def _fit(array: np.ndarray[Any, Any], spec: TensorSpec, smallest: tuple[int, ...
     import numpy as np
 
     if spec.datatype == "BYTES":
-        raise UsageError(f"input {spec.name} takes BYTES, which cannot be sent as an array")
+        raise UsageError(
+            f"input {spec.name} takes BYTES, which cannot be sent as an array",
+            hint="give a picture: model(image='cat.jpg')",
+        )
     left_out = len(spec.shape) - array.ndim
     dims = list(zip(smallest, spec.shape, strict=True))
     if (

@@ -53,7 +53,7 @@ class AsyncSession:
         try:
             SessionStep(self._name)
         except ValueError as error:
-            raise UsageError(str(error)) from error
+            raise UsageError(str(error), hint="give a name of letters, digits, - and _, or none") from error
 
     @property
     def name(self) -> str:
@@ -112,7 +112,10 @@ class AsyncSession:
         async with self._turn:
             info = await self._model.info()
             if info.audio_rate is None:
-                raise UsageError(f"{self._model.name}: expected a model that takes recordings to finish one")
+                raise UsageError(
+                    f"{self._model.name}: expected a model that takes recordings to finish one",
+                    hint="call finish() only for a model that hears",
+                )
             request = Request(f"{L16};rate={info.audio_rate}", b"")
             return await self._send(request, end=True, deadline_s=deadline_s)
 

@@ -12,6 +12,9 @@ from typing import Final
 
 import builder.cli as cli
 from agent.cli import _parser as agent_parser
+from agent.errors import EnrollmentError
+from builder.errors import InputFault, UnboundedError
+from edgebundle.errors import UsageError
 
 ROOT: Final = Path(__file__).parent.parent
 ROOMS: Final = ("agent", "builder", "edgebundle")
@@ -100,3 +103,82 @@ def test_a_command_on_a_file_names_it() -> None:
         if verb in ("repack", "compile", "sign", "quantize") and rest.lstrip().startswith("--")
     ]
     assert not wrong
+
+
+# Errors of a user's input or device; mypy holds the hints of the first two.
+REFUSALS: Final = (InputFault, UsageError, EnrollmentError)
+# Talk that does not say what to do.
+EMPTY: Final = re.compile(
+    r"^(please )?(check|verify|see) (the|your) \w+$|^try again$|^fix (it|the \w+)$", re.IGNORECASE
+)
+
+
+def classes_below(*roots: type[Exception]) -> set[str]:
+    found = set(roots)
+    while more := {below for each in found for below in each.__subclasses__()} - found:
+        found |= more
+    return {each.__name__ for each in found}
+
+
+def refusals() -> Iterator[tuple[str, ast.Call]]:
+    """Each place that makes a refusal."""
+    names = classes_below(*REFUSALS)
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            own = names | ({"ConfigError"} if "provision" in path.parts else set())
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in own:
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", node
+
+
+def test_each_refusal_has_a_hint() -> None:
+    """`UnboundedError` gives itself one."""
+    found = list(refusals())
+    assert len(found) > 500
+    hintless = [
+        where
+        for where, call in found
+        if isinstance(call.func, ast.Name)
+        and call.func.id != UnboundedError.__name__
+        and not any(keyword.arg == "hint" for keyword in call.keywords)
+    ]
+    assert not hintless
+
+
+def branches(value: ast.expr) -> list[ast.expr]:
+    """Return what an expression may give."""
+    if isinstance(value, ast.IfExp):
+        return [*branches(value.body), *branches(value.orelse)]
+    return branches(value.values[-1]) if isinstance(value, ast.BoolOp) else [value]
+
+
+def test_no_refusal_has_none_as_its_hint() -> None:
+    none = [
+        where
+        for where, call in refusals()
+        for keyword in call.keywords
+        if keyword.arg == "hint"
+        and any(isinstance(each, ast.Constant) and not each.value for each in branches(keyword.value))
+    ]
+    assert not none
+
+
+def test_no_hint_is_empty_talk() -> None:
+    assert EMPTY.match("Check the file")
+    assert not [(where, text) for where, text in hints() if EMPTY.match(text)]
+
+
+def test_refusals_of_operators_of_tflite_get_a_hint() -> None:
+    """`RefusalError` knows no hint for most operators; the conversion, its only reader, adds one."""
+    tree = ast.parse((ROOT / "builder" / "importer" / "tflite" / "conversion.py").read_text())
+    made = [
+        keyword.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler) and ast.unparse(node.type or node) == "RefusalError"
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call)
+        for keyword in call.keywords
+        if keyword.arg == "hint"
+    ]
+    assert len(made) == 2
+    assert all(isinstance(value, ast.BoolOp) and ast.unparse(value.values[-1]) for value in made)

@@ -164,7 +164,10 @@ def _enroll(options: argparse.Namespace) -> int:
     except ConfigError as error:
         raise EnrollmentError(str(error), hint=error.hint) from error
     except EOFError as error:
-        raise EnrollmentError("expected an answer, got the end of the input") from error
+        raise EnrollmentError(
+            "expected an answer, got the end of the input",
+            hint="answer the questions in a terminal, or give all values as flags or with --from",
+        ) from error
     return 0
 
 

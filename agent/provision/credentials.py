@@ -81,7 +81,10 @@ def read_credential(given: str, folder: Path, what: str) -> bytes:
             f"{what}: cannot read {path}: {error.strerror}", hint="give the path of an existing file"
         ) from error
     if len(raw) > MAX_CREDENTIAL_BYTES:
-        raise ConfigError(f"{what}: expected at most {MAX_CREDENTIAL_BYTES} bytes in {path}, got more")
+        raise ConfigError(
+            f"{what}: expected at most {MAX_CREDENTIAL_BYTES} bytes in {path}, got more",
+            hint=f"give the file in PEM: {what} has a few kilobytes",
+        )
     return raw
 
 
@@ -121,7 +124,9 @@ def certificates(raw: bytes, what: str) -> tuple[Dates, ...]:
     try:
         return tuple(_dates(x509.load_pem_x509_certificate(block)) for block in blocks)
     except ValueError as error:
-        raise ConfigError(f"{what}: a certificate is damaged: {error}") from error
+        raise ConfigError(
+            f"{what}: a certificate is damaged: {error}", hint="copy the file again from where it was made"
+        ) from error
 
 
 def check_pair(certificate: bytes, key: bytes) -> None:
@@ -141,7 +146,10 @@ def check_pair(certificate: bytes, key: bytes) -> None:
             hint="decrypt it: openssl pkey -in locked.key -out device.key",
         ) from error
     except ValueError as error:
-        raise ConfigError("key: expected a private key in PEM, got none") from error
+        raise ConfigError(
+            "key: expected a private key in PEM, got none",
+            hint="give the file that contains -----BEGIN PRIVATE KEY-----",
+        ) from error
     form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     leaf = x509.load_pem_x509_certificate(_PEM.findall(certificate)[0])
     if private.public_key().public_bytes(*form) != leaf.public_key().public_bytes(*form):

@@ -209,7 +209,10 @@ def _credentials(enrollment: Enrollment) -> list[_Credential]:
         password = read_secret(folder / Path(enrollment.password_file).expanduser())
     if password is not None:
         if not password.isprintable():
-            raise EnrollmentError("password: expected one line of printable text, got other characters")
+            raise EnrollmentError(
+                "password: expected one line of printable text, got other characters",
+                hint="write only the password into the file, as text in UTF-8",
+            )
         add("password_file", "broker.password", password.encode() + b"\n", secret=True)
     try:
         if enrollment.ca is not None:

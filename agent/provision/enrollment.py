@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +18,7 @@ from typing import Any, Final
 from agent.bundle.keyring import KEY_SUFFIXES
 from agent.errors import ConfigError, EnrollmentError
 from agent.mqtt.settings import parse_broker_url
+from agent.terminal import printable
 from agent.wire.topics import is_device_name
 
 # Enough for a file with a few certificates; the configuration has the same limit.
@@ -84,15 +85,26 @@ def read_enrollment(path: Path) -> Enrollment:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise EnrollmentError(f"cannot read {path}: {error.strerror}") from error
+        raise EnrollmentError(
+            f"cannot read {path}: {error.strerror}", hint="give the path of a file that you may read"
+        ) from error
     if len(raw) > MAX_FILE_BYTES:
-        raise EnrollmentError(f"{path}: expected at most {MAX_FILE_BYTES} bytes, got more")
+        raise EnrollmentError(
+            f"{path}: expected at most {MAX_FILE_BYTES} bytes, got more", hint="give the file of one device"
+        )
     try:
         text = raw.decode()
         document: Any = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise EnrollmentError(f"{path}: expected TOML or JSON: {error}") from error
+        raise EnrollmentError(
+            f"{path}: expected TOML or JSON: {error}",
+            hint='write lines such as device = "kitchen", or the same as a JSON object',
+        ) from error
     return parse_enrollment(document, path)
+
+
+def _listed(mistakes: Sequence[str]) -> str:
+    return "\n  ".join(map(printable, mistakes))
 
 
 def parse_enrollment(document: Mapping[str, object], path: Path) -> Enrollment:
@@ -124,7 +136,10 @@ def parse_enrollment(document: Mapping[str, object], path: Path) -> Enrollment:
         else:
             mistakes.append(f"{key}: expected a non-empty string")
     if mistakes:
-        raise EnrollmentError(f"{path} has mistakes:\n  " + "\n  ".join(mistakes))
+        raise EnrollmentError(
+            f"{path} has mistakes:\n  " + "\n  ".join(map(printable, mistakes)),
+            hint="docs/install.md shows such a file",
+        )
     return Enrollment(**values, folder=path.parent)
 
 
@@ -171,7 +186,9 @@ def check_enrollment(enrollment: Enrollment, *, enrolled: bool) -> None:
         mistakes.append("--broker: expected mqtts:// with certificates, got mqtt://")
     if mistakes:
         raise EnrollmentError(
-            mistakes[0] if len(mistakes) == 1 else "the enrollment has mistakes:\n  " + "\n  ".join(mistakes),
+            mistakes[0]
+            if len(mistakes) == 1
+            else "the enrollment has mistakes:\n  " + "\n  ".join(map(printable, mistakes)),
             hint="see the example in edge-agent enroll --help; on a terminal it asks for missing values",
         )
 

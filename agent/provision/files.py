@@ -130,5 +130,5 @@ def _refused(path: Path, error: OSError) -> ConfigError:
         f"cannot write {path}: {error.strerror}",
         hint="run it with sudo, or give a folder of your own with --config"
         if isinstance(error, PermissionError)
-        else None,
+        else "make room there, or give another folder with --config",
     )

@@ -74,7 +74,10 @@ def _ask(read: Callable[[str], str], question: str, check: Callable[[str], str |
         if complaint is None:
             return answer
         question = f"{complaint}\n{question.rpartition(chr(10))[2]}"
-    raise ConfigError(f"expected a valid answer, got {_MAX_TRIES} invalid ones")
+    raise ConfigError(
+        f"expected a valid answer, got {_MAX_TRIES} invalid ones",
+        hint="give the values as flags: see `edge-agent enroll --help`",
+    )
 
 
 def _check_device(answer: str) -> str | None:

@@ -140,7 +140,7 @@ def _run(
     specs = {spec.name: spec for spec in model.inputs}
     for name in specs:
         if name not in feeds:
-            raise ShapeError(f"expected a value of '{name}', an optional input, got none")
+            raise ShapeError(f"expected a value of '{name}', an optional input, got none", hint="add it")
     given = {name: _given(model, name, feeds[name], spec.dtype) for name, spec in specs.items()}
     compared = ""
     try:

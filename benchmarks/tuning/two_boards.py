@@ -63,7 +63,7 @@ def _lab(boards: int) -> Iterator[Tracker]:
         deadline = time.monotonic() + START_S
         while _servers(tracker) < boards:
             if time.monotonic() > deadline:
-                raise FleetError(f"expected {boards} servers within {START_S:.0f} s")
+                raise FleetError(f"expected {boards} servers within {START_S:.0f} s", hint="give more boards")
             time.sleep(0.2)
         yield tracker
     finally:

@@ -23,6 +23,8 @@ from builder.errors import BoardError, CandidateError, FleetError, ModelError, P
 from builder.running.inputs import Inputs, Picture, Sound, read_inputs
 from builder.running.local_run import FillMode, RunResult
 
+OLDER_BOARD: Final = "start `edgebundle rpc-server` of this version on the board"
+
 BOARD_WAIT_S: Final = 60.0  # someone else may be tuning on it
 RUN_TIMEOUT_S: Final = 600.0
 ATTEMPTS: Final = 3
@@ -81,7 +83,9 @@ def run_on_board(
     try:
         arrays = read_arrays(io.BytesIO(raw))
     except damage() as error:
-        raise PackageError(f"the board sent outputs that cannot be read ({reason_of(error)})") from error
+        raise PackageError(
+            f"the board sent outputs that cannot be read ({reason_of(error)})", hint=OLDER_BOARD
+        ) from error
     outputs = {n: value for n, value in arrays.items() if not n.startswith("answer/")}
     found: dict[str, Value] = {}
     for n, value in arrays.items():
@@ -118,7 +122,7 @@ def profile_on_board(
     try:
         return Report.from_dict(answer)
     except ValueError as error:
-        raise FleetError(f"tracker {tracker}: {error}") from error
+        raise FleetError(f"tracker {tracker}: {error}", hint=OLDER_BOARD) from error
 
 
 def _files(package: Package, inputs: Inputs) -> tuple[list[tuple[str, bytes]], str | None]:
@@ -158,9 +162,11 @@ def _call(
                 if attempt == ATTEMPTS - 1:
                     raise FleetError(f"board {address.name}: {error}", hint=hint) from error
             except CandidateError as error:
-                raise PackageError(f"board {address.name}: {error}") from error
+                raise PackageError(f"board {address.name}: {error}", hint=hint) from error
             except ValueError as error:
-                raise FleetError(f"board {address.name}: expected JSON, got {str(error)[:80]}") from error
+                raise FleetError(
+                    f"board {address.name}: expected JSON, got {str(error)[:80]}", hint=OLDER_BOARD
+                ) from error
         raise AssertionError  # the last attempt returned or raised
     finally:
         process.close()

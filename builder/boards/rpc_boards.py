@@ -130,7 +130,10 @@ class RpcBoards:
         try:
             while (name := self._open(process, NO_BOARD_S, SESSION_S * 4) or "") == "":
                 if self._stop.is_set() or time.monotonic() - start > NO_BOARD_S:
-                    raise FleetError(f"no board of key {self._key!r} became free")
+                    raise FleetError(
+                        f"no board of key {self._key!r} became free",
+                        hint="wait until another run has ended, or start another `edgebundle rpc-server`",
+                    )
             start = time.monotonic()
             yield name, process
         finally:

@@ -43,7 +43,9 @@ def ssh_tunnel(board: str, tracker_port: int, server_port: int, options: Sequenc
         If `board` is empty or looks like an option.
     """
     if board.startswith("-") or not board.strip():
-        raise FleetError(f"--ssh: expected user@host, got {board[:80]!r}")
+        raise FleetError(
+            f"--ssh: expected user@host, got {board[:80]!r}", hint="write --ssh pi@kitchen.local"
+        )
     return [
         "ssh", "-T",
         "-o", "ExitOnForwardFailure=yes", "-o", "ServerAliveInterval=15",
@@ -151,4 +153,7 @@ def _failure(code: int, output: _RemoteOutput, board: str) -> FleetError:
             f"edgebundle was not found on {board}: {last}",
             hint="give its path on the board, such as --ssh-command '~/edgebundle/bin/edgebundle'",
         )
-    return FleetError(f"the server on {board} ended ({code}): {last}")
+    return FleetError(
+        f"the server on {board} ended ({code}): {last}",
+        hint=f"try `ssh {board}` yourself, and `edgebundle rpc-server --help` there",
+    )

@@ -19,6 +19,8 @@ from tvm.rpc import base
 from builder.boards.measuring_process import BoardAddress
 from builder.errors import FleetError
 
+NO_TRACKER: Final = "give the address of an `edgebundle rpc-tracker` of this version"
+
 DEFAULT_PORT: Final = 9190
 CONNECT_TIMEOUT_S: Final = 10.0
 
@@ -62,7 +64,9 @@ class Tracker:
             infos = answer[1]["server_info"]
             return tuple(":".join(map(str, i["addr"])) for i in infos if i["key"] == f"server:{key}")
         except (TypeError, KeyError, IndexError) as error:
-            raise FleetError(f"tracker {self}: expected a summary, got {str(answer)[:80]}") from error
+            raise FleetError(
+                f"tracker {self}: expected a summary, got {str(answer)[:80]}", hint=NO_TRACKER
+            ) from error
 
     def request(self, key: str, wait_s: float, session_s: float) -> BoardAddress | None:
         """Ask for a free board.
@@ -95,7 +99,9 @@ class Tracker:
             host, port, matchkey = answer[1]
             return BoardAddress(str(host), int(port), str(matchkey), session_s)
         except (TypeError, ValueError, IndexError) as error:
-            raise FleetError(f"tracker {self}: expected a board, got {str(answer)[:80]}") from error
+            raise FleetError(
+                f"tracker {self}: expected a board, got {str(answer)[:80]}", hint=NO_TRACKER
+            ) from error
 
     @contextlib.contextmanager
     def _connection(self, wait_s: float) -> Iterator[socket.socket]:
@@ -110,12 +116,14 @@ class Tracker:
             try:
                 sock.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
                 if struct.unpack("<i", base.recvall(sock, 4))[0] != base.RPC_TRACKER_MAGIC:
-                    raise FleetError(f"tracker {self}: expected TVM's RPC tracker, got another protocol")
+                    raise FleetError(
+                        f"tracker {self}: expected TVM's RPC tracker, got another protocol", hint=NO_TRACKER
+                    )
                 sock.settimeout(wait_s)
                 yield sock
             except OSError as error:
                 raise FleetError(
-                    f"tracker {self}: the connection broke ({error.strerror or error})"
+                    f"tracker {self}: the connection broke ({error.strerror or error})", hint=NO_TRACKER
                 ) from error
 
     @staticmethod

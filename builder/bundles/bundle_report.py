@@ -40,6 +40,7 @@ from agent.bundle.verify import verify
 from agent.errors import BundleError, FormatError
 from agent.reading import open_at_once
 from builder.errors import PackageError
+from builder.spelling import similar_file
 
 WIDTH: Final = 100  # characters per line, for a terminal on half a screen; digests are never broken
 LISTED_TEXTS: Final = 8  # of a column; cities or products may be thousands
@@ -169,7 +170,10 @@ def inspect_bundle(path: str | os.PathLike[str], keyring: Keyring | None = None)
     try:
         fd = open_at_once(path)
     except OSError as error:
-        raise PackageError(f"cannot read the bundle {os.fspath(path)}: {error.strerror}") from error
+        raise PackageError(
+            f"cannot read the bundle {os.fspath(path)}: {error.strerror}",
+            hint=similar_file(path),
+        ) from error
     try:
         index = {member.name: member for member in archive.read_index(fd)}
         if archive.MANIFEST not in index:

@@ -25,7 +25,7 @@ from agent.bundle.params import index_params
 from agent.durable import replacing
 from agent.runtime.report import Report, Row
 from builder.bundles.package import Package
-from builder.errors import PackageError
+from builder.errors import OTHER_FOLDER, PackageError
 
 _DATA: Final = "/*data*/null"
 _COLOURS: Final = "/*colours*/"
@@ -135,7 +135,7 @@ def write_page(
         with replacing(Path(path)) as file:
             file.write(page.encode())
     except OSError as error:
-        raise PackageError(f"{path}: cannot be written ({error.strerror})") from error
+        raise PackageError(f"{path}: cannot be written ({error.strerror})", hint=OTHER_FOLDER) from error
 
 
 def _compared(report: Report) -> dict[str, Any]:
@@ -170,7 +170,10 @@ def _nodes(package: Package, report: Report | None) -> list[_Node]:
     if len(names) == len(calls) > len(steps) and names == [graph.nodes[i].func_name for i in calls]:
         rows = [row for i, row in zip(calls, rows, strict=True) if i not in joins.nodes]
     elif names not in ([], [graph.nodes[i].func_name for i in steps]):
-        raise PackageError("expected a profile of this bundle, got one with other kernels")
+        raise PackageError(
+            "expected a profile of this bundle, got one with other kernels",
+            hint="make the profile with this bundle: edgebundle profile BUNDLE",
+        )
     home = [joins.places[each].owner if each in joins.places else each for each in root]
     live = _live_bytes(graph, home, steps, constant)
     maker: dict[int, tuple[int, ...]] = {}  # of a join in place, those of its parts

@@ -13,7 +13,7 @@ from typing import Final
 
 from agent.durable import replacing
 from builder.bundles.package import NodeFate, Package
-from builder.errors import PackageError
+from builder.errors import OTHER_FOLDER, PackageError
 
 SUFFIXES: Final = (".json", ".html")
 
@@ -55,7 +55,7 @@ def write_report(package: Package, path: str | os.PathLike[str]) -> None:
         with replacing(Path(path)) as file:
             file.write(text.encode("utf-8", "replace"))
     except OSError as error:
-        raise PackageError(f"{path}: cannot be written ({error.strerror})") from error
+        raise PackageError(f"{path}: cannot be written ({error.strerror})", hint=OTHER_FOLDER) from error
 
 
 def _document(package: Package) -> str:

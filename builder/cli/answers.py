@@ -135,7 +135,10 @@ def draw_answer(picture: Path, answers: Mapping[str, Any] | None, output: Path) 
 
     given = read_inputs(picture, ())
     if not isinstance(given, Picture):
-        raise ModelError(f"{picture}: expected a picture to draw on")
+        raise ModelError(
+            f"{picture}: expected a picture to draw on",
+            hint="give a JPEG or PNG picture with --inputs, or leave out --draw",
+        )
     if answers is None:
         raise ModelError(
             "expected an answer to draw, but the model declares no postprocess",
@@ -185,9 +188,14 @@ def drawn_names(files: list[Path], output: str) -> list[Path]:
         )
     if not is_folder:
         if not path.parent.is_dir():
-            raise ModelError(f"{output}: the folder {path.parent} does not exist")
+            raise ModelError(
+                f"{output}: the folder {path.parent} does not exist", hint=f"make it: mkdir -p {path.parent}"
+            )
         if any(path.resolve() == file.resolve() for file in files):
-            raise ModelError(f"--draw: expected another file than the input, got {output}")
+            raise ModelError(
+                f"--draw: expected another file than the input, got {output}",
+                hint="give --draw another name, or a folder",
+            )
         format_of(path.suffix)
         return [path]
     path.mkdir(parents=True, exist_ok=True)

@@ -65,7 +65,10 @@ def check_bounds(args: argparse.Namespace) -> bool:
                 refuse_empty(name, dim)
     for flag in ("buckets", "pad"):
         if args.state and getattr(args, flag) is not None:
-            raise ShapeError(f"--{flag}: expected no state, whose shape is fixed, got --state")
+            raise ShapeError(
+                f"--{flag}: expected no state, whose shape is fixed, got --state",
+                hint=f"leave out --{flag}, or --state",
+            )
     if args.buckets is not None:
         parse_buckets(args.buckets)
     if args.pad is not None:

@@ -258,7 +258,10 @@ def _check_declarations(
     from builder.errors import ModelError
 
     if (args.show_input is None) != (args.picture is None):
-        raise ModelError("expected both --show-input and --picture, or neither")
+        raise ModelError(
+            "expected both --show-input and --picture, or neither",
+            hint="give --picture IN.jpg --show-input OUT.png",
+        )
     declarations.check_names(args.preprocess, args.postprocess)
 
     from builder.compiling.labels import read_labels, read_named_labels, usable_labels
@@ -279,7 +282,10 @@ def _check_declarations(
     from builder.running.shown_input import show_input
 
     if preset is not None and args.show_input:
-        raise ModelError("--show-input: expected a preprocess for pictures, got one for recordings")
+        raise ModelError(
+            "--show-input: expected a preprocess for pictures, got one for recordings",
+            hint="leave out --show-input and --picture: nothing of a recording can be shown",
+        )
     outline = read_outline(args.model) if is_bounded else read_tensors(args)
     if preset is not None:
         if outline is not None and not is_bounded:
@@ -367,7 +373,10 @@ def _check_report(path: str) -> None:
     from builder.errors import PackageError
 
     if Path(path).suffix not in SUFFIXES:
-        raise PackageError(f"{path}: expected a name that ends in {' or '.join(SUFFIXES)}")
+        raise PackageError(
+            f"{path}: expected a name that ends in {' or '.join(SUFFIXES)}",
+            hint=f"name it {Path(path).stem or 'nodes'}{SUFFIXES[0]}",
+        )
     check_folder_of(path)
 
 

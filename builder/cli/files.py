@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,11 +69,11 @@ class Files:
         draw: str | None,
         as_json: bool,
     ) -> None:
-        from builder.running.accuracy import Accuracy, read_truths
+        from builder.running.accuracy import Accuracy, read_truths, truths_of
         from builder.running.detection_accuracy import DetectionAccuracy
         from builder.running.input_files import input_files
 
-        truths: list[Truth | None] | None = None
+        truths: Sequence[Truth] | None = None
         self._classes: Accuracy | None = None
         self._objects: DetectionAccuracy | None = None
         paths = input_files(names) if names else []
@@ -82,16 +81,17 @@ class Files:
             self._objects = DetectionAccuracy(accuracy)
             paths = [path for path in paths or self._objects.files if self._objects.has(path)]
             if not paths:
-                raise ModelError(f"--accuracy: {accuracy} does not have the pictures of {', '.join(names)}")
+                raise ModelError(
+                    f"--accuracy: {accuracy} does not have the pictures of {', '.join(names)}",
+                    hint="give pictures that the annotations name, or leave out --inputs to take all of them",
+                )
         elif accuracy is not None:
             self._classes = Accuracy()
-            rows = defaultdict(list)
-            for truth in read_truths(accuracy, labels):
-                rows[truth.file].append(truth)
-            if missing := [path for path in paths if path not in rows]:
-                raise ModelError(f"--accuracy: {accuracy} has no row for {missing[0]}")
-            truths = [truth for path in paths or rows for truth in rows[path]]
-            paths = [truth.file for truth in truths if truth is not None]
+            rows = read_truths(accuracy, labels)
+            truths = truths_of(
+                paths or {truth.file.resolve(): truth.file for truth in rows}.values(), rows, accuracy
+            )
+            paths = [truth.file for truth in truths]
         drawn = drawn_names(paths, draw) if draw else [None] * len(paths)
         self._files = list(map(File, paths, truths or [None] * len(paths), drawn))
         self._as_json = as_json

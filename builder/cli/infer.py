@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from agent.array_file import write_arrays
 from agent.terminal import note, say, say_json
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from edgebundle.answer import Answer
     from edgebundle.async_model import AsyncModel
     from edgebundle.output import Output
+
+_LOG: Final = "the log of the device says more: journalctl -u edge-agent"
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -123,7 +125,8 @@ def _infer(args: argparse.Namespace) -> int:
     for flag in ("draw", "raw"):
         if getattr(args, flag) and (rows or args.accuracy):
             raise FleetError(
-                f"--{flag}: expected pictures or tensors, got {'a table' if rows else '--accuracy'}"
+                f"--{flag}: expected pictures or tensors, got {'a table' if rows else '--accuracy'}",
+                hint=f"leave out --{flag}",
             )
     if args.draw and args.raw:
         raise FleetError(
@@ -132,7 +135,10 @@ def _infer(args: argparse.Namespace) -> int:
     try:
         if rows:
             if len(names) > 1:
-                raise FleetError(f"--inputs: expected one table, got {len(names)} files")
+                raise FleetError(
+                    f"--inputs: expected one table, got {len(names)} files",
+                    hint="give one table at a time, or write the rows of all into one file",
+                )
             return asyncio.run(infer_rows(args, broker_of(args), names[0]))
         if args.accuracy is not None or len(names) > 1 or is_many(names[0]):
             from builder.cli.infer_many import infer_many
@@ -153,10 +159,11 @@ def _infer(args: argparse.Namespace) -> int:
                 }
             )
         raise FleetError(
-            f"{args.agent}: {args.model}: {error.message} (status {error.status})", hint=error.hint
+            f"{args.agent}: {args.model}: {error.message} (status {error.status})",
+            hint=error.hint or _LOG,
         ) from error
     except ClientError as error:
-        raise FleetError(error.message, hint=error.hint) from error
+        raise FleetError(error.message, hint=error.hint or _LOG) from error
     answer = answers[-1]
     if args.outputs:
         write_arrays(Path(args.outputs), {output.name: _plain(output) for output in answer.outputs})
@@ -197,9 +204,15 @@ def _drawn(name: str, data: object, output: str) -> Path:
     from edgebundle.request import Request
 
     if not isinstance(data, Request) or data.content_type not in IMAGES:
-        raise FleetError(f"--draw: expected a picture to draw on, got {name}")
+        raise FleetError(
+            f"--draw: expected a picture to draw on, got {name}",
+            hint="give a JPEG or PNG picture with --inputs, or leave out --draw",
+        )
     if name == "-" and (Path(output).is_dir() or output.endswith("/")):
-        raise FleetError(f"--draw: expected a file for the picture of standard input, got {output}")
+        raise FleetError(
+            f"--draw: expected a file for the picture of standard input, got {output}",
+            hint="name a file: --draw drawn.png",
+        )
     return drawn_names([Path(name)], output)[0]
 
 
@@ -215,12 +228,16 @@ async def _ask(args: argparse.Namespace, data: object) -> list[Answer]:
         if isinstance(data, Piped):
             if args.raw:
                 raise FleetError(
-                    "--raw: expected a picture or tensors, got a recording that is still arriving"
+                    "--raw: expected a picture or tensors, got a recording that is still arriving",
+                    hint="leave out --raw, or give a .wav file that is complete",
                 )
             return [await listen(model, data, sys.stdin.buffer, args.deadline, _print_heard(args))]
         if not isinstance(data, Request) and (await _keeps_state(model)):
             if args.raw:
-                raise FleetError("--raw: expected a model without a state, got one that needs a session")
+                raise FleetError(
+                    "--raw: expected a model without a state, got one that needs a session",
+                    hint="leave out --raw",
+                )
             async with model.session() as session:  # each repetition is a step
                 return [await session(data, deadline_s=args.deadline) for _ in range(args.repeat)]
         return [await model(data, deadline_s=args.deadline, raw=args.raw) for _ in range(args.repeat)]

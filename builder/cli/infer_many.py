@@ -27,9 +27,14 @@ async def infer_many(args: argparse.Namespace, broker: Broker, names: list[str])
 
     if args.outputs or args.repeat > 1:
         flag = "--outputs" if args.outputs else "--repeat"
-        raise ModelError(f"{flag}: expected one input, got several")
+        raise ModelError(
+            f"{flag}: expected one input, got several", hint=f"leave out {flag}, or give one input"
+        )
     if "-" in names:
-        raise ModelError("--inputs: expected - as the only input, got others beside it")
+        raise ModelError(
+            "--inputs: expected - as the only input, got others beside it",
+            hint="leave out -, or ask in a call of its own for what comes from standard input",
+        )
     files = Files(names, accuracy=args.accuracy, labels=None, draw=args.draw, as_json=args.json)
 
     async def ask(file: File) -> Answer:

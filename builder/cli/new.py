@@ -74,7 +74,9 @@ def _new(args: argparse.Namespace) -> int:
             f"{folder}: expected a new folder, got one that exists", hint="choose another name"
         )
     if not folder.parent.is_dir():
-        raise ProjectError(f"{folder}: the folder {folder.parent} does not exist")
+        raise ProjectError(
+            f"{folder}: the folder {folder.parent} does not exist", hint=f"make it: mkdir -p {folder.parent}"
+        )
     if args.model:
         check_model(args)
     proposal = _proposal(args.model) if args.model and not args.postprocess else None

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from edgebundle.answer import Answer
     from edgebundle.broker import Broker
 
+ROW_FOR_ROW: Final = "give a table with one answer for each row, in the order of the rows"
+
 # Labels that the summary counts.
 _MOST_LABELS: Final = 8
 _BETWEEN_PROGRESS_S: Final = 0.1
@@ -41,7 +43,10 @@ def run_rows(args: argparse.Namespace, package: Package, name: str) -> int:
 
     for flag in ("print_time", "print_top", "profile", "show_input", "draw", "rpc_tracker"):
         if getattr(args, flag):
-            raise ModelError(f"--{flag.replace('_', '-')}: expected other inputs, got a table")
+            raise ModelError(
+                f"--{flag.replace('_', '-')}: expected other inputs, got a table",
+                hint=f"leave out --{flag.replace('_', '-')}",
+            )
     manifest = package.manifest
     if manifest.columns is None:
         shapes = ", ".join(map(str, manifest.inputs))
@@ -54,7 +59,10 @@ def run_rows(args: argparse.Namespace, package: Package, name: str) -> int:
     try:
         table.note(reader.check_names(table.file.header) if table.file.header is not None else ())
     except InputError as error:
-        raise ModelError(f"{name}: {error}") from error
+        raise ModelError(
+            f"{name}: {error}",
+            hint=error.hint or "give the table the columns that `edgebundle inspect BUNDLE` lists",
+        ) from error
     runner = Runner(package, args.threads)
     labels = package.members.get("labels.txt", b"").decode().splitlines()
     names = [spec.name for spec in manifest.outputs]
@@ -98,7 +106,8 @@ async def infer_rows(args: argparse.Namespace, broker: Broker, name: str) -> int
             missing = [each for each in names if each not in table.file.header]
             if missing:
                 raise ModelError(
-                    f"{name}: expected {len(names)} columns, missing {', '.join(map(repr, missing[:6]))}"
+                    f"{name}: expected {len(names)} columns, missing {', '.join(map(repr, missing[:6]))}",
+                    hint="add them, or rename those of the model: edgebundle repack BUNDLE --columns NAMES",
                 )
             table.note([each for each in table.file.header if each not in names])
 
@@ -158,7 +167,10 @@ class _Table:
         if self._output:
             row_answers.check_name(self._output)
             if Path(self._output).resolve() == Path(name).resolve():
-                raise ModelError(f"--outputs: expected another file than the input, got {self._output}")
+                raise ModelError(
+                    f"--outputs: expected another file than the input, got {self._output}",
+                    hint="give another name: --outputs answers.csv",
+                )
         self._writer: row_answers.RowWriter | None = None
         self._truths: Iterator[str] | None = read_truths(args.accuracy) if args.accuracy else None
         self._accuracy = RowAccuracy()
@@ -191,7 +203,10 @@ class _Table:
             self._progress(row.line)
             truth = None if self._truths is None else next(self._truths, None)
             if self._truths is not None and truth is None:
-                raise ModelError(f"--accuracy: {self._args.accuracy} has fewer rows than {self.file.path}")
+                raise ModelError(
+                    f"--accuracy: {self._args.accuracy} has fewer rows than {self.file.path}",
+                    hint=ROW_FOR_ROW,
+                )
             try:
                 values = self._values(row)
             except ValueError as error:
@@ -199,9 +214,14 @@ class _Table:
                 continue
             yield _Row(row.line, values, truth)
         if self._truths is not None and next(self._truths, None) is not None:
-            raise ModelError(f"--accuracy: {self._args.accuracy} has more rows than {self.file.path}")
+            raise ModelError(
+                f"--accuracy: {self._args.accuracy} has more rows than {self.file.path}", hint=ROW_FOR_ROW
+            )
         if not self._done and not self._failures.count:
-            raise ModelError(f"{self.file.path}: expected rows, got none")
+            raise ModelError(
+                f"{self.file.path}: expected rows, got none",
+                hint="write a line with the names of the columns, and below it a line for each row",
+            )
 
     def _values(self, row: FileRow) -> dict[str, object] | list[object]:
         from builder.running.row_file import typed

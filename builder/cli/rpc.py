@@ -126,7 +126,8 @@ def _over_ssh(args: argparse.Namespace, tracker_port: int) -> int:
         options = shlex.split(args.ssh_options)
     except ValueError as error:
         raise FleetError(
-            f"--ssh-options: expected words in shell syntax, got {args.ssh_options!r} ({error})"
+            f"--ssh-options: expected words in shell syntax, got {args.ssh_options!r} ({error})",
+            hint="close each quote: --ssh-options '-p 2222 -i key'",
         ) from error
     tunnel = ssh_tunnel(args.ssh, tracker_port, args.port, options)
     command = server_command(args.ssh_command, tracker_port, args.port, args.rpc_key)

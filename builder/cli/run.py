@@ -16,6 +16,7 @@ from builder.cli.arguments import add_json, milliseconds, positive
 from builder.cli.early_checks import check_folder_of
 from builder.cli.files import Files
 from builder.cli.input_names import check_named, is_many, named_inputs
+from builder.spelling import similar_file
 
 if TYPE_CHECKING:
     from agent.runtime.report import Report
@@ -245,7 +246,10 @@ def _run(args: argparse.Namespace) -> int:
     _warn_unverified(bundle)
     if any(is_row_file(name) for name in names):
         if len(names) > 1:
-            raise ModelError(f"--inputs: expected one table, got {len(names)} files")
+            raise ModelError(
+                f"--inputs: expected one table, got {len(names)} files",
+                hint="give one table at a time, or write the rows of all into one file",
+            )
         return run_rows(args, package, names[0])
     if args.accuracy or len(names) > 1 or any(is_many(name) for name in names):
         return _run_many(args, package, names)
@@ -351,7 +355,10 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
         "rpc_tracker",
     ):
         if getattr(args, flag):
-            raise ModelError(f"--{flag.replace('_', '-')}: expected one input, got several or --accuracy")
+            raise ModelError(
+                f"--{flag.replace('_', '-')}: expected one input, got several or --accuracy",
+                hint=f"leave out --{flag.replace('_', '-')}, or give one input",
+            )
     labels = package.members.get("labels.txt", b"").decode().splitlines()
     files = Files(names, accuracy=args.accuracy, labels=labels, draw=args.draw, as_json=args.json)
     runner, steps = Runner(package, args.threads), []
@@ -426,10 +433,16 @@ def _read_report(args: argparse.Namespace) -> Report | None:
     path = Path(args.compare)
     try:
         if path.stat().st_size > MAX_REPORT_BYTES:
-            raise PackageError(f"{path}: expected at most {MAX_REPORT_BYTES} bytes")
+            raise PackageError(
+                f"{path}: expected at most {MAX_REPORT_BYTES} bytes",
+                hint="give what `edgebundle profile BUNDLE --json` wrote",
+            )
         return Report.from_dict(json.loads(path.read_text("utf-8")))
     except OSError as error:
-        raise PackageError(f"{path}: cannot be read ({error.strerror})") from error
+        raise PackageError(
+            f"{path}: cannot be read ({error.strerror})",
+            hint=similar_file(path, otherwise="give what `edgebundle profile BUNDLE --json` wrote"),
+        ) from error
     except (ValueError, RecursionError) as error:
         raise PackageError(
             f"{path}: expected a report of `edgebundle profile --json`, got something else",

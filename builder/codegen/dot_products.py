@@ -139,7 +139,7 @@ class _DotLoop:
             extents.append(int(body.extent))
             body = body.body
         if not isinstance(body, tirx.BufferStore):
-            raise BuildError(f"expected one sum in a loop of products, got {type(body).__name__}")
+            raise BuildError("expected one sum in a loop of products, got something else")
         factors = factors_of(body)
         if factors is None:
             raise BuildError(f"expected a sum of products of integers, got {body.value}")

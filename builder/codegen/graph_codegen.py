@@ -29,7 +29,7 @@ from agent.bundle.layer import Layer, shorten
 from agent.bundle.node import JOINS, NOP, Node, NodeEntry
 from agent.bundle.tensor_spec import TensorSpec
 from builder.codegen.memory_plan import Lifetime, plan
-from builder.errors import UnsupportedOperatorError
+from builder.errors import FAULT, UnsupportedOperatorError
 from builder.importer.spans import Names, names_of
 from builder.kernels.rewriter import RESHAPES
 from builder.kernels.spaces import sorting
@@ -103,11 +103,13 @@ def generate(
         walk.add_input(param, name)
     body = main.body
     if not isinstance(body, relax.SeqExpr):
-        raise UnsupportedOperatorError(f"expected a sequence of bindings, got {type(body).__name__}")
+        raise UnsupportedOperatorError("expected a graph of kernels, got another function", hint=FAULT)
     for block in body.blocks:
         for binding in block.bindings:
             if not isinstance(binding, relax.VarBinding):
-                raise UnsupportedOperatorError(f"a graph cannot contain {type(binding).__name__}")
+                raise UnsupportedOperatorError(
+                    "expected only values in a graph, got a check of shapes", hint=FAULT
+                )
             walk.bind(binding.var, binding.value)
     return walk.finish(body.body, output_names)
 
@@ -140,7 +142,7 @@ class _Walk:
         heads = self._value(result)
         if len(heads) != len(output_names):
             raise UnsupportedOperatorError(
-                f"expected {len(output_names)} outputs, got a function with {len(heads)}"
+                f"expected {len(output_names)} outputs, got a function with {len(heads)}", hint=FAULT
             )
         lifetimes = self._lifetimes(heads)
         whole, parts = self._join(heads, lifetimes)
@@ -204,7 +206,7 @@ class _Walk:
             return tuple(entry for member in value.fields for entry in self._value(member))
         if isinstance(value, relax.TupleGetItem):
             return (self._value(value.tuple_value)[value.index],)
-        raise UnsupportedOperatorError(f"a graph cannot contain {type(value).__name__}")
+        raise UnsupportedOperatorError("expected calls of kernels in a graph, got something else", hint=FAULT)
 
     def _call(self, call: relax.Call, var: relax.Var) -> tuple[NodeEntry, ...]:
         ty = var.ty

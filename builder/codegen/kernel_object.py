@@ -58,7 +58,10 @@ def compile_kernels(kernels: tvm.IRModule, target: DeviceTarget) -> KernelObject
             return KernelObject(file.read(), workspaces_of(functions.functions.values()))
     except (RuntimeError, ValueError, TypeError, tvm.error.InternalError) as error:
         reason = lines_of(error)[-1][:300]
-        raise BuildError(f"code generation for {target.cpu} failed: {reason}") from error
+        raise BuildError(
+            f"code generation for {target.cpu} failed: {reason}",
+            hint="take a preset such as --target rpi4; if that was one, please report it with the model",
+        ) from error
 
 
 def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:

@@ -25,6 +25,7 @@ from builder.errors import ModelError
 from builder.spelling import similar_file
 
 MAX_DECLARATION_BYTES: Final = 64 << 10
+_FIELDS: Final = "docs/audio.md lists the fields and what they take"
 _KIND: Final = "audio"
 
 
@@ -156,7 +157,10 @@ def preset_of(text: str | None) -> AudioPreset | None:
     fields = _read(text)
     states = fields.get("states", preset.states)
     if not isinstance(states, list | tuple) or not all(isinstance(state, str) for state in states):
-        raise ModelError(f"{text}: expected states, a list such as ['h:hn'], got {states!r:.80}")
+        raise ModelError(
+            f"{text}: expected states, a list such as ['h:hn'], got {states!r:.80}",
+            hint="write states = ['h:hn', 'c:cn'], each an input and the output that it becomes",
+        )
     return AudioPreset(
         preset.audio,
         preset.features,
@@ -210,7 +214,10 @@ def audio(text: str, inputs: Sequence[TensorSpec]) -> Audio:
     of_features = {each.name for each in dataclass_fields(Features)}
     own = given.pop("features", {})
     if not isinstance(own, dict):
-        raise ModelError(f"preprocess {text[:80]}: expected features as a table, got {own!r:.80}")
+        raise ModelError(
+            f"preprocess {text[:80]}: expected features as a table, got {own!r:.80}",
+            hint="write them below a line [features]",
+        )
     features = {**preset.features, **own}
     fields = dict(preset.audio)
     for name, value in given.items():
@@ -226,7 +233,10 @@ def audio(text: str, inputs: Sequence[TensorSpec]) -> Audio:
     named = [spec for spec in inputs if spec.name == fields.get("input", spec.name)]
     if len(named) != 1:
         found = ", ".join(map(str, inputs))[:300]
-        raise ModelError(f"preprocess {text[:80]}: expected one input for a recording, got {found}")
+        raise ModelError(
+            f"preprocess {text[:80]}: expected one input for a recording, got {found}",
+            hint="name one of them in the file: input = 'NAME'",
+        )
     fields["input"] = named[0].name
     size = named[0].nbytes // named[0].itemsize
     try:
@@ -240,7 +250,7 @@ def audio(text: str, inputs: Sequence[TensorSpec]) -> Audio:
         document = canonical_json.parse(canonical_json.encode(canonical_json.to_json(declared)), "preprocess")
         canonical_json.from_json(Audio, document, "preprocess")
     except (ArithmeticError, EdgeError, TypeError, ValueError) as error:
-        raise ModelError(f"preprocess {text[:80]}: {error}") from error
+        raise ModelError(f"preprocess {text[:80]}: {error}", hint=_FIELDS) from error
     values = declared.window
     if declared.features is not None:
         values = declared.frames * (declared.features.coefficients or declared.features.bands)
@@ -291,7 +301,10 @@ def _options(text: str) -> dict[str, Any]:
     for item in text.split(",")[1:]:
         name, is_option, value = item.partition("=")
         if not is_option:
-            raise ModelError(f"preprocess: expected an option such as hop=4000, got {item[:80]!r}")
+            raise ModelError(
+                f"preprocess: expected an option such as hop=4000, got {item[:80]!r}",
+                hint="write each option behind a comma as NAME=VALUE",
+            )
         try:
             found[name.strip()] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
@@ -303,9 +316,12 @@ def _read(text: str) -> dict[str, Any]:
     path = Path(text)
     try:
         if path.stat().st_size > MAX_DECLARATION_BYTES:
-            raise ModelError(f"{path}: expected at most {MAX_DECLARATION_BYTES} bytes")
+            raise ModelError(
+                f"{path}: expected at most {MAX_DECLARATION_BYTES} bytes",
+                hint="give the TOML file of a preprocess, which has a dozen lines",
+            )
         return tomllib.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror})", hint=similar_file(path)) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: expected TOML ({error})") from error
+        raise ModelError(f"{path}: expected TOML ({error})", hint=_FIELDS) from error

@@ -49,9 +49,8 @@ from builder.compiling.block_agreement import (
     read_as,
 )
 from builder.compiling.parity import REFERENCE, Parity, compare, mismatch, run_as_defined
-from builder.errors import ParityError
+from builder.errors import FAULT, ParityError
 
-FAULT: Final = "this is a fault of the compiler, not of the model: please report it with the model"
 UNEXPLAINED: Final = (
     "please report it with the model; --tolerance compares only the outputs, as relative errors"
 )

@@ -113,14 +113,20 @@ def _buckets(
 ) -> Buckets:
     inputs = input_axes(models, pads)
     if missing := [d.name for d in dimensions if d.name not in {axis.dimension for axis in inputs}]:
-        raise ShapeError(f"expected inputs whose shapes follow {missing[0]}, got none: fix its size")
+        raise ShapeError(
+            f"expected inputs whose shapes follow {missing[0]}, got none: fix its size",
+            hint=f"give {missing[0]} one size in --input-shapes",
+        )
     try:
         buckets = Buckets(dimensions, inputs, ())
         buckets = replace(buckets, outputs=output_axes(models, _corners(buckets)))
         largest = models.at(tuple(dimension.high for dimension in dimensions))
         buckets.check(largest.inputs, largest.outputs)
     except ValueError as error:
-        raise ShapeError(f"the buckets cannot be described: {error}") from error
+        raise ShapeError(
+            f"the buckets cannot be described: {error}",
+            hint="give fewer dimensions bounds, or narrower ones, in --input-shapes",
+        ) from error
     return buckets
 
 
@@ -154,10 +160,14 @@ def check_declared(buckets: Buckets, before: Preprocess | None, after: Postproce
         and any(e.tensor == before.input for e in buckets.inputs)
         and buckets.lowest[0] != 1
     ):
-        raise ModelError("--preprocess: expected a batch from 1, because a picture is a batch of 1")
+        raise ModelError(
+            "--preprocess: expected a batch from 1, because a picture is a batch of 1",
+            hint='let the bounds of the batch begin at 1: --input-shapes "data:[1..8,3,224,224]"',
+        )
     changing = {rule.tensor for rule in buckets.outputs if rule.axis}
     for step in () if after is None else after.steps:
         if isinstance(step, Detect | Objects | Pose | ClassMap) and changing:
             raise ModelError(
-                f"--postprocess: expected outputs of which at most the batch changes, got {min(changing)!r}"
+                f"--postprocess: expected outputs of which at most the batch changes, got {min(changing)!r}",
+                hint="give the picture one size in --input-shapes, or leave out --postprocess",
             )

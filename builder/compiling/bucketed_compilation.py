@@ -120,7 +120,10 @@ def compile_buckets(
     identity = identity or Identity()
     identity.check()
     if audio_presets.is_audio(preprocess or ""):
-        raise ShapeError("--input-shapes: expected fixed shapes with recordings, got bounds")
+        raise ShapeError(
+            "--input-shapes: expected fixed shapes with recordings, got bounds",
+            hint='give each input one shape: --input-shapes "data:[1,16000]"',
+        )
     device = target if isinstance(target, DeviceTarget) else resolve(target)
 
     def imported(at: Mapping[str, tuple[int, ...]]) -> ImportedModel:
@@ -141,7 +144,10 @@ def compile_buckets(
     first = models.at(tuple(dimension.high for dimension in shapes.dimensions))
     if first.states:
         kept = ", ".join(repr(state.input) for state in first.states)
-        raise ShapeError(f"--input-shapes: expected fixed shapes with states ({kept:.200}), got bounds")
+        raise ShapeError(
+            f"--input-shapes: expected fixed shapes with states ({kept:.200}), got bounds",
+            hint="give each input one shape, or compile a bundle for each",
+        )
     room = capacities(first)
     buckets = plan_buckets(models, sizes=sizes or {}, pads=pads or {}, tolerance=tolerance, progress=progress)
     smallest = models.at(buckets.lowest)

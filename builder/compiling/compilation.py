@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import tvm
@@ -59,6 +59,9 @@ from builder.target.device_target import DeviceTarget, resolve
 from builder.target.half_arithmetic import require_half_arithmetic
 
 Progress = Callable[[str], None]
+
+
+DESCRIBABLE: Final = "give it fewer tensors, or shorter names: docs/bundle-format.md has the limits"
 
 
 def compile(
@@ -316,7 +319,7 @@ def describe_model(
             ),
         )
     except ValueError as error:
-        raise ModelError(f"the bundle cannot be described: {error}") from error
+        raise ModelError(f"the bundle cannot be described: {error}", hint=DESCRIBABLE) from error
 
 
 def _counts(model: ImportedModel) -> dict[str, int] | None:

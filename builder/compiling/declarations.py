@@ -46,6 +46,8 @@ from builder.errors import ModelError, ShapeError
 from builder.importer.edge_scales import NO_SCALES, EdgeScales
 from builder.spelling import similar_file
 
+_DECLARATION: Final = "docs/your-detector.md shows files of declarations, and what each field takes"
+
 MAX_DECLARATION_BYTES: Final = 64 << 10  # a dozen lines in practice
 IMAGE_DIMENSIONS: Final = 4
 
@@ -171,7 +173,8 @@ def preprocess(text: str, inputs: Sequence[TensorSpec], scales: EdgeScales = NO_
     channels, height, width = spec.shape[1:] if layout == "NCHW" else (spec.shape[3], *spec.shape[1:3])
     if channels not in (1, 3):
         raise ShapeError(
-            f"preprocess: expected an input with 1 or 3 channels, got {spec.name} with {channels} ({layout})"
+            f"preprocess: expected an input with 1 or 3 channels, got {spec.name} with {channels} ({layout})",
+            hint="leave out --preprocess, and send this input as a tensor",
         )
     crop = fields.get("crop")
     try:
@@ -199,13 +202,18 @@ def preprocess(text: str, inputs: Sequence[TensorSpec], scales: EdgeScales = NO_
     _check_types(declared, f"preprocess {text[:80]}")
     if (declared.colour == "GRAY") != (channels == 1):
         expected = "GRAY" if channels == 1 else "RGB or BGR"
+        right = "GRAY" if channels == 1 else "RGB"
         raise ShapeError(
             f"preprocess: expected colour {expected} for {spec.name} (channels: {channels}), "
-            f"got {declared.colour}"
+            f"got {declared.colour}",
+            hint=f'write colour = "{right}" in the file, or colour={right} behind the preset',
         )
     made = declared.crop or declared.resize
     if made != (height, width):
-        raise ShapeError(f"preprocess: expected {(height, width)} pixels for {spec.name}, got {made}")
+        raise ShapeError(
+            f"preprocess: expected {(height, width)} pixels for {spec.name}, got {made}",
+            hint=f"write resize = [{height}, {width}], or a crop of that size",
+        )
     return on_scale(declared, spec, scales, text)
 
 
@@ -244,7 +252,7 @@ def postprocess(
     except ModelError as error:
         raise _with_proposal(error, inputs, outputs) from error
     except (TypeError, ValueError) as error:
-        raise ModelError(f"postprocess {text[:80]}: {error}") from error
+        raise ModelError(f"postprocess {text[:80]}: {error}", hint=_DECLARATION) from error
     _check_types(declared, f"postprocess {text[:80]}")
     for name in sorted(declared.outputs & scales.obstacles.keys()):
         raise ModelError(
@@ -256,7 +264,11 @@ def postprocess(
         try:
             Postprocessor(declared, outputs)
         except EdgeError as error:
-            raise _with_proposal(ModelError(f"postprocess {text[:80]}: {error}"), inputs, outputs) from error
+            raise _with_proposal(
+                ModelError(f"postprocess {text[:80]}: {error}", hint=error.hint or _DECLARATION),
+                inputs,
+                outputs,
+            ) from error
     return declared
 
 
@@ -287,7 +299,10 @@ def _words(text: str) -> list[tuple[str, dict[str, Any]]]:
                 )
             words.append((item, {}))
         elif not words:
-            raise ModelError(f"postprocess: expected a preset before the option {item[:80]!r}")
+            raise ModelError(
+                f"postprocess: expected a preset before the option {item[:80]!r}",
+                hint="write the preset first: yolov8,score_threshold=0.5",
+            )
         else:
             words[-1][1][name.strip()] = _option(item, value)
     return words
@@ -311,7 +326,10 @@ def _option(item: str, value: str) -> Any:  # noqa: ANN401 - a value of TOML
     except tomllib.TOMLDecodeError:
         if re.fullmatch(r"[\w.-]+", value.strip()):
             return value.strip()  # a word, which TOML would have in quotes
-        raise ModelError(f"expected an option such as score_threshold=0.5, got {item[:80]!r}") from None
+        raise ModelError(
+            f"expected an option such as score_threshold=0.5, got {item[:80]!r}",
+            hint="write each option behind the preset as NAME=VALUE",
+        ) from None
 
 
 def _postprocess_file(text: str, signature: Signature) -> Postprocess:
@@ -322,7 +340,10 @@ def _postprocess_file(text: str, signature: Signature) -> Postprocess:
             f"{text}: unknown field {next(iter(fields))!r:.80}", hint="write each step as a [[steps]] table"
         )
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        raise ModelError(f"{text}: expected [[steps]] tables, got {steps!r:.80}")
+        raise ModelError(
+            f"{text}: expected [[steps]] tables, got {steps!r:.80}",
+            hint="write each step as a [[steps]] table",
+        )
     made: list[Step] = []
     try:
         for step in steps:
@@ -343,7 +364,7 @@ def _postprocess_file(text: str, signature: Signature) -> Postprocess:
                 made.append(_STEPS[kind](**_plain(step)))
         return Postprocess(tuple(made))
     except (TypeError, ValueError, AttributeError) as error:
-        raise ModelError(f"{text}: {error}") from error
+        raise ModelError(f"{text}: {error}", hint=_DECLARATION) from error
 
 
 def _step(word: str, options: Mapping[str, Any], signature: Signature) -> Step:
@@ -409,7 +430,7 @@ def _check_types(declared: Preprocess | Postprocess, what: str) -> None:
         document = canonical_json.parse(canonical_json.encode(canonical_json.to_json(declared)), what)
         canonical_json.from_json(type(declared), document, what)
     except (EdgeError, TypeError, ValueError) as error:
-        raise ModelError(str(error)) from error
+        raise ModelError(str(error), hint=_DECLARATION) from error
 
 
 def _fields_of(text: str) -> dict[str, Any]:
@@ -423,7 +444,10 @@ def _fields_of(text: str) -> dict[str, Any]:
         for item in items:
             name, is_option, value = item.partition("=")
             if not is_option:
-                raise ModelError(f"preprocess: expected an option such as pad=0, got {item[:80]!r}")
+                raise ModelError(
+                    f"preprocess: expected an option such as pad=0, got {item[:80]!r}",
+                    hint="write each option behind the preset as NAME=VALUE",
+                )
             fields[name.strip()] = _option(item, value)
     if preset is None:
         return fields
@@ -464,13 +488,14 @@ def _read_toml(text: str) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_DECLARATION_BYTES:
             raise ModelError(
-                f"{path}: expected at most {MAX_DECLARATION_BYTES} bytes, got {path.stat().st_size}"
+                f"{path}: expected at most {MAX_DECLARATION_BYTES} bytes, got {path.stat().st_size}",
+                hint="give the TOML file of a declaration, which has a dozen lines",
             )
         return tomllib.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror})", hint=similar_file(path)) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: expected TOML ({error})") from error
+        raise ModelError(f"{path}: expected TOML ({error})", hint=_DECLARATION) from error
 
 
 def _pair(name: str, value: object) -> tuple[int, int]:

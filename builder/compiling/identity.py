@@ -57,7 +57,10 @@ class Identity:
         if stated is None:
             return int(time.time())
         if not re.fullmatch("[0-9]{1,18}", stated):
-            raise ModelError(f"expected a number of seconds in SOURCE_DATE_EPOCH, got {stated!r:.80}")
+            raise ModelError(
+                f"expected a number of seconds in SOURCE_DATE_EPOCH, got {stated!r:.80}",
+                hint="unset SOURCE_DATE_EPOCH, or set it to the output of `date +%s`",
+            )
         return int(stated)
 
     def check(self) -> None:
@@ -69,8 +72,11 @@ class Identity:
             If the manifest does not allow a value, or the counter is ahead of time.
         """
         if isinstance(self.compatible, str):  # Python takes it for a sequence of its characters
-            raise ModelError(f"expected a sequence of compatible strings, got {self.compatible!r:.80}")
-        hint = None
+            raise ModelError(
+                f"expected a sequence of compatible strings, got {self.compatible!r:.80}",
+                hint='write a list: compatible=["..."]',
+            )
+        hint = "docs/bundle-format.md says what versions, counters and device types may be"
         try:
             check_version(self.version)
             check_security_counter(self.counter())

@@ -34,6 +34,8 @@ from builder.importer.rewrites import resize
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
+_INSTEAD: Final = "the normalised model is the reference instead"
+
 # What rounds to bytes: the original and the normalised model may round in different places, and ONNX
 # Runtime's own kernels round what they multiply with 4-bit weights.
 _ROUNDS_TO_BYTES: Final = re.compile(r"Quantize|^QLinear|^QGemm|^QAttention|Integer|MatMulNBits|MatMulBnb4")
@@ -203,7 +205,7 @@ class Judge:
                 given = inputs[value.name]
                 feeds[value.name] = decoded(given, kind) if kind else self._as_texts(value.name, given)
             else:
-                raise ModelError(f"it has another input, '{value.name}'")
+                raise ModelError(f"it has another input, '{value.name}'", hint=_INSTEAD)
         counts = {length.count for length in self._model.lengths}
         names = [name for name in self._names if name not in counts]
         parts = {name: original.elements.get(name) for name in names}
@@ -235,7 +237,7 @@ class Judge:
         if isinstance(result, list):
             keys = original.keys.get(name)
             if keys is None:
-                raise ModelError(f"output '{name}' is no tensor")
+                raise ModelError(f"output '{name}' is no tensor", hint=_INSTEAD)
             return np.array([[row[key] for key in keys] for row in result], np.float32)
         array = np.asarray(result)
         if kind := original.narrow.get(name):
@@ -246,7 +248,7 @@ class Judge:
         try:
             places = [table[str(text)] for text in array.ravel()]
         except KeyError as error:
-            raise ModelError(f"output '{name}' has texts that are in no table") from error
+            raise ModelError(f"output '{name}' has texts that are in no table", hint=_INSTEAD) from error
         return np.array(places, np.int64).reshape(array.shape)
 
     def _padded(self, found: dict[str, Array]) -> list[Array]:

@@ -60,7 +60,10 @@ def read_labels(source: Labels) -> list[str]:
     path = Path(source)
     try:
         if path.stat().st_size > MAX_LABELS_BYTES:
-            raise ModelError(f"{path}: expected at most {MAX_LABELS_BYTES} bytes, got {path.stat().st_size}")
+            raise ModelError(
+                f"{path}: expected at most {MAX_LABELS_BYTES} bytes, got {path.stat().st_size}",
+                hint=_LABELS_HINT,
+            )
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
         raise ModelError(
@@ -69,14 +72,15 @@ def read_labels(source: Labels) -> list[str]:
         ) from error
     except UnicodeDecodeError as error:
         raise ModelError(
-            f"{path}: expected UTF-8 text, one label per line ({error.reason} at byte {error.start})"
+            f"{path}: expected UTF-8 text, one label per line ({error.reason} at byte {error.start})",
+            hint=f"write it as UTF-8: iconv -f latin1 -t utf-8 {path}",
         ) from error
     # A line with only a space is a space, which texts are read with.
     lines = [line.strip() or line[:1] for line in text.splitlines()]
     while lines and not lines[-1].strip() and lines[-1] != " ":
         lines.pop()
     if not any(line.strip() for line in lines):
-        raise ModelError(f"{path}: expected one label per line, got an empty file")
+        raise ModelError(f"{path}: expected one label per line, got an empty file", hint=_LABELS_HINT)
     return lines
 
 

@@ -86,5 +86,8 @@ def chosen_sizes(
         return ladder(low, high, dimensions)
     for size in given:
         if not low <= size <= high:
-            raise ShapeError(f"--buckets: expected sizes of {name} from {low} to {high}, got {size}")
+            raise ShapeError(
+                f"--buckets: expected sizes of {name} from {low} to {high}, got {size}",
+                hint=f"give sizes within the bounds, or wider bounds for {name} in --input-shapes",
+            )
     return tuple(sorted({*given, high}))

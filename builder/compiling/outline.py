@@ -23,6 +23,7 @@ from builder.errors import ModelError, NativeError, ShapeError
 from builder.importer import advice, native
 from builder.importer.edge_scales import NO_SCALES, EdgeScales, onnx_scales
 from builder.importer.ultralytics_metadata import from_fields
+from builder.spelling import did_you_mean
 
 # Larger files take seconds to read.
 MAX_OUTLINED_BYTES: Final = 256 << 20
@@ -176,7 +177,10 @@ def _with_shapes(outline: Outline, shapes: Mapping[str, Sequence[int]]) -> Outli
     known = {spec.name: spec.shape for spec in outline.inputs}
     for name in shapes:
         if name not in known:
-            raise ShapeError(f"the model has no input {name[:80]!r}; its inputs are {', '.join(known)[:300]}")
+            raise ShapeError(
+                f"the model has no input {name[:80]!r}; its inputs are {', '.join(known)[:300]}",
+                hint=did_you_mean(name, known, otherwise="give the shape of one of them"),
+            )
     return outline if all(known[name] == tuple(shape) for name, shape in shapes.items()) else None
 
 

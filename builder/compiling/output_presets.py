@@ -119,7 +119,8 @@ def step_of(preset: str, signature: Signature) -> Step:
     except _MisfitError as error:
         size = "" if signature.size is None else f" and an input of {signature.size[1]}x{signature.size[0]}"
         raise ModelError(
-            f"postprocess {preset}: expected {error}, got {signature.described()}{size}"
+            f"postprocess {preset}: expected {error}, got {signature.described()}{size}",
+            hint="take the preset of the model's family, or a file as in docs/your-detector.md",
         ) from error
 
 

@@ -127,7 +127,10 @@ def columns_of_model(
     """
     if has_media:
         if names is not None:
-            raise ModelError("--columns: expected a model without a preprocess, got one with it")
+            raise ModelError(
+                "--columns: expected a model without a preprocess, got one with it",
+                hint="leave out --columns, or --preprocess: a row of a table is not a picture or a recording",
+            )
         return None
     chosen = own_columns(model.columns, inputs) if names is None else read_names(names)
     if not chosen:

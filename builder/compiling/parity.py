@@ -198,7 +198,10 @@ def session(model: onnx.ModelProto, threads: int = 0) -> ort.InferenceSession:
 
 
 def _refusal(error: Exception) -> ModelError:
-    return ModelError(f"ONNX Runtime refused the model: {lines_of(error)[0][:300]}")
+    return ModelError(
+        f"ONNX Runtime refused the model: {lines_of(error)[0][:300]}",
+        hint="open it with onnxruntime.InferenceSession: if that works, please report it with the model",
+    )
 
 
 def compare(
@@ -269,7 +272,8 @@ def check(parity: Parity, tolerance: float, noise: Noise | None = None) -> None:
 def mismatch(name: str, ours: npt.NDArray[np.generic], theirs: npt.NDArray[np.generic]) -> ParityError:
     """Return the error of an output with another shape or dtype than the reference's."""
     return ParityError(
-        f"output {name}: expected {theirs.dtype}{list(theirs.shape)}, got {ours.dtype}{list(ours.shape)}"
+        f"output {name}: expected {theirs.dtype}{list(theirs.shape)}, got {ours.dtype}{list(ours.shape)}",
+        hint="please report it with the model",
     )
 
 

@@ -21,6 +21,7 @@ from agent.errors import MixAndMatchError
 from builder.bundles.package import Package, digests
 from builder.compiling import audio_presets, declarations
 from builder.compiling.columns import Names, declare_columns, read_names
+from builder.compiling.compilation import DESCRIBABLE
 from builder.compiling.identity import Identity
 from builder.compiling.labels import Labels, check_labels, read_named_labels
 from builder.errors import ModelError
@@ -122,7 +123,7 @@ def repack(
     try:
         return Package(replace(manifest, **changes), members, uncovered=package.uncovered)
     except ValueError as error:
-        raise ModelError(f"the bundle cannot be described: {error}") from error
+        raise ModelError(f"the bundle cannot be described: {error}", hint=DESCRIBABLE) from error
 
 
 def _texts(declared: Sequence[InputColumns] | None) -> dict[str, list[Texts]]:

@@ -57,7 +57,8 @@ def find_rule(
         if not len(rules):
             listed = ", ".join(f"{got} at {like.dimension}={n}" for n, got in sorted(sizes.items())[:4])
             raise ShapeError(
-                f"output '{like.tensor}': axis {like.axis} has sizes that no rule gives: {listed}"
+                f"output '{like.tensor}': axis {like.axis} has sizes that no rule gives: {listed}",
+                hint="give that dimension one size in --input-shapes",
             )
         ask = _best_question(rules, tried)
         if ask is None:

@@ -90,7 +90,10 @@ def input_axes(models: SizedModels, pads: Mapping[str, tuple[str, float]]) -> tu
                     found.append(InputAxis(spec.name, axis, dimension.name, pad, value))
     if unknown := sorted(pads.keys() - {axis.tensor for axis in found}):
         changing = ", ".join(sorted({repr(axis.tensor) for axis in found})) or "none"
-        raise ShapeError(f"--pad: expected inputs whose shapes change, {changing}, got {unknown[0]!r:.80}")
+        raise ShapeError(
+            f"--pad: expected inputs whose shapes change, {changing}, got {unknown[0]!r:.80}",
+            hint="leave it out of --pad, or give its shape bounds in --input-shapes",
+        )
     return tuple(found)
 
 
@@ -128,7 +131,10 @@ def output_axes(models: SizedModels, sizes: Iterable[Sizes]) -> tuple[OutputAxis
                 if len(set(got.values())) == 1:
                     continue
                 if (place, axis) in found:
-                    raise ShapeError(f"output '{spec.name}': axis {axis} follows two dimensions")
+                    raise ShapeError(
+                        f"output '{spec.name}': axis {axis} follows two dimensions",
+                        hint="give one of the two dimensions a single size in --input-shapes",
+                    )
 
                 def at(size: int, index: int = index, place: int = place, axis: int = axis) -> int:
                     where = (*high[:index], size, *high[index + 1 :])

@@ -76,7 +76,8 @@ def _state(item: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec
                 return State(before, after, float(item[len(begin) :]))
             except ValueError as error:
                 raise ModelError(
-                    f"--state {item[:80]}: expected a finite number as the initial value"
+                    f"--state {item[:80]}: expected a finite number as the initial value",
+                    hint="write the number behind the output: --state h:hn=0.5",
                 ) from error
     names = [", ".join(spec.name for spec in specs)[:200] for specs in (inputs, outputs)]
     raise ModelError(

@@ -51,7 +51,9 @@ class BundleFile:
             size = file.seek(0, 2)
             members = {member.name: member for member in read_index(file.fileno())}
             if MANIFEST not in members:
-                raise PackageError(f"{path} has no {MANIFEST}")
+                raise PackageError(
+                    f"{path} has no {MANIFEST}", hint="give a file that `edgebundle compile` wrote"
+                )
             manifest = Manifest.from_bytes(read_member(file.fileno(), members[MANIFEST]))
         return cls(manifest, digest, size, SIGNATURE in members)
 

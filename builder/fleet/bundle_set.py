@@ -184,12 +184,20 @@ def list_files(paths: Sequence[str | Path]) -> list[Path]:
             continue
         found = sorted(path.glob(f"*{SUFFIX}"))
         if not found:
-            raise PackageError(f"{path}: expected a folder with files *{SUFFIX}, got none")
+            raise PackageError(
+                f"{path}: expected a folder with files *{SUFFIX}, got none",
+                hint=f"compile with -o {path}/MODEL{SUFFIX} first, or give the files",
+            )
         files += found
     if len(files) > MAX_VARIANTS:
-        raise PackageError(f"expected at most {MAX_VARIANTS} bundles of one model, got {len(files)}")
+        raise PackageError(
+            f"expected at most {MAX_VARIANTS} bundles of one model, got {len(files)}",
+            hint="deploy only those that some device needs: one for each kind of machine",
+        )
     if len({file.resolve() for file in files}) != len(files):
-        raise PackageError("expected different bundles, got the same file twice")
+        raise PackageError(
+            "expected different bundles, got the same file twice", hint="give each bundle once"
+        )
     return files
 
 

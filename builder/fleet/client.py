@@ -109,7 +109,8 @@ class Client:
                 verdict = await self.publish(topic, payload, retain=retain)
         except TimeoutError as error:
             raise FleetError(
-                f"the broker did not acknowledge a message to {topic} within {limit_s:g} s"
+                f"the broker did not acknowledge a message to {topic} within {limit_s:g} s",
+                hint="see the broker's log, and whether its disk is full; then run it again",
             ) from error
         if verdict.code in TOO_LARGE_CODES:
             raise FleetError(

@@ -29,6 +29,7 @@ from builder.errors import FleetError
 from builder.fleet.bundle_file import BundleFile
 from builder.fleet.client import LARGER_PACKETS, Client
 from builder.fleet.desired import DesiredState
+from builder.fleet.hints import AGENT_NAME
 from builder.fleet.offer import Offer
 from builder.fleet.presence import ABSENT_LIMIT_S, PresenceWatch, unknown_agent
 from edgebundle.broker import Broker
@@ -150,7 +151,7 @@ async def deploy_async(
 ) -> DeployResult:
     """Do what `deploy` does, in a running event loop."""
     if not topics.is_device_name(agent):
-        raise FleetError(f"expected the name of an agent, got {agent!r:.80}")
+        raise FleetError(f"expected the name of an agent, got {agent!r:.80}", hint=AGENT_NAME)
     with Offer(bundle) as offer:
         file = await asyncio.to_thread(BundleFile.read, bundle)
         wanted = DesiredModel(

@@ -20,6 +20,7 @@ from builder.fleet.bundle_file import BundleFile
 from builder.fleet.bundle_set import BundleSet, Refusal, Variant
 from builder.fleet.client import Client
 from builder.fleet.deploy import DeployProgress, DeployResult, deploy_async
+from builder.fleet.hints import AGENT_NAME
 from builder.fleet.presence import ABSENT_LIMIT_S, unknown_agent
 from builder.fleet.printable import printable
 from edgebundle.broker import Broker
@@ -72,7 +73,7 @@ async def deploy_set_async(
     if len(bundles) == 1:
         return await deploy_async(bundles[0], agent, broker, source=source, wait_s=wait_s, progress=steps)
     if not topics.is_device_name(agent):
-        raise FleetError(f"expected the name of an agent, got {agent!r:.80}")
+        raise FleetError(f"expected the name of an agent, got {agent!r:.80}", hint=AGENT_NAME)
     if source is not None and not source.endswith("/"):
         raise FleetError(
             f"--source: expected a URL that ends in / for several bundles, got {source!r:.200}",

@@ -18,6 +18,9 @@ from agent.errors import (
     SourceError,
 )
 
+AGENT_NAME: Final = "take a name from the first column of `edgebundle agents`"
+OLD_REPORT: Final = "install this version of edge-agent on the device"
+
 DEPLOYMENT_HINTS: Final[dict[type[EdgeError], str]] = {
     SignatureError: "sign the bundle with a key that this agent trusts: see `edgebundle sign --help`",
     RollbackError: "compile it again: the counter rises with each build, unless --security-counter sets it",

@@ -16,6 +16,7 @@ from agent.wire import topics
 from agent.wire.metrics import parse_metrics
 from builder.errors import FleetError
 from builder.fleet.client import Client
+from builder.fleet.hints import AGENT_NAME, OLD_REPORT
 from builder.fleet.presence import ABSENT_LIMIT_S, PresenceWatch, unknown_agent
 from edgebundle.broker import Broker
 
@@ -62,7 +63,7 @@ def metrics(agent: str, broker: Broker, *, wait_s: float = WAIT_S) -> MetricsSam
 async def metrics_async(agent: str, broker: Broker, *, wait_s: float = WAIT_S) -> MetricsSample:
     """Do what `metrics` does, in a running event loop."""
     if not topics.is_device_name(agent):
-        raise FleetError(f"expected the name of an agent, got {agent!r:.80}")
+        raise FleetError(f"expected the name of an agent, got {agent!r:.80}", hint=AGENT_NAME)
     payload: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     presence = PresenceWatch(agent)
 
@@ -89,4 +90,4 @@ async def metrics_async(agent: str, broker: Broker, *, wait_s: float = WAIT_S) -
     try:
         return MetricsSample(agent, parse_metrics(raw))
     except BundleError as error:
-        raise FleetError(f"the metrics of {agent} cannot be read: {error}") from error
+        raise FleetError(f"the metrics of {agent} cannot be read: {error}", hint=OLD_REPORT) from error

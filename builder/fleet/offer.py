@@ -68,6 +68,9 @@ class Offer:
         for start in range(want.offset, end, block_bytes):
             data = os.pread(self._descriptor, min(block_bytes, self.size - start), start)
             if not data:
-                raise PackageError(f"{self._path} became shorter while it was sent")
+                raise PackageError(
+                    f"{self._path} became shorter while it was sent",
+                    hint="do not write to the bundle while it is sent: deploy it again",
+                )
             self.sent += len(data)
             yield start, data

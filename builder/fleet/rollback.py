@@ -21,6 +21,7 @@ from agent.wire.reported import Reported, ReportedModel
 from builder.errors import FleetError
 from builder.fleet.client import Client
 from builder.fleet.deploy import Deployment, DeployProgress, DeployResult
+from builder.fleet.hints import AGENT_NAME, OLD_REPORT
 from builder.fleet.presence import PresenceWatch, unknown_agent
 from edgebundle.broker import Broker
 from edgebundle.errors import BrokerError
@@ -59,7 +60,10 @@ async def rollback_async(
         If the broker cannot be reached, or refuses.
     """
     if not topics.is_device_name(agent) or not MODEL_NAME.fullmatch(model):
-        raise FleetError(f"expected the names of an agent and a model, got {agent!r:.80} and {model!r:.80}")
+        raise FleetError(
+            f"expected the names of an agent and a model, got {agent!r:.80} and {model!r:.80}",
+            hint=AGENT_NAME,
+        )
     reported = await _reported(agent, model, broker)
     try:
         digest = reported.previous or ""
@@ -112,7 +116,7 @@ async def _reported(agent: str, model: str, broker: Broker) -> ReportedModel:
                 "their reports",
             ) from error
         except BundleError as error:
-            raise FleetError(f"the report of {agent} cannot be read: {error}") from error
+            raise FleetError(f"the report of {agent} cannot be read: {error}", hint=OLD_REPORT) from error
     found = next((each for each in reported.models if each.name == model), None)
     if found is None:
         names = ", ".join(each.name[:64] for each in reported.models[:8]) or "none"

@@ -94,7 +94,9 @@ def parse_bounded_shapes(text: str) -> Parsed:
 def _dims(name: str, text: str) -> tuple[int | str | Bounds, ...]:
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     if len(parts) > MAX_RANK:
-        raise ShapeError(f"expected at most {MAX_RANK} dimensions for input '{name}', got {len(parts)}")
+        raise ShapeError(
+            f"expected at most {MAX_RANK} dimensions for input '{name}', got {len(parts)}", hint=BOUNDS_HINT
+        )
     return tuple(_dim(name, part) for part in parts)
 
 
@@ -159,7 +161,10 @@ def resolve_bounds(parsed: Parsed, declared: Mapping[str, Sequence[str | int | N
             if isinstance(each, str) and each not in bounds:
                 raise ShapeError(f"input '{name}': expected bounds for '{each}', got none", hint=BOUNDS_HINT)
     if len(bounds) > MAX_DIMENSIONS:
-        raise ShapeError(f"expected at most {MAX_DIMENSIONS} dimensions with bounds, got {len(bounds)}")
+        raise ShapeError(
+            f"expected at most {MAX_DIMENSIONS} dimensions with bounds, got {len(bounds)}",
+            hint="give the others one size",
+        )
     return BoundedShapes(tuple(bounds.values()), shapes)
 
 

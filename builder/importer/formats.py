@@ -25,7 +25,7 @@ from builder.importer.frameworks.keras import load_keras
 from builder.importer.frameworks.pt2_archive import describe_pt
 from builder.importer.frameworks.pytorch import is_in_memory, load_in_memory, load_program
 from builder.importer.onnx_import import ImportedModel, import_onnx
-from builder.model_path import check_format, is_saved_model
+from builder.model_path import EXPORT_HINT, check_format, is_saved_model
 
 # Models of boosted trees, in the formats of the libraries that trained them.
 _BOOSTED: Final = frozenset({".json", ".ubj", ".txt"})
@@ -136,7 +136,9 @@ def _load_tflite(
         try:
             check_states(file.states, model.inputs, model.outputs)
         except ValueError as error:
-            raise ModelError(f"{path}: {error}") from error
+            raise ModelError(
+                f"{path}: {error}", hint=f"{EXPORT_HINT}: its states do not fit its inputs and outputs"
+            ) from error
     return replace(
         model,
         source_sha256=file.sha256,

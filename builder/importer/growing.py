@@ -25,6 +25,7 @@ from builder.errors import ModelError, ShapeError
 from builder.importer.bounded_shapes import Bounds, Parsed
 from builder.importer.cache_length import length_input, length_state
 from builder.importer.control_flow import rename
+from builder.importer.input_shapes import SHAPES_HINT, VALUES_HINT
 from builder.importer.model_file import read_model
 from builder.importer.onnx_graph import remove_dead_nodes
 from builder.importer.onnx_import import ImportedModel, import_onnx
@@ -114,7 +115,10 @@ def find_growth(model: onnx.ModelProto, shapes: Parsed, states: Sequence[str]) -
         known = declared.get(name)
         if known is None or len(known) != len(dims):
             expected = ", ".join(declared) if known is None else f"{len(known)} dimensions"
-            raise ShapeError(f"input shapes: expected {expected[:200]}, got '{name[:80]}' with {len(dims)}")
+            raise ShapeError(
+                f"input shapes: expected {expected[:200]}, got '{name[:80]}' with {len(dims)}",
+                hint=SHAPES_HINT,
+            )
         for dim, symbol in zip(dims, known, strict=True):
             if isinstance(dim, int) and isinstance(symbol, str):
                 sizes[symbol] = dim
@@ -140,7 +144,9 @@ def find_growth(model: onnx.ModelProto, shapes: Parsed, states: Sequence[str]) -
             continue
         extents = [capacity if axis in axes else _size(dim, sizes) for axis, dim in enumerate(wanted)]
         if len(axes) > 1 or None in extents:
-            raise ShapeError(f"input '{pair[0]}': expected one axis that grows, and sizes of the others")
+            raise ShapeError(
+                f"input '{pair[0]}': expected one axis that grows, and sizes of the others", hint=_HINT
+            )
         after = made[pair[1]][axes[0]] if axes[0] < len(made[pair[1]]) else None
         shape = tuple(extent for extent in extents if extent is not None)
         caches.append(Cache(*pair, axes[0], shape, _steps(after, sizes, symbols)))
@@ -205,7 +211,10 @@ def grow(model: onnx.ModelProto, growth: Growth, values: Mapping[str, ArrayLike]
     """
     opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
     if opset < OLDEST:
-        raise ModelError(f"a cache that grows: expected opset {OLDEST} or newer, got {opset}")
+        raise ModelError(
+            f"a cache that grows: expected opset {OLDEST} or newer, got {opset}",
+            hint=f"export it again with opset_version={OLDEST} or newer",
+        )
     work = _Growing(model, growth)
     for cache in growth.caches:
         work.add(cache)
@@ -254,7 +263,9 @@ class _Growing:
         """Write an input that is as long as the caches after a run into the model."""
         dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         if np.ndim(number) or isinstance(number, str):
-            raise ShapeError(f"input '{value.name}': expected one number to fill it, got {number!r:.60}")
+            raise ShapeError(
+                f"input '{value.name}': expected one number to fill it, got {number!r:.60}", hint=VALUES_HINT
+            )
         growth = self._growth
         parts = []
         for dim in _dims(value):

@@ -80,7 +80,9 @@ def _dims(name: str, text: str) -> tuple[int, ...]:
         return ()
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > MAX_RANK:
-        raise ShapeError(f"expected at most {MAX_RANK} dimensions for input '{name}', got {len(parts)}")
+        raise ShapeError(
+            f"expected at most {MAX_RANK} dimensions for input '{name}', got {len(parts)}", hint=SHAPES_HINT
+        )
     for part in parts:
         if not _DIM.fullmatch(part) or not 0 < int(part) <= MAX_DIM:
             raise ShapeError(

@@ -27,6 +27,9 @@ from builder.errors import ModelError, lines_of
 from builder.importer.large_models import MAX_WEIGHT_BYTES
 from builder.importer.other_files import recognise
 from builder.model_path import EXPORT_HINT, models_in
+from builder.spelling import READABLE
+
+_BESIDE: Final = "save the model again, with its weights inside it or beside it"
 
 # A protobuf message is limited to 2 GiB. External weights may have more in total.
 MAX_MODEL_BYTES: Final = (1 << 31) - (1 << 20)
@@ -89,7 +92,7 @@ def file_sha256(path: Path) -> str:
         with _opened(path) as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+        raise ModelError(f"cannot read {path}: {error.strerror or error}", hint=READABLE) from error
 
 
 def decode(raw: bytes, source: str) -> onnx.ModelProto:
@@ -185,7 +188,7 @@ def read_bytes(path: Path) -> bytes:
     except IsADirectoryError as error:
         raise ModelError(f"expected a model file, got a folder: {path}", hint=models_in(path)) from error
     except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+        raise ModelError(f"cannot read {path}: {error.strerror or error}", hint=READABLE) from error
 
 
 @contextmanager
@@ -264,13 +267,15 @@ def _confined(location: str, folder: Path, name: str, source: Path) -> Path:
     pure = PurePosixPath(location)
     if not location or pure.is_absolute() or ".." in pure.parts or "\\" in location or "\0" in location:
         raise ModelError(
-            f"weight '{name}' of {source}: expected a file in the model's own folder, got {location!r:.80}"
+            f"weight '{name}' of {source}: expected a file in the model's own folder, got {location!r:.80}",
+            hint=_BESIDE,
         )
     file = (folder / location).resolve()
     if not file.is_relative_to(folder):
         raise ModelError(
             f"weight '{name}' of {source}: expected a file in the model's own folder, "
-            f"got a link out of it: {location}"
+            f"got a link out of it: {location}",
+            hint=_BESIDE,
         )
     if not file.is_file():
         raise ModelError(
@@ -285,7 +290,9 @@ def _count(text: str, key: str, name: str) -> int | None:
         return None
     # At most 19 digits and no sign: no file offset has more.
     if not (text.isascii() and text.isdecimal() and len(text) <= 19):
-        raise ModelError(f"weight '{name}': expected a number as the {key} of its data, got {text!r:.40}")
+        raise ModelError(
+            f"weight '{name}': expected a number as the {key} of its data, got {text!r:.40}", hint=EXPORT_HINT
+        )
     return int(text)
 
 
@@ -297,6 +304,9 @@ def _load_external(model: onnx.ModelProto, folder: Path, source: Path) -> None:
             load_external_data_for_tensor(tensor, str(folder))
         except (OSError, ValueError, onnx.checker.ValidationError) as error:
             reason = lines_of(error)[0]
-            raise ModelError(f"cannot read weight '{tensor.name}' of {source}: {reason}") from error
+            raise ModelError(
+                f"cannot read weight '{tensor.name}' of {source}: {reason}",
+                hint="copy the file with the weights beside the model, or export both again",
+            ) from error
         tensor.data_location = onnx.TensorProto.DEFAULT
         del tensor.external_data[:]

@@ -30,6 +30,9 @@ def expand_states(texts: Sequence[str], inputs: Sequence[str], outputs: Sequence
         pairs = [(name, after.replace("*", name[len(head) : len(name) - len(tail)])) for name in names]
         if not pairs or (missing := [each for _, each in pairs if each not in outputs]):
             got = f"'{missing[0]:.80}'" if pairs else "no input of that name"
-            raise ModelError(f"--state {item[:80]}: expected inputs and outputs of the model, got {got}")
+            raise ModelError(
+                f"--state {item[:80]}: expected inputs and outputs of the model, got {got}",
+                hint='see the names with `edgebundle check MODEL`; for example --state "h:hn c:cn"',
+            )
         found += [f"{one}:{other}" for one, other in pairs]
     return found

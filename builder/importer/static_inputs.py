@@ -16,8 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from builder.errors import ModelError, ShapeError
 from builder.importer.classic.feature_count import columns_needed
 from builder.importer.control_flow import rename
-from builder.importer.input_shapes import MAX_DIM, MAX_RANK
+from builder.importer.input_shapes import MAX_DIM, MAX_RANK, SHAPES_HINT, VALUES_HINT
 from builder.importer.onnx_graph import is_known_type, walk_nodes
+from builder.model_path import EXPORT_HINT
+from builder.spelling import did_you_mean
 
 Dim = int | str | None
 Shapes = Mapping[str, Sequence[int]]
@@ -123,7 +125,7 @@ def _declared_dims(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
             hint="export only the part of the model after its tokenizer or vocabulary",
         )
     if not is_known_type(tensor.elem_type):
-        raise ModelError(f"input '{value.name}' has no known datatype")
+        raise ModelError(f"input '{value.name}' has no known datatype", hint=EXPORT_HINT)
     if not tensor.HasField("shape"):
         return None
     # Exporters also write an unknown dimension as 0 or -1.
@@ -154,14 +156,19 @@ def _check_names(model: onnx.ModelProto, names: Sequence[str]) -> None:
     known = {value.name for value in model.graph.input}
     wrong = next((name for name in names if name not in known), None)
     if wrong is not None:
-        raise ShapeError(f"the model has no input '{wrong}'; its inputs are {describe_inputs(model)}")
+        raise ShapeError(
+            f"the model has no input '{wrong}'; its inputs are {describe_inputs(model)}",
+            hint=did_you_mean(wrong, known, otherwise="give the name of one of them"),
+        )
 
 
 def _check_given(
     model: onnx.ModelProto, name: str, shape: tuple[int, ...], declared: tuple[Dim, ...] | None
 ) -> None:
     if len(shape) > MAX_RANK or any(type(dim) is not int or not 0 <= dim <= MAX_DIM for dim in shape):
-        raise ShapeError(f"expected integers from 0 as the shape of input '{name}', got {_text(shape)}")
+        raise ShapeError(
+            f"expected integers from 0 as the shape of input '{name}', got {_text(shape)}", hint=SHAPES_HINT
+        )
     if declared is None:
         return
     if len(shape) != len(declared):
@@ -190,7 +197,8 @@ def _solve(
         if known != size:
             raise ShapeError(
                 f"dimension '{symbol}': expected one size, "
-                f"got {known} from input '{source}' and {size} from '{name}'"
+                f"got {known} from input '{source}' and {size} from '{name}'",
+                hint="give both inputs the same size there, in --input-shapes",
             )
 
 
@@ -294,14 +302,16 @@ def value_of(
 def _as_dtype(name: str, value: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
-        raise ShapeError(f"input '{name}': expected {dtype}, got {value!r:.60}")
+        raise ShapeError(f"input '{name}': expected {dtype}, got {value!r:.60}", hint=VALUES_HINT)
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
         # Integers must be exact; a float may be rounded to the model's precision.
         same = np.isclose(cast.astype(np.float64), array.astype(np.float64), rtol=1e-2, equal_nan=True)
         exact = cast.astype(np.float64) == array.astype(np.float64)
     if not np.all(same if dtype.kind not in "biu" else exact):
-        raise ShapeError(f"input '{name}': expected {dtype}, got {value!r:.60}")
+        raise ShapeError(
+            f"input '{name}': expected {dtype}, got {value!r:.60}", hint=f"give numbers that {dtype} can hold"
+        )
     return np.asarray(cast)
 
 
@@ -314,5 +324,8 @@ def _as_shape(name: str, array: NDArray[Any], declared: Sequence[Dim]) -> NDArra
         not isinstance(dim, int) or dim == size for dim, size in zip(declared, array.shape, strict=False)
     )
     if not fits:
-        raise ShapeError(f"input '{name}': expected {_text(declared)}, got a value of {_text(array.shape)}")
+        raise ShapeError(
+            f"input '{name}': expected {_text(declared)}, got a value of {_text(array.shape)}",
+            hint="write as many numbers as its shape has elements: --input-values NAME=[1,2,3]",
+        )
     return array

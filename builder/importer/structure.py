@@ -38,6 +38,9 @@ from builder.importer.onnx_graph import (
 )
 from builder.importer.rewrites.microsoft import CONTRIB, DOMAIN, IN_ONNX_DOMAIN
 from builder.importer.silence import FOREIGN_FAILURES, first_line
+from builder.model_path import EXPORT_HINT
+
+DAMAGED: Final = f"{EXPORT_HINT}: the file is damaged"
 
 # Every model is set to this IR version. Before version 4, weights also had to be graph inputs, and some files
 # mix the rules; ONNX Runtime lags a few versions behind. The differences do not concern graphs of tensors.
@@ -70,7 +73,10 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     _check_depth(model.graph, 0)
     count = sum(1 for _ in walk_nodes(model.graph))
     if count > MAX_NODES:
-        raise ModelError(f"expected a graph of at most {MAX_NODES} nodes, got {count}")
+        raise ModelError(
+            f"expected a graph of at most {MAX_NODES} nodes, got {count}",
+            hint="export the model without training, or in parts",
+        )
     for tensor in tensors(model):
         if tensor.ByteSize():  # an attribute of another type has an empty one
             _check_weight(tensor)
@@ -118,7 +124,10 @@ def _check_versions(model: onnx.ModelProto) -> None:
     newest = defs.onnx_opset_version()
     versions = [entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAINS]
     if not versions and any(node.domain in DEFAULT_DOMAINS for node in model.graph.node):
-        raise ModelError("expected the version of ONNX's operators (opset_import), got none")
+        raise ModelError(
+            "expected the version of ONNX's operators (opset_import), got none",
+            hint="export it again with opset_version=17 or newer",
+        )
     for version in versions:
         if not 1 <= version <= newest:
             raise ModelError(
@@ -129,7 +138,10 @@ def _check_versions(model: onnx.ModelProto) -> None:
 
 def _check_depth(graph: onnx.GraphProto, depth: int) -> None:
     if depth > MAX_SUBGRAPH_DEPTH:
-        raise ModelError(f"expected at most {MAX_SUBGRAPH_DEPTH} levels of nested graphs, got more")
+        raise ModelError(
+            f"expected at most {MAX_SUBGRAPH_DEPTH} levels of nested graphs, got more",
+            hint="export the model with fewer conditions and loops inside one another",
+        )
     for node in graph.node:
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
@@ -201,7 +213,10 @@ def _check_functions(model: onnx.ModelProto) -> None:
                 continue
             if key not in counted:
                 if key in called or len(called) > MAX_FUNCTION_DEPTH:
-                    raise ModelError(f"expected functions that do not call themselves, got '{node.op_type}'")
+                    raise ModelError(
+                        f"expected functions that do not call themselves, got '{node.op_type}'",
+                        hint="export it again: a function of ONNX may not contain itself",
+                    )
                 called.add(key)
                 counted[key] = count(bodies[key].node)
                 called.discard(key)
@@ -210,7 +225,10 @@ def _check_functions(model: onnx.ModelProto) -> None:
 
     total = count(model.graph.node)
     if total > MAX_NODES:
-        raise ModelError(f"expected a graph of at most {MAX_NODES} nodes, got {total} with its functions")
+        raise ModelError(
+            f"expected a graph of at most {MAX_NODES} nodes, got {total} with its functions",
+            hint="export the model without training, or in parts",
+        )
 
 
 def _use_default_domain(model: onnx.ModelProto) -> None:
@@ -285,14 +303,17 @@ def _check_values(graph: onnx.GraphProto) -> None:
     """Check that every value is made once, and that every value that is read exists."""
     if graph.sparse_initializer:
         raise ModelError(
-            f"expected dense weights, got the sparse weight '{graph.sparse_initializer[0].values.name}'"
+            f"expected dense weights, got the sparse weight '{graph.sparse_initializer[0].values.name}'",
+            hint="export the model with dense weights: call to_dense() on those of PyTorch",
         )
     made = Counter(value.name for value in graph.input)
     made.update({tensor.name for tensor in graph.initializer})
     made.update(name for node in graph.node for name in node.output if name)
     twice = next((name for name, count in made.items() if count > 1), None)
     if twice is not None:
-        raise ModelError(f"expected every value to be made once, got '{twice}' made {made[twice]} times")
+        raise ModelError(
+            f"expected every value to be made once, got '{twice}' made {made[twice]} times", hint=DAMAGED
+        )
     for node in graph.node:
         missing = sorted(name for name in reads(node) if name not in made)
         if missing:
@@ -303,7 +324,7 @@ def _check_values(graph: onnx.GraphProto) -> None:
             )
     for output in graph.output:
         if output.name not in made:
-            raise ModelError(f"no node makes the output '{output.name}'")
+            raise ModelError(f"no node makes the output '{output.name}'", hint=DAMAGED)
 
 
 def _make_outputs(graph: onnx.GraphProto) -> None:
@@ -336,9 +357,9 @@ def _check_weight(tensor: onnx.TensorProto) -> None:
     """Check a tensor's datatype and size: NumPy would refuse it much later, with an unrelated message."""
     name = f"weight '{tensor.name}'"
     if not is_known_type(tensor.data_type):
-        raise ModelError(f"{name} has no known datatype")
+        raise ModelError(f"{name} has no known datatype", hint=DAMAGED)
     if any(dim < 0 for dim in tensor.dims):
-        raise ModelError(f"{name} has a negative dimension: {list(tensor.dims)}")
+        raise ModelError(f"{name} has a negative dimension: {list(tensor.dims)}", hint=DAMAGED)
     count = math.prod(tensor.dims)
     bits = _BITS.get(tensor.data_type, 8)
     if tensor.HasField("raw_data") and tensor.data_type != TensorProto.STRING:
@@ -380,7 +401,8 @@ def _sort(graph: onnx.GraphProto) -> None:
     except CycleError as error:
         cycle = [graph.node[index] for index in error.args[1][:-1]]
         raise ModelError(
-            f"expected a graph without cycles, got nodes that depend on one another: {describe(cycle)}"
+            f"expected a graph without cycles, got nodes that depend on one another: {describe(cycle)}",
+            hint=DAMAGED,
         ) from error
     if all(
         maker_index < index

@@ -21,6 +21,7 @@ from builder.errors import ModelError
 from builder.quantising.calibration import CalibrationData
 from builder.quantising.progress import now_and_then
 from builder.quantising.session import Session
+from builder.spelling import similar_file
 
 # Outputs of the float model that are kept: a detector's are 8 MB a picture.
 MAX_KEPT_BYTES: Final = 256 << 20
@@ -198,12 +199,18 @@ def read_truths(path: Path, data: CalibrationData, classes: int) -> dict[int, in
     """
     try:
         if path.stat().st_size > MAX_CSV_BYTES:
-            raise ModelError(f"{path}: expected at most {MAX_CSV_BYTES} bytes, got {path.stat().st_size}")
+            raise ModelError(
+                f"{path}: expected at most {MAX_CSV_BYTES} bytes, got {path.stat().st_size}",
+                hint="give a table of FILE,CLASS, one picture a line",
+            )
         rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
+        raise ModelError(f"{path}: cannot be read ({error.strerror})", hint=similar_file(path)) from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ModelError(f"{path}: expected CSV in UTF-8 ({str(error)[:120]})") from error
+        raise ModelError(
+            f"{path}: expected CSV in UTF-8 ({str(error)[:120]})",
+            hint="write it as UTF-8 with a line for each picture, such as seven.png,7",
+        ) from error
     numbers = {name: index for index, name in enumerate(data.names)}
     found: dict[int, int] = {}
     for line, row in enumerate(rows, start=1):
@@ -217,7 +224,10 @@ def read_truths(path: Path, data: CalibrationData, classes: int) -> dict[int, in
                 hint="for example seven.png,7",
             )
         if int(text) >= classes:
-            raise ModelError(f"{path}, line {line}: expected a class from 0 to {classes - 1}, got {text}")
+            raise ModelError(
+                f"{path}, line {line}: expected a class from 0 to {classes - 1}, got {text}",
+                hint="count the classes from 0, as the model's output does",
+            )
         if (index := numbers.get(row[0].strip())) is not None:
             found[index] = int(text)
     if not found:

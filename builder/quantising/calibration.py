@@ -112,7 +112,10 @@ def _folder(path: Path, inputs: Sequence[TensorSpec], preprocess: Preprocess | N
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         files += [Path(root) / name for name in names if not name.startswith(".")]
         if len(files) > MAX_FILES:
-            raise ModelError(f"expected at most {MAX_FILES} files, got more: {path}")
+            raise ModelError(
+                f"expected at most {MAX_FILES} files, got more: {path}",
+                hint="give a folder with a few hundred samples",
+            )
     files.sort(key=lambda file: file.relative_to(path).parts)
     pictures = [file for file in files if file.suffix.lower() in _PICTURES]
     archives = [file for file in files if file.suffix.lower() == ".npz"]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from builder.errors import ModelError
 from builder.importer.large_models import open_session
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
+from builder.model_path import EXPORT_HINT
 
 Array = NDArray[Any]
 Sample = Mapping[str, Array]
@@ -54,7 +55,9 @@ class Session:
             with quiet():
                 self._session = open_session(tapped, options)
         except FOREIGN_FAILURES as error:
-            raise ModelError(f"ONNX Runtime refused the model: {first_line(error)}") from error
+            raise ModelError(
+                f"ONNX Runtime refused the model: {first_line(error)}", hint=EXPORT_HINT
+            ) from error
 
     def run(self, sample: Sample) -> list[Array]:
         """Return the values in the order of `names`.

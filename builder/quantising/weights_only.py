@@ -173,7 +173,10 @@ def quantize_weights(
     """
     progress = progress or (lambda _: None)
     if precision not in WEIGHTS_PRECISIONS:
-        raise ModelError(f"expected a precision of {', '.join(WEIGHTS_PRECISIONS)}, got {precision!r:.40}")
+        raise ModelError(
+            f"expected a precision of {', '.join(WEIGHTS_PRECISIONS)}, got {precision!r:.40}",
+            hint=f"write precision={WEIGHTS_PRECISIONS[0]!r}",
+        )
     if not isinstance(model, ImportedModel):
         progress("importing the model")
         model = load(model, progress=progress)
@@ -246,7 +249,10 @@ def _agreement(
     truths = None
     if labels is not None:
         if scores is None:
-            raise ModelError("expected a model with class scores for labels, got other outputs")
+            raise ModelError(
+                "expected a model with class scores for labels, got other outputs",
+                hint="leave out the labels",
+            )
         truths = read_truths(Path(labels), data, _classes(model.outputs[scores]))
     return Comparison(source, model.outputs, data, truths, scores, progress).measure(quantised)
 

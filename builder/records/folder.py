@@ -31,6 +31,8 @@ from builder.records.meta_json import RecordsMeta, TunedOperator
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 
+_DAMAGED: Final = "restore the file, or delete that line"
+
 WORKLOADS: Final = "database_workload.json"
 RECORDS: Final = "database_tuning_record.json"
 META: Final = "meta.json"
@@ -130,7 +132,10 @@ class Records:
             folder.mkdir(parents=True, exist_ok=True)
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise RecordsError(f"{folder}: cannot be written ({error.strerror})") from error
+            raise RecordsError(
+                f"{folder}: cannot be written ({error.strerror})",
+                hint="tune into another folder with -o",
+            ) from error
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,7 +147,10 @@ class Records:
             if not (folder / META).exists():
                 foreign = [name for name in (WORKLOADS, RECORDS) if (folder / name).exists()]
                 if foreign:
-                    raise RecordsError(f"{folder}: expected {META} beside {foreign[0]}, got none")  # noqa: TRY301
+                    raise RecordsError(  # noqa: TRY301
+                        f"{folder}: expected {META} beside {foreign[0]}, got none",
+                        hint=f"copy {META} of the same folder beside it, or tune into another folder with -o",
+                    )
                 _write_meta(folder, RecordsMeta.new(target))
             for name in (WORKLOADS, RECORDS):
                 if (cut := repair(folder / name)) and progress is not None:
@@ -173,7 +181,9 @@ class Records:
         workloads = []
         for number, line in read_lines(folder / WORKLOADS):
             if not isinstance(line, list) or not line:
-                raise RecordsError(f"{folder / WORKLOADS}:{number}: expected a list, got {str(line)[:40]}")
+                raise RecordsError(
+                    f"{folder / WORKLOADS}:{number}: expected a list, got {str(line)[:40]}", hint=_DAMAGED
+                )
             workloads.append((str(line[0]), line))
         records: list[Record] = []
         skipped: Counter[tuple[str, int]] = Counter()

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from agent.durable import sync_folder
 from builder.errors import RecordsError
+from builder.spelling import READABLE
 
 MAX_BYTES: Final = 4 << 30  # two million records of about 2 KB
 
@@ -29,13 +30,17 @@ def read_lines(path: Path) -> list[tuple[int, Any]]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise RecordsError(
-                f"{path}: expected at most {MAX_BYTES >> 30} GiB of records, got {path.stat().st_size} bytes"
+                f"{path}: expected at most {MAX_BYTES >> 30} GiB of records, got {path.stat().st_size} bytes",
+                hint="tune into another folder with -o",
             )
         raw = path.read_bytes()
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise RecordsError(f"{path}: cannot be read ({error.strerror})") from error
+        raise RecordsError(
+            f"{path}: cannot be read ({error.strerror})",
+            hint=READABLE,
+        ) from error
     lines = raw.split(b"\n")
     parsed = []
     for number, line in enumerate(lines, 1):

@@ -17,6 +17,8 @@ from typing import Any, Final
 
 from builder.errors import ModelError
 
+_HINT: Final = "give a file such as instances_val2017.json of COCO, with the pictures that --inputs names"
+
 # The annotations of COCO's training pictures take 470 MB, those of its 5000 validation pictures 20.
 MAX_ANNOTATIONS_BYTES: Final = 1 << 30
 _MOST_NAMED: Final = 5
@@ -68,19 +70,21 @@ class DetectionAccuracy:
         self._path = path = Path(path)
         try:
             if path.stat().st_size > MAX_ANNOTATIONS_BYTES:
-                raise ModelError(f"{path}: expected at most {MAX_ANNOTATIONS_BYTES} bytes")
+                raise ModelError(f"{path}: expected at most {MAX_ANNOTATIONS_BYTES} bytes", hint=_HINT)
             document = json.loads(path.read_text("utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise ModelError(f"{path}: {_EXPECTED} ({str(error)[:200]})") from error
+            raise ModelError(f"{path}: {_EXPECTED} ({str(error)[:200]})", hint=_HINT) from error
         try:
             self._images = {Path(str(each["file_name"])).name: int(each["id"]) for each in document["images"]}
             self.files = [path.parent / str(each["file_name"]) for each in document["images"]]
             self._objects = [_object(number, each) for number, each in enumerate(document["annotations"], 1)]
             names = {int(each["id"]): str(each["name"]) for each in document["categories"]}
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ModelError(f"{path}: {_EXPECTED}, got something else ({error!r:.80})") from error
+            raise ModelError(
+                f"{path}: {_EXPECTED}, got something else ({error!r:.80})", hint=_HINT
+            ) from error
         if not self._images or not names:
-            raise ModelError(f"{path}: {_EXPECTED}, got no images or no categories")
+            raise ModelError(f"{path}: {_EXPECTED}, got no images or no categories", hint=_HINT)
         self._names = dict(sorted(names.items()))
         self._by_name = {name.casefold(): number for number, name in self._names.items()}
         self._by_position = list(self._names)

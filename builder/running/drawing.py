@@ -76,11 +76,14 @@ def draw(picture: bytes, content_type: str, results: Results) -> Image.Image:
     try:
         image = read_picture(picture, content_type, "RGB", MAX_PIXELS).image
     except EdgeError as error:
-        raise ModelError(str(error)) from error
+        raise ModelError(str(error), hint=error.hint or "give a JPEG or PNG picture") from error
     try:
         return _drawn(image, results)
     except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
-        raise ModelError(f"the answer cannot be drawn: {str(error)[:120]}") from error
+        raise ModelError(
+            f"the answer cannot be drawn: {str(error)[:120]}",
+            hint="leave out --draw: the numbers are in the answer",
+        ) from error
 
 
 def encode(image: Image.Image, suffix: str) -> bytes:
@@ -107,7 +110,10 @@ def format_of(suffix: str) -> str:
     """
     kind = Image.registered_extensions().get(suffix.lower())
     if kind is None or kind not in Image.SAVE:
-        raise ModelError(f"expected the suffix of a picture, such as .jpg or .png, got {suffix[:20]!r}")
+        raise ModelError(
+            f"expected the suffix of a picture, such as .jpg or .png, got {suffix[:20]!r}",
+            hint="give --draw a name such as drawn.png",
+        )
     return kind
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from builder.errors import ModelError
 from builder.running.inputs import PICTURE_SUFFIXES, RECORDING_SUFFIXES
+from builder.spelling import similar_file
 
 # A folder of a day's pictures; a longer list is a mistake, such as a pattern that begins at /.
 MAX_FILES: Final = 100_000
@@ -46,10 +47,15 @@ def input_files(names: Sequence[str]) -> list[Path]:
             names_there = glob.glob(name, recursive=True)  # noqa: PTH207
             matched = sorted(path for path in map(Path, names_there) if path.is_file())
             if not matched:
-                raise ModelError(f"{name}: expected files that match, got none")
+                raise ModelError(
+                    f"{name}: expected files that match, got none",
+                    hint=similar_file(name, otherwise="put the pattern in quotes, such as 'photos/*.jpg'"),
+                )
             found |= dict.fromkeys(matched)
         else:
             found[path] = None
         if len(found) > MAX_FILES:
-            raise ModelError(f"expected at most {MAX_FILES} inputs, got more")
+            raise ModelError(
+                f"expected at most {MAX_FILES} inputs, got more", hint="give them in several calls"
+            )
     return list(found)

@@ -125,7 +125,10 @@ def _read_file(path: Path, what: str) -> bytes:
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
-            raise ModelError(f"{path}: expected {what} of at most {MAX_FILE_BYTES} bytes, got {size}")
+            raise ModelError(
+                f"{path}: expected {what} of at most {MAX_FILE_BYTES} bytes, got {size}",
+                hint="give a smaller one, or the arrays as .npz with --inputs",
+            )
         return path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror})", hint="repair or remove it") from error

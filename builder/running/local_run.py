@@ -92,7 +92,8 @@ def save_steps(path: str | os.PathLike[str], steps: Sequence[RunResult]) -> None
             if (found := step.outputs[name].shape) != first.shape:
                 raise ShapeError(
                     f"--outputs: expected a {name} of one shape, got {list(first.shape)} in step 1 and "
-                    f"{list(found)} in step {number}"
+                    f"{list(found)} in step {number}",
+                    hint="leave out --outputs, or give steps of one size",
                 )
     stacked = {name: np.stack([step.outputs[name] for step in steps]) for name in steps[0].outputs}
     write_arrays(Path(path), stacked)
@@ -227,7 +228,10 @@ class Runner:
             try:
                 answers = cut(self._finish(shorter, placement), made, manifest.lengths or ())
             except EdgeError as error:
-                raise ModelError(f"the outputs cannot be turned into an answer: {error}") from error
+                raise ModelError(
+                    f"the outputs cannot be turned into an answer: {error}",
+                    hint=error.hint or "declare another one: edgebundle repack BUNDLE --postprocess PRESET",
+                ) from error
             if any(name.endswith("boxes") and not len(value) for name, value in answers.items()):
                 nearest = nearest_of(manifest, self._labels, shorter)
         return RunResult(outputs, answers, None, nearest)
@@ -252,7 +256,7 @@ class Runner:
             recording = read_recording(sound.content, WAV)
             answers = self._streaming.listen(self._streaming.begin(), recording, end=True)
         except EdgeError as error:
-            raise ModelError(str(error), hint=error.hint) from error
+            raise ModelError(str(error), hint=error.hint or "give a .wav file of 8 or 16 bits") from error
         outputs = {name: value for name, value in answers.items() if not isinstance(value, tuple)}
         return RunResult(outputs, answers, None)
 
@@ -371,7 +375,10 @@ def _as_integers(package: Package, spec: TensorSpec, value: Array) -> Array:
     if quantised is None or np.asarray(value).dtype.kind != "f":
         return value
     if not np.isfinite(value).all():
-        raise ShapeError(f"input '{spec.name}': expected finite numbers, got others")
+        raise ShapeError(
+            f"input '{spec.name}': expected finite numbers, got others",
+            hint="replace NaN and infinities before the call: integers cannot hold them",
+        )
     return to_input(np.asarray(value), spec.dtype, quantised)
 
 
@@ -392,7 +399,7 @@ def _loaded(package: Package, threads: int | None) -> KernelModule:
     try:
         kernels = load_kernels(package.members["mod.so"])
     except EdgeError as error:
-        raise PackageError(str(error)) from error
+        raise PackageError(str(error), hint=error.hint or "compile it again") from error
     if threads is not None:
         kernels.set_threads(threads)
     return kernels
@@ -402,7 +409,9 @@ def _set(module: GraphModule | BucketedModule, spec: TensorSpec, value: Array) -
     try:
         module.set_input(spec.name, value)
     except EdgeError as error:
-        raise ShapeError(str(error)) from error
+        raise ShapeError(
+            str(error), hint=error.hint or "see names, shapes and types with `edgebundle inspect BUNDLE`"
+        ) from error
 
 
 def _set_picture(package: Package, module: GraphModule | BucketedModule, picture: Picture) -> Placement:
@@ -419,7 +428,7 @@ def _set_picture(package: Package, module: GraphModule | BucketedModule, picture
     try:
         return prepare(prepare.decode(picture.content, picture.content_type), module.input_view(spec.name))
     except EdgeError as error:
-        raise ModelError(str(error)) from error
+        raise ModelError(str(error), hint=error.hint or "give a JPEG or PNG picture") from error
 
 
 def _fill(package: Package, spec: TensorSpec, mode: FillMode) -> Array:

@@ -41,7 +41,10 @@ def read_truths(path: str | Path) -> Iterator[str]:
         else:
             value = values[0] if isinstance(values, list) and len(values) == 1 else None
         if not isinstance(value, str | int | float):
-            raise ModelError(f"{path}:{row.line}: expected a row with {LABEL!r}, got another one")
+            raise ModelError(
+                f"{path}:{row.line}: expected a row with {LABEL!r}, got another one",
+                hint=f"add a column {LABEL!r} with the right answer of each row",
+            )
         yield str(value).strip()
 
 

@@ -21,6 +21,10 @@ from typing import Any, Final
 from agent.bundle.columns import MAX_COLUMNS
 from agent.bundle.strict_json import unique_object
 from builder.errors import ModelError
+from builder.spelling import READABLE
+
+_TABLE: Final = "write the names of the columns into the first line, and below it a line for each row"
+_JSON: Final = 'write [{"COLUMN": 1.5}, ...] in UTF-8, or an object a line in a .jsonl file'
 
 MAX_FILE_BYTES: Final = 256 << 20
 # A JSON file is read as a whole, and takes some twenty times its size in memory.
@@ -114,7 +118,7 @@ def open_rows(path: str | Path, known: Sequence[str] = ()) -> RowFile:
     separator, records = _records(path, lines)
     first = next(records, None)
     if first is None:
-        raise ModelError(f"{path}: expected a table, got an empty file")
+        raise ModelError(f"{path}: expected a table, got an empty file", hint=_TABLE)
     cells = [cell.strip() for cell in first[1]]
     comma = separator != ","
     if set(cells).isdisjoint(known) and all(_is_value(cell, comma=comma) for cell in cells):
@@ -123,7 +127,10 @@ def open_rows(path: str | Path, known: Sequence[str] = ()) -> RowFile:
     header = tuple(cells)
     for name in (known or header) if len(set(header)) != len(header) else ():
         if name and header.count(name) > 1:
-            raise ModelError(f"{path}: expected each column once, got {name!r:.80} twice in the first line")
+            raise ModelError(
+                f"{path}: expected each column once, got {name!r:.80} twice in the first line",
+                hint="give each column a name of its own, or leave out one of them",
+            )
     rows = _table_rows(path, header, len(cells), None, records)
     return RowFile(path, header, rows, is_text=True, comma=comma)
 
@@ -138,7 +145,7 @@ def read_header(path: str | Path) -> tuple[str, ...]:
     """
     header = open_rows(path).header
     if header is None:
-        raise ModelError(f"{path}: expected names in the first line, got numbers")
+        raise ModelError(f"{path}: expected names in the first line, got numbers", hint=_TABLE)
     return header
 
 
@@ -219,7 +226,10 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
-            raise ModelError(f"{path}: expected at most {MAX_FILE_BYTES} bytes, got {size}")
+            raise ModelError(
+                f"{path}: expected at most {MAX_FILE_BYTES} bytes, got {size}",
+                hint="give the rows in several files",
+            )
         with path.open("rb") as file:
             encoding = "utf-16" if file.read(2) in _UTF16 else "utf-8-sig"
         with path.open(encoding=encoding, newline="") as text:
@@ -228,13 +238,17 @@ def _lines(path: Path) -> Iterator[str]:
                 count += 1
                 if len(line) > _MAX_LINE_CHARACTERS:
                     raise ModelError(
-                        f"{path}:{count}: expected a line of at most {_MAX_LINE_CHARACTERS} characters"
+                        f"{path}:{count}: expected a line of at most {_MAX_LINE_CHARACTERS} characters",
+                        hint="end each row with a line break",
                     )
                 if "\0" in line:
-                    raise ModelError(f"{path}:{count}: expected text, got a zero byte")
+                    raise ModelError(
+                        f"{path}:{count}: expected text, got a zero byte",
+                        hint="save it as UTF-8 text: iconv -f utf-16 -t utf-8 TABLE",
+                    )
                 yield line
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
+        raise ModelError(f"{path}: cannot be read ({error.strerror})", hint=READABLE) from error
     except UnicodeError as error:
         raise ModelError(
             f"{path}: expected text in UTF-8, got other bytes",
@@ -268,7 +282,10 @@ def _split(
             taken += 1
             pending += 1
             if line.count(separator) >= _MAX_CELLS:
-                raise ModelError(f"{path}:{taken}: expected at most {_MAX_CELLS} columns, got more")
+                raise ModelError(
+                    f"{path}:{taken}: expected at most {_MAX_CELLS} columns, got more",
+                    hint="leave out the columns that the model does not read",
+                )
             if pending > _MAX_LINES:
                 raise ModelError(
                     f"{path}:{taken - pending + 1}: expected a row of at most {_MAX_LINES} lines, got more",
@@ -286,7 +303,10 @@ def _split(
         except StopIteration:
             return
         except csv.Error as error:
-            raise ModelError(f"{path}:{taken}: expected a table with {separator!r} ({error})") from error
+            raise ModelError(
+                f"{path}:{taken}: expected a table with {separator!r} ({error})",
+                hint="close each quote, and double the quotes inside a cell",
+            ) from error
         if any(cell.strip() for cell in record):
             yield taken - pending + 1, record
 
@@ -302,7 +322,10 @@ def _table_rows(
         yield Row(first[0], first[1])
     for line, cells in records:
         if len(cells) != width:
-            raise ModelError(f"{path}:{line}: expected {width} cells, got {len(cells)}")
+            raise ModelError(
+                f"{path}:{line}: expected {width} cells, got {len(cells)}",
+                hint="write a cell for each column, an empty one for a missing value",
+            )
         yield Row(line, cells if header is None else dict(zip(header, cells, strict=True)))
 
 
@@ -316,15 +339,15 @@ def _json_rows(path: Path) -> Iterator[Row]:
             )
         document = _parse(path.read_bytes())
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
+        raise ModelError(f"{path}: cannot be read ({error.strerror})", hint=READABLE) from error
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: expected JSON in UTF-8: {str(error)[:200]}") from error
+        raise ModelError(f"{path}: expected JSON in UTF-8: {str(error)[:200]}", hint=_JSON) from error
     if isinstance(document, dict):
         rows = document.get("rows")
         row = document.get("row")
         document = rows if isinstance(rows, list) else [row if isinstance(row, dict | list) else document]
     if not isinstance(document, list):
-        raise ModelError(f"{path}: expected an array of rows, got {type(document).__name__}")
+        raise ModelError(f"{path}: expected an array of rows, got {type(document).__name__}", hint=_JSON)
     if document and not isinstance(document[0], dict | list):
         document = [document]
     for place, each in enumerate(document, 1):
@@ -338,7 +361,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
         try:
             yield Row(count, _parse(line.encode()))
         except (ValueError, RecursionError) as error:
-            raise ModelError(f"{path}:{count}: expected JSON: {str(error)[:200]}") from error
+            raise ModelError(f"{path}:{count}: expected JSON: {str(error)[:200]}", hint=_JSON) from error
 
 
 def _parse(raw: bytes) -> Any:  # noqa: ANN401 - as json.loads

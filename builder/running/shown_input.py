@@ -58,14 +58,18 @@ def show_input(
         )
     given = read_inputs(picture, inputs)
     if not isinstance(given, Picture):
-        raise ModelError(f"{picture}: expected a JPEG or PNG picture")
+        raise ModelError(
+            f"{picture}: expected a JPEG or PNG picture", hint="give --picture a JPEG or PNG file"
+        )
     spec = next(spec for spec in inputs if spec.name == declared.input)
     value = np.empty(spec.shape, spec.dtype)
     try:
         prepare = Preprocessor(declared, spec, quantised=quantised)
         prepare(prepare.decode(given.content, given.content_type), value)
     except EdgeError as error:
-        raise ModelError(f"{picture}: {error}") from error
+        raise ModelError(
+            f"{picture}: {error}", hint=error.hint or "give --picture another JPEG or PNG file"
+        ) from error
     try:
         Image.fromarray(as_pixels(declared, to_real(value, quantised))).save(output)
     except (OSError, ValueError, KeyError) as error:

@@ -18,6 +18,7 @@ from agent.runtime.module import KernelModule
 from agent.runtime.storage import Array
 from builder.bundles.package import Package
 from builder.errors import PackageError, ShapeError
+from builder.spelling import did_you_mean
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -37,7 +38,10 @@ def make_module(package: Package, kernels: KernelModule, make: type[GraphModule]
         module = BucketedModule(manifest.buckets, manifest.inputs, manifest.outputs, graphs, kernels, make)
         module.load_params(members["mod.params"])
     except (EdgeError, KeyError) as error:
-        raise PackageError(f"the bundle's graphs do not fit its manifest: {error}") from error
+        raise PackageError(
+            f"the bundle's graphs do not fit its manifest: {error}",
+            hint="compile it again, or download it again",
+        ) from error
     return module
 
 
@@ -61,7 +65,10 @@ def fit(package: Package, module: object, values: Mapping[str, Array], shapes: S
     manifest = package.manifest
     names = [spec.name for spec in manifest.inputs]
     if unknown := [name for name in shapes if name not in names]:
-        raise ShapeError(f"--input-shapes: expected inputs among {', '.join(names)}, got {unknown[0]!r:.80}")
+        raise ShapeError(
+            f"--input-shapes: expected inputs among {', '.join(names)}, got {unknown[0]!r:.80}",
+            hint=did_you_mean(unknown[0], names, otherwise="see them with `edgebundle inspect BUNDLE`"),
+        )
     if not isinstance(module, BucketedModule):
         for spec in manifest.inputs:
             if tuple(shapes.get(spec.name, spec.shape)) != spec.shape:
@@ -80,7 +87,10 @@ def fit(package: Package, module: object, values: Mapping[str, Array], shapes: S
             module.use(_largest(manifest))
         manifest.check_items(module.sizes)
     except EdgeError as error:
-        raise ShapeError(str(error)) from error
+        raise ShapeError(
+            str(error),
+            hint=error.hint or "give sizes within the bounds that `edgebundle inspect BUNDLE` shows",
+        ) from error
     return list(module.specs.values())
 
 
@@ -119,4 +129,6 @@ def recorded_input(package: Package, spec: TensorSpec) -> Array:
         if entry.spec.name == f"0/{spec.name}":
             flat = np.frombuffer(raw, entry.spec.dtype, int(np.prod(entry.spec.shape)), entry.offset)
             return np.resize(flat, spec.shape)
-    raise PackageError(f"the bundle has no recorded input for {spec.name}")
+    raise PackageError(
+        f"the bundle has no recorded input for {spec.name}", hint="give the input with --inputs"
+    )

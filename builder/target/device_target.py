@@ -27,6 +27,10 @@ from builder.target.host import Host
 from builder.target.presets import PRESETS, unknown_target
 from builder.target.simd import Simd
 
+_FORM: Final = (
+    'write --target "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72", or give a preset such as rpi4'
+)
+
 GLIBC: Final = "2.28"  # Debian 10 and later; older systems have no Python that is new enough
 
 
@@ -129,25 +133,30 @@ def _parse(spec: str) -> Mapping[str, Any]:
         try:
             parsed: dict[str, Any] = json.loads(text)
         except ValueError as error:
-            raise TargetError(f"target: expected a JSON object, got {text[:80]!r} ({error})") from error
+            raise TargetError(
+                f"target: expected a JSON object, got {text[:80]!r} ({error})", hint=_FORM
+            ) from error
         return parsed
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise TargetError(f"target: expected matching quotes, got {text[:80]!r}") from error
+        raise TargetError(f"target: expected matching quotes, got {text[:80]!r}", hint=_FORM) from error
     if not words or words[0] != "llvm":
         raise unknown_target(spec)
     config: dict[str, Any] = {"kind": "llvm"}
     for word in words[1:]:
         match = re.fullmatch(r"--?([a-z-]+)=(.+)", word)
         if match is None:
-            raise TargetError(f"target: expected -option=value, got {word[:80]!r}")
+            raise TargetError(f"target: expected -option=value, got {word[:80]!r}", hint=_FORM)
         key, value = match.groups()
         if key == "mattr":
             config[key] = value.split(",")
         elif key == "num-cores":
             if not re.fullmatch("[0-9]{1,4}", value) or not 1 <= int(value) <= 1024:
-                raise TargetError(f"target: expected -num-cores from 1 to 1024, got {value[:20]!r}")
+                raise TargetError(
+                    f"target: expected -num-cores from 1 to 1024, got {value[:20]!r}",
+                    hint="write -num-cores=4, or leave it out",
+                )
             config[key] = int(value)
         else:
             config["mtriple" if key in ("target", "device") else key] = value
@@ -187,7 +196,7 @@ def _build(name: str, config: dict[str, Any]) -> DeviceTarget:
         config.setdefault("cl-opt", options)
         tvm_target = Target(config)
     except (ValueError, RuntimeError, TypeError) as error:
-        raise TargetError(f"target: {lines_of(error)[-1][-200:]}") from error
+        raise TargetError(f"target: {lines_of(error)[-1][-200:]}", hint=_FORM) from error
     names = CPUINFO_NAMES[arch]
     simd = Simd.of(arch, known)
     core = Core.of(arch, cpu, simd)
@@ -247,7 +256,10 @@ def _split_triple(triple: str) -> tuple[str, str]:
     arch = _ARCH_ALIASES.get(parts[0], parts[0])
     if arch not in CPUINFO_NAMES or "linux" not in parts:
         known = ", ".join(CPUINFO_NAMES)
-        raise TargetError(f"target: expected a Linux triple for {known}, got {triple[:60]!r}")
+        raise TargetError(
+            f"target: expected a Linux triple for {known}, got {triple[:60]!r}",
+            hint=_FORM,
+        )
     abi = parts[-1]
     if arch == "armv7l" and abi != "gnueabihf":
         raise TargetError(

@@ -49,4 +49,4 @@ def test_errors_of_both_programs_have_one_base_each() -> None:
 def test_hint_is_not_part_of_the_message() -> None:
     error = errors.ModelError("expected a file, got a folder", hint="name the file")
     assert (str(error), error.hint) == ("expected a file, got a folder", "name the file")
-    assert errors.TargetError("unknown").hint is None
+    assert errors.BuildError("expected a sum, got a product").hint == errors.FAULT

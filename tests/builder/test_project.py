@@ -35,26 +35,27 @@ def test_whole_and_empty_files_are_read(tmp_path: Path) -> None:
         ('target = "rpi4"', "expected the tables", "write it below [model]"),
         ('[model]\nbroker = "b"', "[model]: expected one of", "write it below [fleet]"),
         ('[model]\nzzzz = "b"', "[model]: expected one of", "remove it from edgebundle.toml"),
-        ("[model]\ntarget = 4", "[model] target: expected a string, got 4", None),
-        ('[model]\ntarget = ""', '[model] target: expected a string, got ""', None),
-        ("[fleet]\nagents = 'kitchen'", 'agents: expected a list of names, such as ["kitchen"]', None),
-        ("[fleet]\nagents = [1]", "expected a list of names", None),
-        ("model = 1", "model: expected a table, [model], got a value", None),
-        ("[model", "expected TOML", None),
-        ("[model]\ntarget = 'a'\ntarget = 'b'", "expected TOML", None),
-        (b"\xff", "expected TOML", None),
-        ("#" * (MAX_FILE_BYTES + 1), "expected at most 65536 bytes", None),
+        ("[model]\ntarget = 4", "[model] target: expected a string, got 4", 'write target = "'),
+        ('[model]\ntarget = ""', '[model] target: expected a string, got ""', 'write target = "'),
+        (
+            "[fleet]\nagents = 'kitchen'",
+            'agents: expected a list of names, such as ["kitchen"]',
+            'write agents = ["',
+        ),
+        ("[fleet]\nagents = [1]", "expected a list of names", 'write agents = ["'),
+        ("model = 1", "model: expected a table, [model], got a value", "write [model]"),
+        ("[model", "expected TOML", "docs/project.md"),
+        ("[model]\ntarget = 'a'\ntarget = 'b'", "expected TOML", "docs/project.md"),
+        (b"\xff", "expected TOML", "docs/project.md"),
+        ("#" * (MAX_FILE_BYTES + 1), "expected at most 65536 bytes", "docs/project.md"),
     ],
 )
-def test_mistake_is_one_error(tmp_path: Path, text: str | bytes, words: str, hint: str | None) -> None:
+def test_mistake_is_one_error(tmp_path: Path, text: str | bytes, words: str, hint: str) -> None:
     with pytest.raises(ProjectError) as caught:
         load(tmp_path, text)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value).strip()
-    if hint is None:
-        assert caught.value.hint is None
-    else:
-        assert (caught.value.hint or "").startswith(hint)
+    assert caught.value.hint.startswith(hint)
 
 
 @given(st.text(max_size=200))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from builder.spelling import closest, did_you_mean, similar_file
+from builder.spelling import READABLE, closest, did_you_mean, similar_file
 
 
 def test_the_closest_word_is_found_whatever_its_case() -> None:
@@ -22,7 +22,7 @@ def test_a_file_that_does_not_exist_has_a_similar_one_beside_it(tmp_path: Path) 
     (tmp_path / "signing.pub").touch()
     assert similar_file(tmp_path / "signing.pup") == f"did you mean {tmp_path / 'signing.pub'}?"
     assert similar_file(tmp_path / "signing.pub", otherwise="x") == "x"
-    assert similar_file(tmp_path / "photo.jpg") is None
+    assert similar_file(tmp_path / "photo.jpg") == READABLE
     assert similar_file(tmp_path / "absent" / "signing.pub", otherwise="x") == "x"
     for name in ("a" * 5000, "a\0b"):
         assert similar_file(tmp_path / name, otherwise="x") == "x"

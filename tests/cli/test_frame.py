@@ -17,7 +17,7 @@ import pytest
 
 import builder.cli as cli
 from agent.errors import RollbackError
-from builder.errors import LinkError, ModelError
+from builder.errors import FAULT, LinkError, ModelError
 from tests.cli.terminal import Edgebundle
 from tests.patience import PATIENCE_S
 
@@ -176,7 +176,8 @@ def test_error_of_the_agent_has_its_wire_code(only_verb: Only, capsys: pytest.Ca
 def test_explained_fault_of_edgebundle_is_exit_1(only_verb: Only, capsys: pytest.CaptureFixture[str]) -> None:
     only_verb(raising(LinkError("the linker refused")))
     assert cli.main(["do"]) == 1
-    assert capsys.readouterr().err == "edgebundle: error: the linker refused\n"
+    shown = capsys.readouterr().err.splitlines()
+    assert shown == ["edgebundle: error: the linker refused", f"edgebundle: hint: {FAULT}"]
 
 
 def test_unexpected_exception_is_one_line_and_exit_1(

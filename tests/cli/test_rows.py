@@ -135,11 +135,11 @@ def test_mistakes(
     truth.write_text("label\n7\n")
     result = terminal("run", rows_bundle, "--inputs", readings, "--accuracy", truth)
     assert result.code == 4
-    assert "has fewer rows than" in result.err[-1]
+    assert "has fewer rows than" in result.err[-2]
     truth.write_text("label\n7\n3\n1\n")
     result = terminal("run", rows_bundle, "--inputs", readings, "--accuracy", truth)
     assert result.code == 4
-    assert "has more rows than" in result.err[-1]
+    assert "has more rows than" in result.err[-2]
     assert not (tmp_path / "x.npz").exists()
 
 

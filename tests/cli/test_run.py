@@ -259,7 +259,7 @@ def test_many_pictures_have_their_answers_and_a_summary(
     (tmp_path / "in" / "broken.png").write_bytes(b"\x89PNG no picture")
     result = terminal("run", digits, "--inputs", tmp_path / "in", "--draw", f"{tmp_path}/drawn/")
     assert result.code == 4  # one of them could not be read
-    assert len(result.err) == 1
+    assert len(result.err) == 2  # with a hint
     assert "broken.png: " in result.err[0]
     assert "cannot be read" in result.err[0]
     lines = result.out.splitlines()
@@ -284,6 +284,11 @@ def test_accuracy_of_known_pictures(terminal: Terminal, digits: Path, tmp_path: 
     assert re.search(r"top-1 50\.0 %, top-5 \d+\.0 % of 2 pictures\n", result.out)
     document = json.loads(terminal("run", digits, "--accuracy", tmp_path / "labels.csv", "--json").out)
     assert document["accuracy"]["top1"] == 1
+    table = tmp_path / "tables" / "labels.csv"
+    table.parent.mkdir()
+    shutil.copy(tmp_path / "labels.csv", table)
+    result = terminal("run", digits, "--accuracy", table, "--inputs", tmp_path, "--json")
+    assert json.loads(result.out)["accuracy"]["top1"] == 1
 
 
 def test_accuracy_counts_rows_and_goes_on_after_a_class_that_the_model_does_not_have(
@@ -295,7 +300,8 @@ def test_accuracy_counts_rows_and_goes_on_after_a_class_that_the_model_does_not_
     result = terminal("run", digits, "--accuracy", tmp_path / "labels.csv")
     assert result.code == 4
     error = f"edgebundle: error: {tmp_path / 'seven.png'}: expected a class below 10, got 10"
-    assert result.err == [error]
+    assert result.err[0] == error
+    assert result.err[1].startswith("edgebundle: hint: count the classes from 0, as the model's output does")
     assert re.search(r"; 1 could not be used\ntop-1 66\.7 %, top-5 \d+\.\d %( of 3 pictures)\n", result.out)
     result = terminal("run", digits, "-i", tmp_path, "--accuracy", tmp_path / "labels.csv", "--json")
     assert json.loads(result.out)["accuracy"]["pictures"] == 3

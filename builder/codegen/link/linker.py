@@ -105,7 +105,10 @@ def link(kernels: bytes, target: DeviceTarget, others: Sequence[bytes] = ()) -> 
                 command, cwd=work, capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise LinkError(f"linking for {target.zig_target} took longer than {LINK_TIMEOUT_S} s") from error
+            raise LinkError(
+                f"linking for {target.zig_target} took longer than {LINK_TIMEOUT_S} s",
+                hint="compile it again when the machine is less busy",
+            ) from error
         except OSError as error:
             raise LinkError(f"zig cannot be started: {error.strerror}", hint=_REINSTALL) from error
         if done.returncode != 0:

@@ -20,6 +20,8 @@ from builder.errors import ModelError
 from builder.importer.classic.ensemble import MAX_CATEGORY, MAX_FEATURES, make_attributes
 from builder.importer.classic.ensemble import MEMBER_NUMBER as MEMBER
 
+SAVE_AGAIN: Final = "the file is damaged: save it again with booster.save_model"
+
 # ONNX's numbers of the modes of a test.
 LEQ: Final = 0
 LT: Final = 1
@@ -132,7 +134,7 @@ def to_onnx(model: Boosted, name: str) -> onnx.ModelProto:
         ("targets", targets, MAX_CLASSES),
     ):
         if not 1 <= count <= limit:
-            raise ModelError(f"expected 1 to {limit} {what}, got {count}")
+            raise ModelError(f"expected 1 to {limit} {what}, got {count}", hint="train it with fewer of them")
     graph = _Graph()
     scores = graph.trees(model) if model.linear is None else graph.product(model.linear)
     if model.average:
@@ -295,15 +297,21 @@ def check_tree(tree: Tree, features: int, where: str) -> None:
     branches, leaves = tree.feature.size, tree.leaves.size
     columns = (tree.threshold, tree.mode, tree.missing, tree.true, tree.false)
     if any(column.size != branches for column in columns) or leaves < 1:
-        raise ModelError(f"{where}: expected as many numbers in each list as the tree has nodes")
+        raise ModelError(
+            f"{where}: expected as many numbers in each list as the tree has nodes", hint=SAVE_AGAIN
+        )
     if branches and (tree.feature.min() < 0 or tree.feature.max() >= features):
         raise ModelError(
             f"{where}: expected features from 0 to {features - 1}, "
-            f"got {tree.feature.min()} to {tree.feature.max()}"
+            f"got {tree.feature.min()} to {tree.feature.max()}",
+            hint=SAVE_AGAIN,
         )
     for child in (tree.true, tree.false):
         if branches and (child.min() < -leaves or child.max() >= branches):
-            raise ModelError(f"{where}: expected children that are nodes of the tree")
+            raise ModelError(f"{where}: expected children that are nodes of the tree", hint=SAVE_AGAIN)
     for chosen in tree.members:
         if chosen.size and (chosen.min() < 0 or chosen.max() > MAX_CATEGORY):
-            raise ModelError(f"{where}: expected categories from 0 to {MAX_CATEGORY}, got {chosen.max()}")
+            raise ModelError(
+                f"{where}: expected categories from 0 to {MAX_CATEGORY}, got {chosen.max()}",
+                hint="number the categories from 0 without gaps, and train again",
+            )

@@ -146,11 +146,17 @@ def _fields(block: bytes) -> Mapping[bytes, bytes]:
 
 def _tree(fields: Mapping[bytes, bytes], target: int, where: str) -> Tree:
     if fields.get(b"is_linear", b"0").strip() != b"0":
-        raise ModelError(f"{where}: expected numbers in leaves, got linear models (linear_tree)")
+        raise ModelError(
+            f"{where}: expected numbers in leaves, got linear models (linear_tree)",
+            hint="train it with linear_tree=False",
+        )
     leaves = _numbers(fields[b"leaf_value"], np.float64)
     largest = np.max(np.abs(leaves), initial=0.0)
     if largest > np.finfo(np.float32).max:
-        raise ModelError(f"{where}: expected values of leaves that float32 can hold, got {largest:.3g}")
+        raise ModelError(
+            f"{where}: expected values of leaves that float32 can hold, got {largest:.3g}",
+            hint="divide the target by a constant, and train again",
+        )
     if int(fields[b"num_leaves"]) != leaves.size:
         raise ValueError(f"expected {int(fields[b'num_leaves'])} leaves, got {leaves.size}")
     if leaves.size == 1:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agent.reading import open_at_once
 from builder.errors import ModelError
+from builder.spelling import READABLE
 
 
 def read_bounded(path: Path, limit: int) -> tuple[bytes, str]:
@@ -23,10 +24,16 @@ def read_bounded(path: Path, limit: int) -> tuple[bytes, str]:
         with os.fdopen(open_at_once(path), "rb") as stream:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise ModelError(f"expected a regular file, got a device, a pipe or a folder: {path}")
+                raise ModelError(
+                    f"expected a regular file, got a device, a pipe or a folder: {path}",
+                    hint="give the file that booster.save_model wrote",
+                )
             if not 0 < status.st_size <= limit:
-                raise ModelError(f"expected a model of 1 to {limit} bytes, got {status.st_size}: {path}")
+                raise ModelError(
+                    f"expected a model of 1 to {limit} bytes, got {status.st_size}: {path}",
+                    hint="save it again with booster.save_model, or train fewer or smaller trees",
+                )
             raw = stream.read(limit)
     except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+        raise ModelError(f"cannot read {path}: {error.strerror or error}", hint=READABLE) from error
     return raw, hashlib.sha256(raw).hexdigest()

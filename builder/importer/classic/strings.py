@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from builder.errors import ModelError
 from builder.importer.classic.ensemble import attribute
 from builder.importer.onnx_graph import copy_node, set_attributes
+from builder.model_path import EXPORT_HINT
 
 Table = tuple[str, ...]
 
@@ -207,7 +208,10 @@ def _number(tensor: onnx.TensorProto) -> None:
     shape = list(tensor.dims)
     count = int(np.prod(shape, dtype=np.int64))
     if count != len(tensor.string_data):
-        raise ModelError(f"weight '{tensor.name}': expected {count} strings, got {len(tensor.string_data)}")
+        raise ModelError(
+            f"weight '{tensor.name}': expected {count} strings, got {len(tensor.string_data)}",
+            hint=f"{EXPORT_HINT}: the file is damaged",
+        )
     tensor.CopyFrom(numpy_helper.from_array(np.arange(count, dtype=np.int64).reshape(shape), tensor.name))
 
 
@@ -220,7 +224,10 @@ def table_of(raw: Sequence[bytes]) -> Table:
         If one is not UTF-8 or is too long, or there are too many.
     """
     if len(raw) > MAX_LABELS:
-        raise ModelError(f"expected at most {MAX_LABELS} labels, got {len(raw)}")
+        raise ModelError(
+            f"expected at most {MAX_LABELS} labels, got {len(raw)}",
+            hint="map the labels to numbers before the training",
+        )
     return tuple(_text(one) for one in raw)
 
 
@@ -228,10 +235,14 @@ def _text(raw: bytes) -> str:
     try:
         found = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ModelError("expected labels in UTF-8, got other bytes") from error
+        raise ModelError(
+            "expected labels in UTF-8, got other bytes",
+            hint="give the classes names in UTF-8, or numbers, before the training",
+        ) from error
     if len(raw) > MAX_LABEL_BYTES or _CONTROL.search(found):
         raise ModelError(
             f"expected labels of at most {MAX_LABEL_BYTES} bytes, without control characters, "
-            f"got {found!r:.80}"
+            f"got {found!r:.80}",
+            hint="give the classes shorter names, or numbers, before the training",
         )
     return found

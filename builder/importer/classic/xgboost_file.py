@@ -20,7 +20,16 @@ from numpy.typing import NDArray
 
 from builder.errors import ModelError, lines_of
 from builder.importer.classic import ubjson
-from builder.importer.classic.boosted import LT, MAX_CLASSES, MAX_TREES, Boosted, Link, Tree, check_tree
+from builder.importer.classic.boosted import (
+    LT,
+    MAX_CLASSES,
+    MAX_TREES,
+    SAVE_AGAIN,
+    Boosted,
+    Link,
+    Tree,
+    check_tree,
+)
 from builder.importer.classic.ensemble import MEMBER_NUMBER as MEMBER
 from builder.importer.classic.saved_file import read_bounded
 
@@ -110,7 +119,10 @@ def _model(document: Mapping[str, Any], where: str, progress: Callable[[str], No
     parameters = learner["learner_model_param"]
     classes = max(1, int(parameters["num_class"]), int(parameters.get("num_target", 1)))
     if classes > MAX_CLASSES:
-        raise ModelError(f"{where}: expected at most {MAX_CLASSES} classes, got {classes}")
+        raise ModelError(
+            f"{where}: expected at most {MAX_CLASSES} classes, got {classes}",
+            hint="train it with fewer classes, or merge rare ones",
+        )
     booster = learner["gradient_booster"]
     base, names = _base(parameters["base_score"], stored, classes), _names(learner, parameters)
     if booster["name"] == "gblinear":
@@ -124,21 +136,30 @@ def _model(document: Mapping[str, Any], where: str, progress: Callable[[str], No
         weights = np.asarray(booster["weight_drop"], np.float32)
         booster = booster["gbtree"]
     elif booster["name"] != "gbtree":
-        raise ModelError(f"{where}: expected a booster of trees or gblinear, got {booster['name']!r:.40}")
+        raise ModelError(
+            f"{where}: expected a booster of trees or gblinear, got {booster['name']!r:.40}",
+            hint="train it with booster='gbtree', 'dart' or 'gblinear'",
+        )
     model = booster["model"]
     features, groups, trees = int(parameters["num_feature"]), model["tree_info"], model["trees"]
     saved = int(model.get("gbtree_model_param", {}).get("num_trees", len(trees)))
     if saved != len(trees):
-        raise ModelError(f"{where}: expected {saved} trees, as the file says, got {len(trees)}")
+        raise ModelError(
+            f"{where}: expected {saved} trees, as the file says, got {len(trees)}", hint=SAVE_AGAIN
+        )
     if len(trees) > MAX_TREES or len(groups) != len(trees):
-        raise ModelError(f"{where}: expected a target for each tree, got {len(groups)} for {len(trees)}")
+        raise ModelError(
+            f"{where}: expected a target for each tree, got {len(groups)} for {len(trees)}", hint=SAVE_AGAIN
+        )
     if not trees and stored != "identity":
         raise ModelError(
             f"{where}: expected trees of {objective}, got none",
             hint="train it for at least one round: without trees, XGBoost answers differently",
         )
     if weights is not None and weights.size != len(trees):
-        raise ModelError(f"{where}: expected a weight for each tree, got {weights.size} for {len(trees)}")
+        raise ModelError(
+            f"{where}: expected a weight for each tree, got {weights.size} for {len(trees)}", hint=SAVE_AGAIN
+        )
     count = _best(learner, model, len(trees), progress)
     found = []
     for index in range(count):
@@ -146,7 +167,10 @@ def _model(document: Mapping[str, Any], where: str, progress: Callable[[str], No
         tree = _tree(trees[index], int(groups[index]), scale, f"{where}: tree {index}")
         check_tree(tree, features, f"{where}: tree {index}")
         if not 0 <= tree.target < classes:
-            raise ModelError(f"{where}: tree {index}: expected a target below {classes}, got {tree.target}")
+            raise ModelError(
+                f"{where}: tree {index}: expected a target below {classes}, got {tree.target}",
+                hint=SAVE_AGAIN,
+            )
         found.append(tree)
     return Boosted(features, found, base, link, classifier=classifier, names=names)
 
@@ -196,18 +220,20 @@ def _tree(tree: Mapping[str, Any], target: int, scale: np.float32, where: str) -
     }
     for name, column in columns.items():
         if column.size != left.size:
-            raise ModelError(f"{where}: expected {left.size} numbers in {name}, got {column.size}")
+            raise ModelError(
+                f"{where}: expected {left.size} numbers in {name}, got {column.size}", hint=SAVE_AGAIN
+            )
     kinds = _numbers(tree.get("split_type", np.zeros(left.size)), np.int64)
     is_leaf = left == -1
     if not left.size or kinds.size != left.size or (is_leaf != (right == -1)).any():
-        raise ModelError(f"{where}: expected nodes with two children or none")
+        raise ModelError(f"{where}: expected nodes with two children or none", hint=SAVE_AGAIN)
     branches = np.flatnonzero(~is_leaf)
     number = np.empty(left.size, np.int64)
     number[branches] = np.arange(branches.size)
     number[is_leaf] = -1 - np.arange(left.size - branches.size)
     for child in (left[branches], right[branches]):
         if child.size and (child.min() <= 0 or child.max() >= left.size):
-            raise ModelError(f"{where}: expected children that are nodes of the tree")
+            raise ModelError(f"{where}: expected children that are nodes of the tree", hint=SAVE_AGAIN)
     categorical = kinds[branches] == 1
     members = _members(tree, branches[categorical], where) if categorical.any() else ()
     lefts, rights = number[left[branches]], number[right[branches]]
@@ -233,13 +259,13 @@ def _members(tree: Mapping[str, Any], nodes: NDArray[np.int64], where: str) -> S
     starts = _numbers(tree["categories_segments"], np.int64)
     sizes = _numbers(tree["categories_sizes"], np.int64)
     if not owners.size == starts.size == sizes.size or set(nodes.tolist()) - set(owners.tolist()):
-        raise ModelError(f"{where}: expected the categories of each categorical split")
+        raise ModelError(f"{where}: expected the categories of each categorical split", hint=SAVE_AGAIN)
     at = {int(owner): place for place, owner in enumerate(owners)}
     found = []
     for node in nodes:
         start, size = int(starts[at[int(node)]]), int(sizes[at[int(node)]])
         if not 0 <= start <= start + size <= listed.size:
-            raise ModelError(f"{where}: expected categories that are listed")
+            raise ModelError(f"{where}: expected categories that are listed", hint=SAVE_AGAIN)
         found.append(listed[start : start + size])
     return found
 

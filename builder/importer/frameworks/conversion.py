@@ -25,6 +25,8 @@ from builder.importer.frameworks.sample import FrameworkSample
 from builder.importer.model_file import decode, read_bytes
 from builder.importer.onnx_import import ImportedModel, import_onnx
 
+DIFFERS: Final = "please report it with the model: what its exporter wrote has other outputs"
+
 SEED: Final = 0
 _ONNX: Final = "model.onnx"
 _TFLITE: Final = "model.tflite"
@@ -169,7 +171,8 @@ def _exported(
         raise ModelError(
             f"{framework.name} cannot import {model}: expected {len(inputs)} inputs and {len(outputs)} "
             f"outputs in "
-            f"what it exported, got {len(graph.input)} and {len(graph.output)}"
+            f"what it exported, got {len(graph.input)} and {len(graph.output)}",
+            hint=f"report it to {framework.name}: its exporter gives other tensors than its model",
         )
     wanted = dict(zip([value.name for value in graph.input], inputs, strict=True))
     wanted |= dict(zip([value.name for value in graph.output], outputs, strict=True))
@@ -253,8 +256,11 @@ def _computed(
         if output.shape != spec.shape:
             raise ModelError(
                 f"output {spec.name}: expected {list(output.shape)} as {framework} gives, got "
-                f"{list(spec.shape)}"
+                f"{list(spec.shape)}",
+                hint=DIFFERS,
             )
     if len(outputs) != len(model.outputs):
-        raise ModelError(f"expected {len(outputs)} outputs as {framework} gives, got {len(model.outputs)}")
+        raise ModelError(
+            f"expected {len(outputs)} outputs as {framework} gives, got {len(model.outputs)}", hint=DIFFERS
+        )
     return FrameworkSample(framework[:80], inputs, outputs, steps)

@@ -80,7 +80,8 @@ def _files(path: Path) -> list[Path]:
         found += [Path(root, name).relative_to(path) for name in (*folders, *names)]
         if len(found) > _MAX_FILES:
             raise ModelError(
-                f"expected a SavedModel of at most {_MAX_FILES} files and folders, got more: {path}"
+                f"expected a SavedModel of at most {_MAX_FILES} files and folders, got more: {path}",
+                hint="give the folder itself, with saved_model.pb and variables, in a place of its own",
             )
     files: list[Path] = []
     for name in sorted(found):
@@ -89,12 +90,16 @@ def _files(path: Path) -> list[Path]:
             continue
         if not (path / name).is_file():
             got = "a link to a folder, or to nothing" if is_link else "a device or a pipe"
-            raise ModelError(f"expected regular files in a SavedModel, got {got}: {path / name}")
+            raise ModelError(
+                f"expected regular files in a SavedModel, got {got}: {path / name}",
+                hint="copy the folder without links: cp -rL FOLDER COPY",
+            )
         total += (path / name).stat().st_size
         files.append(name)
     if total > MAX_MODEL_BYTES:
         raise ModelError(
-            f"expected a SavedModel of at most {MAX_MODEL_BYTES} bytes, got {total} bytes: {path}"
+            f"expected a SavedModel of at most {MAX_MODEL_BYTES} bytes, got {total} bytes: {path}",
+            hint="save only the serving signature: tf.saved_model.save(model, FOLDER)",
         )
     return files
 

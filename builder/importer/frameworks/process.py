@@ -31,6 +31,8 @@ from builder.importer.frameworks import confinement
 from builder.importer.frameworks.confinement import UNCONFINED
 from builder.importer.frameworks.interpreter import places_of
 
+_WITHOUT: Final = "export it to ONNX in your own Python, and compile that file"
+
 # A large model is exported in one or two minutes; one that takes longer does not end.
 TIMEOUT_S: Final = 600.0
 # A reply lists names; a thousand operators with their nodes take less.
@@ -111,7 +113,10 @@ class FrameworkProcess:
         except OSError as error:
             self._errors.close()
             self._files.cleanup()
-            raise ModelError(f"cannot run {python}: {error.strerror or error}") from error
+            raise ModelError(
+                f"cannot run {python}: {error.strerror or error}",
+                hint="give the path of a Python that has the framework: --python venv/bin/python",
+            ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -213,12 +218,12 @@ class FrameworkProcess:
 
     def _failure(self, what: str) -> ModelError:
         return ModelError(
-            f"{self._framework} cannot import {self._model}: it {what}", hint=_needs_trust(what)
+            f"{self._framework} cannot import {self._model}: it {what}", hint=_trust(what) or _WITHOUT
         )
 
     def _refusal(self, reply: dict[str, Any]) -> ModelError:
         message = f"{self._framework} cannot import {self._model}: {_one_line(reply['error'])}"
-        hint = _one_line(reply.get("hint") or "") or _needs_trust(message)
+        hint = _one_line(reply.get("hint") or "") or _trust(message) or _WITHOUT
         listed = reply.get("obstacles")
         obstacles = []
         for entry in (listed if isinstance(listed, list) else [])[:_MOST_OBSTACLES]:
@@ -247,7 +252,7 @@ def _own_places(folder: Path) -> dict[str, str]:
     return {"HOME": str(home), "TMPDIR": str(home), "XDG_CACHE_HOME": str(home), "XDG_CONFIG_HOME": str(home)}
 
 
-def _needs_trust(message: str) -> str | None:
+def _trust(message: str) -> str | None:
     """Return a hint if a failure looks as if it came of the confinement."""
     if not any(
         text in message for text in ("Permission denied", "PermissionDenied", "Operation not permitted")

@@ -24,6 +24,7 @@ from typing import Final
 
 from builder.errors import ModelError
 from builder.importer.model_file import MAX_MODEL_BYTES
+from builder.spelling import READABLE
 
 # ResNet-50 has 320 members; each weight is one.
 MAX_MEMBERS: Final = 100_000
@@ -82,7 +83,9 @@ def check_pt2(path: Path) -> None:
         _check_names(members, path)
         documents = [member for member in members if member.filename.endswith(".json")]
         if sum(member.file_size for member in documents) > MAX_JSON_BYTES:
-            raise ModelError(f"{path}: expected at most {MAX_JSON_BYTES} bytes of JSON, got more")
+            raise ModelError(
+                f"{path}: expected at most {MAX_JSON_BYTES} bytes of JSON, got more", hint=_DAMAGED
+            )
         marks = dict.fromkeys(_MOST, 0)
         for name in [member.filename for member in documents]:
             document = _read_json(archive, name, marks, path)
@@ -117,7 +120,10 @@ def rewrite_pt2(path: Path, to: Path) -> None:
                     with archive.open(member) as source, copy.open(plain, "w") as target:
                         shutil.copyfileobj(source, target, _BLOCK_BYTES)
         except OSError as error:
-            raise ModelError(f"cannot copy {path}: {error.strerror or error}") from error
+            raise ModelError(
+                f"cannot copy {path}: {error.strerror or error}",
+                hint="free some space for temporary files, or set TMPDIR to another folder",
+            ) from error
         except _DAMAGES as error:
             raise _damaged(path) from error
 
@@ -129,7 +135,7 @@ def describe_pt(path: Path) -> ModelError:
         with path.open("rb") as stream:
             start = stream.read(8)
     except OSError as error:
-        return ModelError(f"cannot read {path}: {error.strerror or error}")
+        return ModelError(f"cannot read {path}: {error.strerror or error}", hint=READABLE)
     if not start.startswith(b"PK\x03\x04"):
         return ModelError(f"{path}: {expected} a file that torch.save wrote, or another format", hint=EXPORT)
     try:
@@ -154,7 +160,7 @@ def _open(path: Path) -> zipfile.ZipFile:
             )
         return zipfile.ZipFile(path)
     except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+        raise ModelError(f"cannot read {path}: {error.strerror or error}", hint=READABLE) from error
     except (zipfile.BadZipFile, ValueError, NotImplementedError, LookupError) as error:
         raise ModelError(
             f"{path}: expected a program saved by torch.export.save, got a damaged file or another format",
@@ -164,12 +170,13 @@ def _open(path: Path) -> zipfile.ZipFile:
 
 def _check_sizes(members: list[zipfile.ZipInfo], path: Path) -> None:
     if len(members) > MAX_MEMBERS:
-        raise ModelError(f"{path}: expected at most {MAX_MEMBERS} members, got {len(members)}")
+        raise ModelError(f"{path}: expected at most {MAX_MEMBERS} members, got {len(members)}", hint=_DAMAGED)
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED and member.file_size > MAX_JSON_BYTES:
             raise ModelError(
                 f"{path}: expected compressed members of at most {MAX_JSON_BYTES} bytes, got "
-                f"{member.file_size}"
+                f"{member.file_size}",
+                hint=_DAMAGED,
             )
     total = sum(member.file_size for member in members)
     if total > MAX_MODEL_BYTES + MAX_JSON_BYTES:
@@ -185,7 +192,9 @@ def _check_names(members: list[zipfile.ZipInfo], path: Path) -> None:
     for member in members:
         name = member.filename.lower()
         if name in seen or member.orig_filename != member.filename:
-            raise ModelError(f"{path}: expected members with different names, got '{name:.80}' twice or cut")
+            raise ModelError(
+                f"{path}: expected members with different names, got '{name:.80}' twice or cut", hint=_DAMAGED
+            )
         seen.add(name)
 
 
@@ -203,7 +212,9 @@ def _read_json(archive: zipfile.ZipFile, name: str, marks: dict[bytes, int], pat
         for mark, most in _MOST.items():
             marks[mark] += raw.count(mark)
             if marks[mark] > most:
-                raise ModelError(f"{path}: expected at most {most} times {mark.decode()} in JSON, got more")
+                raise ModelError(
+                    f"{path}: expected at most {most} times {mark.decode()} in JSON, got more", hint=_DAMAGED
+                )
         document: object = json.loads(raw)
     except _DAMAGES as error:
         raise _damaged(path) from error

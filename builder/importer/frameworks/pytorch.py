@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from builder.errors import ModelError
 from builder.importer.frameworks.conversion import Framework, Settings, import_with
-from builder.importer.frameworks.pt2_archive import check_pt2, rewrite_pt2
+from builder.importer.frameworks.pt2_archive import EXPORT, check_pt2, rewrite_pt2
 from builder.importer.model_file import file_sha256
 from builder.importer.onnx_import import ImportedModel
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
@@ -93,7 +93,7 @@ def load_in_memory(model: object, example_inputs: object, settings: Settings) ->
             with quiet():
                 torch.export.save(program, path)
         except FOREIGN_FAILURES as error:
-            raise ModelError(f"PyTorch cannot save {name}: {first_line(error)}") from error
+            raise ModelError(f"PyTorch cannot save {name}: {first_line(error)}", hint=EXPORT) from error
 
         def place(to: Path) -> None:
             check_pt2(path)

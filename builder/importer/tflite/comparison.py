@@ -40,6 +40,8 @@ from builder.importer.tflite.schema import Operator, TfliteModel
 from builder.importer.tflite.scope import Layout, Scope, to_first
 from builder.importer.tflite.tensor import Tensor, value_name
 
+_NOT_COMPARED: Final = "the import is not compared with LiteRT"
+
 REAL: Final = 1e-4
 QUANTA: Final = 1
 INTERPOLATED: Final = 128
@@ -261,7 +263,7 @@ def differences(
             if not scope.is_known(tensor) or scope.constant(tensor) is not None:
                 continue
             if index not in tensors:
-                raise ModelError(f"it does not keep the tensor '{tensor.name}'")
+                raise ModelError(f"it does not keep the tensor '{tensor.name}'", hint=_NOT_COMPARED)
             layout = Layout.LAST if scope.has(tensor, Layout.LAST) else Layout.FIRST
             value = scope.value(tensor, layout)
             output = scope.graph.add_output(value, f"made_{index}")
@@ -270,7 +272,8 @@ def differences(
             if found.shape != wanted or str(found.dtype) != tensor.dtype:
                 raise ParityError(
                     f"{describe(scope.subgraph, operator)}: expected {found.dtype}{list(found.shape)} as "
-                    f"LiteRT gives, got {tensor.dtype}{list(wanted)}"
+                    f"LiteRT gives, got {tensor.dtype}{list(wanted)}",
+                    hint="please report it with the model: the importer and LiteRT differ in this operator",
                 )
             if layout is Layout.FIRST:
                 found = found.transpose(to_first(found.ndim))
@@ -293,7 +296,7 @@ def differences(
         feeds[state.input] = np.full(shape, state.initial or 0, dtype)
     for index, value in zip(main.inputs, graph.graph.input, strict=False):
         if index not in tensors:
-            raise ModelError(f"it does not keep the tensor '{main.tensors[index].name}'")
+            raise ModelError(f"it does not keep the tensor '{main.tensors[index].name}'", hint=_NOT_COMPARED)
         feeds[value.name] = tensors[index]
     results = _run(graph, feeds)
     for one in made:
@@ -317,7 +320,9 @@ def _run(graph: onnx.ModelProto, feeds: Arrays) -> dict[str, NDArray[Any]]:
         session = open_session(graph, options)
         values = session.run(names, dict(feeds))
     except FOREIGN_FAILURES as error:
-        raise ModelError(f"ONNX Runtime refused the graph ({first_line(error)})") from error
+        raise ModelError(
+            f"ONNX Runtime refused the graph ({first_line(error)})", hint=_NOT_COMPARED
+        ) from error
     return dict(zip(names, values, strict=True))
 
 

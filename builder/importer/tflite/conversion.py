@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from agent.bundle.state import State
 from builder.errors import RefusalError, ShapeError, UnsupportedOperatorError
+from builder.importer.input_shapes import SHAPES_HINT
 from builder.importer.static_inputs import value_of
 from builder.importer.tflite.control_flow import STATIC, Program
 from builder.importer.tflite.graph_builder import GraphBuilder
@@ -24,8 +25,12 @@ from builder.importer.tflite.operators import CONVERTERS, CUSTOM_CONVERTERS
 from builder.importer.tflite.schema import MALFORMED, Operator, Subgraph, TfliteModel
 from builder.importer.tflite.scope import Scope
 from builder.importer.tflite.tensor import value_name
+from builder.spelling import did_you_mean
 
 _LISTED: Final = 8  # operators that one message names
+_OTHER_HINT: Final = (
+    "convert the model again, without this operator or with others: docs/importing.md says what is taken"
+)
 _FLEX_HINT: Final = "convert the model with only TFLite's own operators (tf.lite.OpsSet.TFLITE_BUILTINS)"
 Observer = Callable[[Scope, Operator], None]
 
@@ -115,12 +120,14 @@ def _input_shapes(
         shape = wanted.pop(value_name(tensor), tensor.shape)
         if len(shape) != len(tensor.shape):
             raise ShapeError(
-                f"input '{value_name(tensor)}': expected {len(tensor.shape)} dimensions, got {list(shape)}"
+                f"input '{value_name(tensor)}': expected {len(tensor.shape)} dimensions, got {list(shape)}",
+                hint=SHAPES_HINT,
             )
         shapes[index] = tuple(shape)
     if wanted:
         raise ShapeError(
-            f"expected shapes of the inputs {_input_names(model)}, got one of {next(iter(wanted))!r:.80}"
+            f"expected shapes of the inputs {_input_names(model)}, got one of {next(iter(wanted))!r:.80}",
+            hint=SHAPES_HINT,
         )
     return shapes
 
@@ -134,7 +141,10 @@ def _input_values(
     given = {}
     for name, value in input_values.items():
         if name not in named:
-            raise ShapeError(f"the model has no input '{name}'; its inputs are {_input_names(model)}")
+            raise ShapeError(
+                f"the model has no input '{name}'; its inputs are {_input_names(model)}",
+                hint=did_you_mean(name, named, otherwise="give the name of one of them"),
+            )
         tensor = main.tensors[named[name]]
         shape = shapes[tensor.index]
         is_open = shape == tensor.shape
@@ -165,7 +175,10 @@ def _written(
     for index in main.inputs:
         tensor = main.tensors[index]
         if not tensor.dtype:
-            raise UnsupportedOperatorError(f"input '{tensor.name}' cannot be served: {tensor.obstacle}")
+            raise UnsupportedOperatorError(
+                f"input '{tensor.name}' cannot be served: {tensor.obstacle}",
+                hint="convert the model with inputs of float32, int8 or uint8",
+            )
         value = graph.add_input(value_name(tensor), tensor.dtype, shapes[index])
         scope.put(tensor, graph.constant(given[index]) if index in given else value)
     program = Program(model, lambda inner: _run(inner, program, None), keeps)
@@ -175,7 +188,10 @@ def _written(
         try:
             graph.add_output(scope.value(tensor), value_name(tensor))
         except RefusalError as error:
-            raise UnsupportedOperatorError(f"output '{tensor.name}' cannot be served: {error}") from error
+            raise UnsupportedOperatorError(
+                f"output '{tensor.name}' cannot be served: {error}",
+                hint=error.hint or "convert the model without this output",
+            ) from error
     return graph, program
 
 
@@ -210,7 +226,7 @@ def _convert_operator(scope: Scope, operator: Operator, program: Program) -> Non
             CONVERTERS[operator.name](Operation(scope, operator))
     except RefusalError as error:
         raise UnsupportedOperatorError(
-            f"{describe(scope.subgraph, operator)}: {error}", hint=error.hint
+            f"{describe(scope.subgraph, operator)}: {error}", hint=error.hint or _OTHER_HINT
         ) from error
     except MALFORMED as error:
         raise UnsupportedOperatorError(
@@ -242,6 +258,6 @@ def _refuse_unknown(subgraph: Subgraph) -> None:
     )
     more = f"; and {len(kinds) - _LISTED} more" if len(kinds) > _LISTED else ""
     flex = any(o.is_custom and o.name.startswith("Flex") for o in unknown)
-    hint = _FLEX_HINT if flex else None
+    hint = _FLEX_HINT if flex else _OTHER_HINT
     noun = "operator" if len(kinds) == 1 else "operators"
     raise UnsupportedOperatorError(f"{len(kinds)} {noun} cannot be imported: {listed}{more}", hint=hint)

@@ -21,12 +21,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from builder.errors import RefusalError
+from builder.errors import FIX_HINT, RefusalError
 from builder.importer.tflite.graph_builder import FLOAT, FLOAT16, GraphBuilder
 from builder.importer.tflite.schema import Subgraph
 from builder.importer.tflite.tensor import Quantisation, Tensor
 
-FIX_HINT: Final = "if an input determines it, make that input a constant: --input-values NAME=VALUE"
 # Below this rank, both layouts are the same.
 LEAST_RANK: Final = 3
 

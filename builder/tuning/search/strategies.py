@@ -12,6 +12,7 @@ from typing import Protocol
 from builder.errors import RecordsError
 from builder.kernels.design_space import Decisions, Point
 from builder.records.task import Task
+from builder.spelling import did_you_mean
 from builder.tuning.search.metaschedule_search import MetaScheduleSearch
 from builder.tuning.search.ranked_search import RankedSearch
 from builder.tuning.search.unvisited import Unvisited
@@ -58,7 +59,10 @@ def start(tuner: str, task: Task, known: Results, trials: int, batch: int, seed:
         If `tuner` is not in `TUNERS`.
     """
     if tuner not in TUNERS:
-        raise RecordsError(f"--tuner: expected {', '.join(TUNERS)}, got {tuner[:40]!r}")
+        raise RecordsError(
+            f"--tuner: expected {', '.join(TUNERS)}, got {tuner[:40]!r}",
+            hint=did_you_mean(tuner, TUNERS, otherwise=f"write --tuner {next(iter(TUNERS))}"),
+        )
     unvisited = Unvisited(task.space, known, None if tuner == "gridsearch" else seed)
     if tuner == "gridsearch":
         return unvisited

@@ -17,9 +17,9 @@ from builder.codegen.kernel_object import compile_object
 from builder.codegen.link.linker import link
 from builder.compiling import parity, tolerances
 from builder.compiling.block_agreement import Step
-from builder.compiling.block_parity import FAULT, UNEXPLAINED, Blocks, compare_blocks, is_quantised
+from builder.compiling.block_parity import UNEXPLAINED, Blocks, compare_blocks, is_quantised
 from builder.compiling.lower import lower
-from builder.errors import ParityError
+from builder.errors import FAULT, ParityError
 from builder.importer import import_onnx
 from builder.kernels.decisions import Schedules
 from builder.kernels.passes import integer_products

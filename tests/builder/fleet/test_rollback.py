@@ -59,7 +59,7 @@ async def test_a_report_that_is_late_does_not_hide_that_the_agent_has_changed(
         nonlocal asked
         asked += 1
         if asked > 1:
-            raise FleetError("late")
+            raise FleetError("late", hint="later")
         return await ask(agent, model, broker)
 
     monkeypatch.setattr(rollback, "_reported", once)

@@ -28,7 +28,7 @@ def test_the_framework_is_known_by_its_producer(producer: str, framework: str) -
 
 def test_many_obstacles_fit_on_a_screen() -> None:
     obstacles = [Obstacle(f"Op{i}", tuple(f"node{i}_{k}" for k in range(500)), "why") for i in range(40)]
-    lines = explain(UnsupportedOperatorError("no", obstacles=obstacles), "pytorch")
+    lines = explain(UnsupportedOperatorError("no", hint="change it", obstacles=obstacles), "pytorch")
     assert len(lines) <= MAX_LINES
     assert max(map(len, lines)) <= 240
     shown = sum(line.startswith("Op") for line in lines)
@@ -37,10 +37,13 @@ def test_many_obstacles_fit_on_a_screen() -> None:
 
 
 def test_a_message_that_says_it_all_gets_no_more_lines() -> None:
-    assert explain(ModelError("truncated"), "pytorch") == ()
-    assert explain(ShapeError("wrong"), "unknown") == ()
+    assert explain(ModelError("truncated", hint="change it"), "pytorch") == ()
+    assert explain(ShapeError("wrong", hint="change it"), "unknown") == ()
 
 
 def test_a_layout_of_onnx_runtime_says_how_to_save_the_model() -> None:
     found = [Obstacle("com.microsoft.nchwc.Conv", ("c",), "its layout")]
-    assert "ORT_ENABLE_EXTENDED" in explain(UnsupportedOperatorError("no", obstacles=found), "")[-1]
+    assert (
+        "ORT_ENABLE_EXTENDED"
+        in explain(UnsupportedOperatorError("no", hint="change it", obstacles=found), "")[-1]
+    )

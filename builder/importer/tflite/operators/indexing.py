@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from builder.errors import RefusalError
+from builder.errors import FIX_HINT, RefusalError
 from builder.importer.tflite.operation import Operation
-from builder.importer.tflite.scope import FIX_HINT, Layout
+from builder.importer.tflite.scope import Layout
 
 Converter = Callable[[Operation], None]
 

@@ -165,7 +165,7 @@ def test_boards_that_are_gone_end_the_run() -> None:
     class Gone(Boards):
         def measure(self, kernels: Any, done: Any = None) -> list[Any]:
             del kernels, done
-            raise FleetError("gone")
+            raise FleetError("gone", hint="wait")
 
     pipeline = Pipeline(Builder([]), Gone(), Interruption())  # type: ignore[arg-type]
     pipeline.put(jobs(1))
