@@ -1,7 +1,8 @@
 """What an `edgebundle.toml` may do without a yes: its author is not always the person who runs the verb.
 
 Promises: without a yes, the file makes no verb open a file outside its folder, links included, or send a
-password in clear text to the broker that it names. A yes holds for this folder and these values.
+password in clear text to the broker that it names. A yes holds for this folder and these values. Inside its
+folder, the file makes no verb replace anything but a bundle.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from agent.bundle import archive
 from agent.durable import replacing
-from agent.errors import EdgeError
+from agent.errors import EdgeError, FormatError
 from agent.mqtt.settings import parse_broker_url
+from agent.reading import open_at_once
 from agent.terminal import note
 from builder.cli.confirmation import confirmed
 from builder.errors import ProjectError
@@ -60,7 +63,7 @@ def require_trust(args: argparse.Namespace, values: Mapping[str, object], argume
     Raises
     ------
     ProjectError
-        If the answer is not yes, or there is no terminal to ask on.
+        If the answer is not yes, or there is no terminal to ask on; if another file than a bundle would be replaced.
     """
     typed = {word.partition("=")[2] if word.startswith("--") and "=" in word else word for word in arguments}
     used = {
@@ -77,6 +80,8 @@ def require_trust(args: argparse.Namespace, values: Mapping[str, object], argume
                 hint="give these values as flags, or answer y on a terminal once",
             )
         remember(doubts)
+    if "output" in used:
+        _check_replaced(str(used["output"]))
     shown = [f"{name} {used[name]}" for name in _SHOWN if name in used]
     if shown and sys.stderr.isatty():
         note(f"{FILE}: {', '.join(shown)}")
@@ -101,6 +106,25 @@ def remember(doubts: Sequence[str], folder: Path | None = None) -> None:
             file.writelines(_mark(doubt, folder) + b"\n" for doubt in doubts)
     except OSError:
         return
+
+
+def _check_replaced(path: str) -> None:
+    """Check that a file that will be replaced is a bundle; a file that is not there is no concern."""
+    try:
+        fd = open_at_once(path)
+    except OSError:  # the verb says what is wrong
+        return
+    try:
+        archive.read_index(fd)
+    except FormatError as error:
+        raise ProjectError(
+            f"{FILE}: expected a bundle to replace, got another file: {path}",
+            hint="remove that file, or give bundle another name in edgebundle.toml",
+        ) from error
+    except EdgeError:  # such as a folder, which cannot be read
+        return
+    finally:
+        os.close(fd)
 
 
 def _doubts(args: argparse.Namespace, used: Mapping[str, object]) -> list[str]:

@@ -165,3 +165,29 @@ def test_one_who_makes_a_project_has_said_yes(
     assert "expected files in its folder" not in done.stderr
     done = edgebundle("compile")
     assert "expected files in its folder" not in done.stderr
+
+
+@pytest.mark.parametrize("content", [b"print('mine')\n", b"", b"\0" * 1024])
+def test_a_bundle_replaces_only_a_bundle(
+    edgebundle: Edgebundle, project: Callable[[str], Path], content: bytes
+) -> None:
+    folder = project('[model]\nfile = "m.onnx"\nbundle = "train.py"')
+    (folder / "m.onnx").touch()
+    (folder / "train.py").write_bytes(content)
+    result = edgebundle("compile")
+    assert result.returncode == 4
+    assert "expected a bundle to replace, got another file: train.py" in result.stderr
+    assert "hint: remove that file, or give bundle another name in edgebundle.toml" in result.stderr
+    assert (folder / "train.py").read_bytes() == content
+
+
+def test_a_bundle_is_replaced_and_so_is_what_the_command_line_names(
+    edgebundle: Edgebundle, project: Callable[[str], Path], digits_bundle: Path
+) -> None:
+    folder = project('[model]\nfile = "m.onnx"\nbundle = "out.bundle"')
+    (folder / "m.onnx").touch()
+    (folder / "other").write_text("mine")
+    assert "replace" not in edgebundle("compile").stderr  # there is none yet
+    (folder / "out.bundle").write_bytes(digits_bundle.read_bytes())
+    assert "replace" not in edgebundle("compile").stderr
+    assert "replace" not in edgebundle("compile", "-o", "other").stderr
