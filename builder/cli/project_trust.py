@@ -63,7 +63,8 @@ def require_trust(args: argparse.Namespace, values: Mapping[str, object], argume
     Raises
     ------
     ProjectError
-        If the answer is not yes, or there is no terminal to ask on; if another file than a bundle would be replaced.
+        If the answer is not yes, or there is no terminal to ask on; if a file that is no bundle would be
+        replaced.
     """
     typed = {word.partition("=")[2] if word.startswith("--") and "=" in word else word for word in arguments}
     used = {
