@@ -7,6 +7,7 @@ report, so one report names everything that is wrong; each finding is yielded as
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
 from agent.config.file import load_config
 from agent.config.settings import Config
-from agent.errors import ConfigError, PermissionDeniedError, UnreachableError
+from agent.deploy.store.store import Store
+from agent.errors import ConfigError, PermissionDeniedError, StoreError, UnreachableError
 from agent.provision.checks import identity, machine, models, service
 from agent.provision.checks.rights import check_broker
 from agent.provision.finding import Finding, fail
@@ -72,8 +74,16 @@ def _check_enrollment(
         yield from _check_broker(config)
 
 
+def _is_running(config: Config) -> bool:
+    """Return whether this device's own agent runs, as a service or however a person started it."""
+    with contextlib.suppress(StoreError):
+        if Store(config.state_dir, opened=False).in_use():
+            return True
+    return service.state().get("ActiveState") == "active"
+
+
 def _check_broker(config: Config) -> list[Finding]:
-    serving = service.state().get("ActiveState") == "active"
+    serving = _is_running(config)
     try:
         return asyncio.run(check_broker(config.broker, config.device, config.groups, serving=serving))
     except UnreachableError as error:

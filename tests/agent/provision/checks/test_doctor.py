@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -11,10 +12,26 @@ from pathlib import Path
 import pytest
 
 from agent.cli import main
+from agent.config.file import load_config
+from agent.deploy.store.store import Store
+from agent.mqtt.connection import Connection
+from agent.mqtt.settings import BrokerSettings
 from agent.provision.checks import doctor, machine
+from agent.wire.presence import AgentState, Presence
+from agent.wire.topics import State, format_topic
 from tests.agent.provision.checks.rig import configuration
 from tests.conftest import BrokerProcess
 from tests.ports import free_port
+
+
+async def retain(broker: BrokerProcess, topic: str, payload: bytes) -> None:
+    connection = Connection(
+        BrokerSettings("127.0.0.1", broker.port), client_id="test", on_message=lambda _: None
+    )
+    await connection.connect()
+    assert not (await connection.publish(topic, payload, retain=True)).failed
+    await connection.close()
+
 
 NAMES = {
     *("python", "processor", "clock", "memory", "heat", "sandbox", "service", "disk"),
@@ -46,6 +63,24 @@ def test_healthy_device_has_no_failure_and_the_report_changes_nothing(
     assert (delay["level"], "set_tcp_nodelay" in delay["hint"]) == ("warn", True)
     assert report["counts"]["fail"] == 0
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_agent_that_a_person_started_is_this_device_and_no_other(
+    tmp_path: Path, trust: Path, mosquitto: BrokerProcess
+) -> None:
+    path = configuration(tmp_path / "etc", trust, mosquitto.port)
+    config = load_config(path, {}, {})
+    online = Presence(AgentState.ONLINE, 1, "1.0").to_bytes()
+    topic = format_topic(State(config.device))
+    asyncio.run(retain(mosquitto, topic, online))
+    assert "is already online" in check(path).stdout
+    store = Store(config.state_dir)
+    store.lock()
+    try:
+        assert "is already online" not in check(path).stdout
+    finally:
+        store.unlock()
+        asyncio.run(retain(mosquitto, topic, b""))
 
 
 def test_everything_that_is_wrong_is_in_one_report(tmp_path: Path, trust: Path) -> None:
