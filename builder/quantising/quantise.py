@@ -282,7 +282,7 @@ class _Work:
         """Quantise the model."""
         self._progress(describe(self._data))
         if len(self._data) < FEW_SAMPLES:
-            self._warn(
+            self._warnings.append(
                 f"only {len(self._data)} calibration samples: ranges may miss values that others have; "
                 f"give {FEW_SAMPLES} or more, better a few hundred"
             )
@@ -380,7 +380,7 @@ class _Work:
         if count is None and aimed:
             reached = {number: attempt.agreement.sqnr_db or 0.0 for number, attempt in attempts.items()}
             count = min(n for n, db in reached.items() if db >= max(reached.values()) - _WORTHWHILE_DB)
-            self._warn(
+            self._warnings.append(
                 f"much noise: {reached[count]:.1f} dB; compare the model's answers before you use it, "
                 "or state what you need with --min-sqnr"
             )
@@ -405,19 +405,19 @@ class _Work:
         for unit in self._units:
             missing = [name for name in unit.data if name not in self._ranges]
             if unit.weights is not None and unit.name not in names and missing:
-                self._warn(f"{unit.name} stays in float: it reads values that are not finite numbers")
+                self._warnings.append(
+                    f"{unit.name} stays in float: it reads values that are not finite numbers"
+                )
         for name, count in attempt.qdq.raised.items():
-            self._warn(f"{name}: {count} channels have coarser weights, so that their sums fit int32")
+            self._warnings.append(
+                f"{name}: {count} channels have coarser weights, so that their sums fit int32"
+            )
         drops = attempt.agreement.drop is not None
         if excluded and drops and 0 < self._limits.max_drop < resolution(self._data):
-            self._warn(
+            self._warnings.append(
                 f"{len(self._data)} samples cannot show a drop of {self._limits.max_drop:g} points: "
                 "no sample may differ"
             )
-
-    def _warn(self, text: str) -> None:
-        self._warnings.append(text)
-        self._progress(f"note: {text}")
 
     def _result(
         self,

@@ -154,7 +154,7 @@ class QuantisationReport:
         """Return the model's signal to noise, and the noisiest blocks."""
         db = self.agreement.sqnr_db
         wanted = "" if self.min_sqnr_db is None else f" (at least {self.min_sqnr_db:g} dB)"
-        text = "no float output" if db is None else f"{db:.1f} dB signal to noise{wanted}"
+        text = "no float output" if db is None else f"{db:.1f} dB signal to noise at the outputs{wanted}"
         worst = sorted(
             (block for block in self.blocks if block.precision == "int8" and block.sqnr_db is not None),
             key=lambda block: block.sqnr_db or 0.0,
@@ -164,7 +164,7 @@ class QuantisationReport:
         listed = ", ".join(
             f"{table.short(block.name)} {block.sqnr_db:.1f} dB" for block in worst[: table.NAMED]
         )
-        return f"{text}; noisiest blocks: {listed}"
+        return f"{text}; least inside: {listed}"
 
 
 def count_methods(methods: Sequence[str]) -> dict[str, int]:

@@ -40,7 +40,7 @@ def test_table_says_what_it_cost() -> None:
         "size": "1,000.0 kB, float 4,000.0 kB (0.25)",
         "accuracy": "90.50 %, float 91.00 % (at most 0.5 points may be lost)",
         "agreement": "99.00 % of 100 samples have float's best class",
-        "noise": "31.4 dB signal to noise; noisiest blocks: a 30.0 dB",
+        "noise": "31.4 dB signal to noise at the outputs; least inside: a 30.0 dB",
         "quantised": "98.0 % of 10.0 million multiply-adds, 1 of 3 blocks",
         "left in float": "b",
         "ranges": "MSE: 2, min-max: 1 tensors",
@@ -53,7 +53,7 @@ def test_table_without_classes_names_the_limit_on_noise() -> None:
     rows = dict(replace(REPORT, agreement=Agreement(9, 31.4), max_drop=None, min_sqnr_db=20.0).rows())
     assert "accuracy" not in rows
     assert "agreement" not in rows
-    assert rows["noise"].startswith("31.4 dB signal to noise (at least 20 dB); ")
+    assert rows["noise"].startswith("31.4 dB signal to noise at the outputs (at least 20 dB); ")
 
 
 def test_table_says_how_much_coarser_weights_are_for_sums_of_16_bits() -> None:
