@@ -109,7 +109,7 @@ class Files:
         self,
         file: File,
         answers: Mapping[str, Any] | None,
-        is_right: Callable[[Truth], tuple[bool, bool]],
+        is_right: Callable[[Truth], tuple[bool, bool, int]],
         document: Mapping[str, object],
         lines: Sequence[str],
     ) -> None:
@@ -122,7 +122,7 @@ class Files:
         answers
             The outputs of the postprocess as a local run has them, or None.
         is_right
-            Returns whether the right class is the best one, and whether it is among the five best.
+            Returns whether the right class is the best one, or among the five best, and how many there are.
         document, lines
             The answer as JSON, and as text.
 

@@ -51,12 +51,12 @@ async def infer_many(args: argparse.Namespace, broker: Broker, names: list[str])
     return files.finish()
 
 
-def _is_right(answer: Answer, truth: Truth) -> tuple[bool, bool]:
-    """Return whether the right class is the best one, and whether it is among the five best."""
+def _is_right(answer: Answer, truth: Truth) -> tuple[bool, bool, int]:
+    """Return whether the right class is the best one, or among the five best, and how many it lists."""
     if not answer.lists("indices"):
         raise ModelError(
             f"{answer.model}: expected an answer with classes, got none",
             hint="declare them: edgebundle repack BUNDLE --postprocess softmax,top5",
         )
     right = [truth.label in (each.label, str(each.index)) for each in answer.labels[:5]]
-    return any(right[:1]), any(right)
+    return any(right[:1]), any(right), len(right)

@@ -141,8 +141,8 @@ def truths_of(paths: Iterable[Path], truths: Sequence[Truth], table: str) -> lis
     return found
 
 
-def is_right(scores: npt.NDArray[Any], truth: Truth) -> tuple[bool, bool]:
-    """Return whether the right class is the best one, and whether it is among the five best.
+def is_right(scores: npt.NDArray[Any], truth: Truth) -> tuple[bool, bool, int]:
+    """Return whether the right class is the best one, or among the five best, and how many classes there are.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def is_right(scores: npt.NDArray[Any], truth: Truth) -> tuple[bool, bool]:
             hint="count the classes from 0, as the model's output does, or give names that are in its labels",
         )
     best = np.argsort(-flat.astype(np.float64), kind="stable")[:TOP]
-    return bool(best[0] == truth.index), truth.index in best
+    return bool(best[0] == truth.index), truth.index in best, flat.size
 
 
 @dataclass(slots=True)
@@ -176,14 +176,18 @@ class Accuracy:
         Number of pictures.
     top1, top5
         For how many the right class was the best one, or among the five best.
+    classes
+        The largest number of classes in an answer.
     """
 
     pictures: int = 0
     top1: int = 0
     top5: int = 0
+    classes: int = 0
 
-    def count(self, is_best: bool, is_among_the_best: bool) -> None:
-        """Count one answer by where the right class is in it."""
+    def count(self, is_best: bool, is_among_the_best: bool, classes: int) -> None:
+        """Count one answer by where the right class is among so many."""
+        self.classes = max(self.classes, classes)
         self.pictures += 1
         self.top1 += is_best
         self.top5 += is_among_the_best
@@ -193,5 +197,10 @@ class Accuracy:
         return {"pictures": self.pictures, "top1": self.top1, "top5": self.top5}
 
     def __str__(self) -> str:
-        shares = [f"{100 * count / max(1, self.pictures):.1f} %" for count in (self.top1, self.top5)]
-        return f"top-1 {shares[0]}, top-5 {shares[1]} of {self.pictures} pictures"
+        return f"{ranks(self.top1, self.top5, self.pictures, self.classes)} of {self.pictures} pictures"
+
+
+def ranks(top1: int, top5: int, count: int, classes: int) -> str:
+    """Return the shares of right answers; top-5 only where an answer has as many classes."""
+    shares = [f"{100 * right / max(1, count):.1f} %" for right in (top1, top5)]
+    return f"top-1 {shares[0]}" + (f", top-5 {shares[1]}" if classes >= TOP else "")

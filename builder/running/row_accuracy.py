@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from builder.errors import ModelError
+from builder.running.accuracy import ranks
 from builder.running.row_answers import Cells
 from builder.running.row_file import number, open_rows
 
@@ -58,6 +59,8 @@ class RowAccuracy:
         Number of rows.
     top1, top5
         For how many the right class was the best one, or among the five best of those in the answer.
+    classes
+        The largest number of classes in an answer; top-5 says something only from five on.
     absolute, squared
         Sums of errors, for a model that answers with a number.
     """
@@ -65,6 +68,7 @@ class RowAccuracy:
     rows: int = 0
     top1: int = 0
     top5: int = 0
+    classes: int = 0
     absolute: float = 0.0
     squared: float = 0.0
     is_number: bool = False
@@ -91,6 +95,7 @@ class RowAccuracy:
             found = [truth in names for names in (ranked or [[str(label)]])[:5]]
             self.top1 += found[0]
             self.top5 += any(found)
+            self.classes = max(self.classes, len(ranked))
             self.rows += 1
             return
         value = next(iter(cells.values()), None) if len(cells) == 1 else None
@@ -118,8 +123,7 @@ class RowAccuracy:
         count = f"{self.rows} row{'' if self.rows == 1 else 's'}"
         if self.is_number:
             return f"mean absolute error {self._mean:.6g}, root mean square {self._root:.6g} of {count}"
-        shares = [f"{100 * right / max(1, self.rows):.1f} %" for right in (self.top1, self.top5)]
-        return f"top-1 {shares[0]}, top-5 {shares[1]} of {count}"
+        return f"{ranks(self.top1, self.top5, self.rows, self.classes)} of {count}"
 
     @property
     def _mean(self) -> float:

@@ -42,6 +42,9 @@ def test_right_answers_are_counted() -> None:
         accuracy.count(*is_right(scores, Truth(Path("x.jpg"), str(index), index)))
     assert (accuracy.pictures, accuracy.top1, accuracy.top5) == (3, 1, 2)
     assert str(accuracy) == "top-1 33.3 %, top-5 66.7 % of 3 pictures"
+    accuracy = Accuracy()
+    accuracy.count(*is_right(scores[:, :2], Truth(Path("x.jpg"), "0", 0)))
+    assert str(accuracy) == "top-1 0.0 % of 1 pictures"
     with pytest.raises(ModelError, match="expected a class below 7, got 7"):
         is_right(scores, Truth(Path("x.jpg"), "7", 7))
 

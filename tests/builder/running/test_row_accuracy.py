@@ -33,7 +33,9 @@ def test_classes() -> None:
     for truth in ("warm", "1", "cold", "hot"):
         accuracy.add({"label": "warm", "probability": 0.5}, ranked, truth)
     assert accuracy.document() == {"rows": 4, "top1": 2, "top5": 3}
-    assert str(accuracy) == "top-1 50.0 %, top-5 75.0 % of 4 rows"
+    assert str(accuracy) == "top-1 50.0 % of 4 rows"  # of two classes, top-5 says nothing
+    accuracy.add({"label": "a"}, [[name] for name in "abcde"], "e")
+    assert str(accuracy) == "top-1 40.0 %, top-5 80.0 % of 5 rows"
     accuracy = RowAccuracy()
     accuracy.add({"label": "warm", "p_0": 1.0}, [], "warm")
     assert accuracy.document() == {"rows": 1, "top1": 1, "top5": 1}
