@@ -23,6 +23,7 @@ from agent.errors import EdgeError, MixAndMatchError
 from agent.reading import open_at_once
 from builder.bundles.integer_work import IntegerWork
 from builder.errors import OTHER_FOLDER, PackageError
+from builder.importer.other_files import instead_of_bundle
 from builder.spelling import similar_file
 
 
@@ -118,6 +119,8 @@ class Package:
             files = {member.name: read_member(fd, member) for member in read_index(fd)}
             manifest = Manifest.from_bytes(files.pop(MANIFEST))
         except (EdgeError, KeyError) as error:
+            if (other := instead_of_bundle(path)) is not None:
+                raise PackageError(f"{path}: expected a bundle, got {other.what}", hint=other.hint) from error
             reason = "it has no manifest.json" if isinstance(error, KeyError) else str(error)
             raise PackageError(
                 f"{path}: expected a bundle: {reason}", hint="make one with `edgebundle compile`"

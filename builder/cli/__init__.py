@@ -171,6 +171,7 @@ def _run(arguments: list[str]) -> int:
         parser = _parser()
         if "_ARGCOMPLETE" in os.environ:
             _complete(parser)
+        _check_verb_is_first(parser, arguments)
         args, unknown = with_project(parser.verbs, arguments, parser.parse_known_args)
         if unknown:  # not left to parse_args, whose hint would not name the verb
             verb = parser.verbs[args.verb]
@@ -205,6 +206,17 @@ def _complete(parser: Parser) -> None:
     from builder.cli.completion import complete
 
     complete(parser)
+
+
+def _check_verb_is_first(parser: Parser, arguments: Sequence[str]) -> None:
+    """Refuse the flags of a verb before it: argparse would take their values for the verb."""
+    first = next(iter(arguments), "")
+    flag = first.partition("=")[0]
+    verb = next((word for word in arguments if word in parser.verbs), None)
+    if first.startswith("-") and flag not in parser.flags() and verb is not None:
+        parser.fail(
+            f"expected a verb first, got {flag}", hint=f"flags come after it: edgebundle {verb} {flag} ..."
+        )
 
 
 def _meant(verb: Parser, unknown: Sequence[str]) -> str | None:

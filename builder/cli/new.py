@@ -81,7 +81,13 @@ def _new(args: argparse.Namespace) -> int:
         check_model(args)
     proposal = _proposal(args.model) if args.model and not args.postprocess else None
     text = _toml(args, folder, proposal)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise ProjectError(
+            f"{folder}: cannot be made ({error.strerror})",
+            hint="name a folder below one that you may write to",
+        ) from error
     try:
         unfinished.chmod(0o755)
         (unfinished / "edgebundle.toml").write_text(text)

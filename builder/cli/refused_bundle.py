@@ -9,6 +9,7 @@ from typing import Final
 from agent.errors import BundleError, FormatError, SignatureError
 from builder.errors import PackageError
 from builder.fleet.hints import DEPLOYMENT_HINTS
+from builder.importer.other_files import instead_of_bundle
 from builder.spelling import similar_file
 
 _BROKEN_FILE: Final = "expected the .bundle that `edgebundle compile` wrote, whole and unchanged"
@@ -32,6 +33,9 @@ def naming_file(path: str) -> Iterator[None]:
     try:
         yield
     except BundleError as error:
+        other = instead_of_bundle(path) if isinstance(error, FormatError) else None
+        if other is not None:
+            raise PackageError(f"{path}: expected a bundle, got {other.what}", hint=other.hint) from error
         hint = error.hint or _local_hint(error)
         raise PackageError(f"{path}: {error} ({error.code})", hint=hint) from error
     except FileNotFoundError as error:

@@ -50,9 +50,16 @@ def run_rows(args: argparse.Namespace, package: Package, name: str) -> int:
     manifest = package.manifest
     if manifest.columns is None:
         shapes = ", ".join(map(str, manifest.inputs))
+        hint = "name them in the order of the model's features: edgebundle repack BUNDLE --columns a,b,c"
+        if manifest.preprocess is not None:
+            hint = "the model takes pictures: give --inputs a JPEG or PNG file"
+        elif manifest.audio is not None:
+            hint = "the model takes recordings: give --inputs a .wav file"
+        elif all(len(spec.shape) > 2 for spec in manifest.inputs):
+            hint = "no input of the model is a row: give --inputs an .npz file"
         raise ModelError(
             f"{name}: expected a bundle that declares columns for a table, got one without ({shapes:.200})",
-            hint="name them in the order of the model's features: edgebundle repack BUNDLE --columns a,b,c",
+            hint=hint,
         )
     reader = RowReader(manifest.columns, manifest.row_inputs, manifest.quantised_inputs)
     table = _Table(args, name, reader.names, [c.name for c in reader.columns if c.categories is not None])

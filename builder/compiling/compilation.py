@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import tvm
@@ -39,7 +39,7 @@ from builder.compiling.columns import Names
 from builder.compiling.comparison import Array, Compared, compare_model, look_at_sample
 from builder.compiling.defined_samples import choose
 from builder.compiling.footprint import resources_of
-from builder.compiling.identity import Identity, bundle_name
+from builder.compiling.identity import DESCRIBABLE, Identity, bundle_name
 from builder.compiling.integer_share import integer_work
 from builder.compiling.labels import Labels, label_lines
 from builder.compiling.layers import Layers
@@ -59,9 +59,6 @@ from builder.target.device_target import DeviceTarget, resolve
 from builder.target.half_arithmetic import require_half_arithmetic
 
 Progress = Callable[[str], None]
-
-
-DESCRIBABLE: Final = "give it fewer tensors, or shorter names: docs/bundle-format.md has the limits"
 
 
 def compile(

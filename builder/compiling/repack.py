@@ -21,8 +21,7 @@ from agent.errors import MixAndMatchError
 from builder.bundles.package import Package, digests
 from builder.compiling import audio_presets, declarations
 from builder.compiling.columns import Names, declare_columns, read_names
-from builder.compiling.compilation import DESCRIBABLE
-from builder.compiling.identity import Identity
+from builder.compiling.identity import DESCRIBABLE, Identity
 from builder.compiling.labels import Labels, check_labels, read_named_labels
 from builder.errors import ModelError
 from builder.importer.classic.string_inputs import Texts

@@ -1,14 +1,16 @@
-"""What a file is that is not the model it was taken for: its first bytes say so.
+"""What a file is that is not the model, or the bundle, it was taken for: its first bytes say so.
 
 Leaves models themselves to their readers. Names in hints exist in the libraries' current versions.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from agent.reading import open_at_once
 from builder.model_path import EXPORT_HINT
 
 _SKLEARN: Final = (
@@ -92,3 +94,25 @@ def recognise(raw: bytes, name: str) -> OtherFile:
     return next(
         (found for start, found in _BEGINNINGS if re.match(start, head, re.DOTALL | re.IGNORECASE)), _UNKNOWN
     )
+
+
+def instead_of_bundle(path: str | os.PathLike[str]) -> OtherFile | None:
+    """Tell what a file is that was taken for a bundle; None if it may be one, or cannot be told."""
+    try:
+        fd = open_at_once(path)
+    except OSError:
+        return None
+    try:
+        head = os.pread(fd, _HEAD_BYTES, 0)
+    except OSError:  # of a folder
+        return None
+    finally:
+        os.close(fd)
+    found = recognise(head, os.fspath(path))
+    if found is _UNKNOWN or head[257:262] == b"ustar":
+        return None
+    if found.hint.startswith((_DOWNLOAD, _PACKED)) or found.what == "a Git LFS pointer":
+        return found
+    if found.hint.startswith(_MODEL):
+        return replace(found, hint=found.hint.replace(_MODEL, "give the bundle instead"))
+    return replace(found, hint="compile a model first: edgebundle compile MODEL")

@@ -243,3 +243,12 @@ def test_closed_pipe_is_not_an_error() -> None:
         os.close(writing)
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--broker", "mqtt://b", "agents"], ["--broker=mqtt://b", "agents"]])
+def test_a_flag_before_the_verb(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "edgebundle: error: expected a verb first, got --broker",
+        "edgebundle: hint: flags come after it: edgebundle agents --broker ...",
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from agent.errors import (
@@ -12,6 +14,7 @@ from agent.errors import (
     RollbackError,
     SignatureError,
 )
+from builder.bundles.package import Package
 from builder.cli.refused_bundle import naming_file
 from builder.errors import PackageError
 from builder.fleet.hints import deployment_hint
@@ -48,3 +51,28 @@ def test_good_file_for_another_device_gets_the_hint_of_a_deployment() -> None:
 def test_unknown_code_of_an_agent_has_no_hint() -> None:
     assert deployment_hint("ERR_OF_TOMORROW") is None
     assert deployment_hint("") is None
+
+
+@pytest.mark.parametrize(
+    ("content", "what", "hint"),
+    [
+        (b"\x89PNG\r\n", "a PNG picture", "give the bundle instead; pictures are for --inputs"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer", "git lfs pull"),
+        (b"\x1f\x8b\x08", "a compressed file", "unpack it first"),
+        (b"....TFL3", "a TensorFlow Lite file", "compile a model first: edgebundle compile MODEL"),
+    ],
+)
+def test_a_file_that_is_no_bundle_is_told_by_its_first_bytes(
+    tmp_path: Path, content: bytes, what: str, hint: str
+) -> None:
+    path = tmp_path / "my.bundle"
+    path.write_bytes(content)
+    with pytest.raises(PackageError, match=f"my.bundle: expected a bundle, got {what}$") as caught:
+        Package.load(path)
+    assert hint in caught.value.hint
+    with (
+        pytest.raises(PackageError, match=f"expected a bundle, got {what}$") as caught,
+        naming_file(str(path)),
+    ):
+        raise FormatError("expected whole blocks")
+    assert hint in caught.value.hint

@@ -78,7 +78,7 @@ def test_json_accuracy_and_files(
     assert (document["rows"], document["failed"]) == (2, 0)
     assert [row["label"] for row in document["results"]] == ["seven", "three"]
     result = terminal("run", rows_bundle, "--inputs", readings, "--accuracy", readings)
-    assert result.out == "top-1 100.0 %, top-5 100.0 % of 2 rows\n"
+    assert result.out == "top-1 100.0 % of 2 rows\n"
     (tmp_path / "truth.csv").write_text("label\n7\n4\n")
     result = terminal(
         "run", rows_bundle, "--inputs", readings, "--accuracy", tmp_path / "truth.csv", "--json"
@@ -112,13 +112,17 @@ def test_rows_that_cannot_be_used_are_told_and_the_others_go_on(
     assert result.err[1] == f"edgebundle: error: {table}:4: column 'p63': expected a value, got none"
     assert result.err[20] == "edgebundle: error: 12 more rows"
     assert "32 could not be used" in result.err[21]
-    assert result.out == "top-1 100.0 %, top-5 100.0 % of 1 row\n"
+    assert result.out == "top-1 100.0 % of 1 row\n"
 
 
 def test_mistakes(
     terminal: Terminal, rows_bundle: Path, digits_bundle: Path, readings: Path, tmp_path: Path
 ) -> None:
     refused(terminal("run", digits_bundle, "--inputs", readings), "expected a bundle that declares columns")
+    assert (
+        "the model takes pictures: give --inputs"
+        in terminal("run", digits_bundle, "--inputs", readings).err[-1]
+    )
     short = tmp_path / "short.csv"
     short.write_text("p0,P1\n1,2\n")
     refused(terminal("run", rows_bundle, "--inputs", short), "expected 64 columns, missing 'p1', 'p2'")
