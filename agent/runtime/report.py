@@ -199,7 +199,7 @@ class Report:
             share = f"{self._share(row.duration_us):.6g}"
             nodes = "; ".join(node for layer in row.layers for node in layer.nodes)
             cells = (row.name, f"{row.duration_us:.6g}", share, gflops, "cpu", row.count, row.shapes, nodes)
-            writer.writerow(map(cell_of, cells))
+            writer.writerow([cell_of(cell) for cell in cells])
         return out.getvalue()
 
     def __str__(self) -> str:

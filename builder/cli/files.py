@@ -73,7 +73,7 @@ class Files:
         from builder.running.detection_accuracy import DetectionAccuracy
         from builder.running.input_files import input_files
 
-        truths: Sequence[Truth] | None = None
+        truths: Sequence[Truth | None] = ()
         self._classes: Accuracy | None = None
         self._objects: DetectionAccuracy | None = None
         paths = input_files(names) if names else []
@@ -88,10 +88,10 @@ class Files:
         elif accuracy is not None:
             self._classes = Accuracy()
             rows = read_truths(accuracy, labels)
-            truths = truths_of(
+            truths = found = truths_of(
                 paths or {truth.file.resolve(): truth.file for truth in rows}.values(), rows, accuracy
             )
-            paths = [truth.file for truth in truths]
+            paths = [truth.file for truth in found]
         drawn = drawn_names(paths, draw) if draw else [None] * len(paths)
         self._files = list(map(File, paths, truths or [None] * len(paths), drawn))
         self._as_json = as_json
