@@ -290,7 +290,7 @@ def _refuse_revoked(keys: list[tuple[str, str, bytes]], folder: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="run it with sudo") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", hint="correct the file: one key id per line") from error
     for key_id, name, raw in keys:
