@@ -55,6 +55,7 @@ MAX_WORDS: Final = 64
 
 # 1 TiB, more memory than any device has.
 _MAX_MEMORY_BYTES: Final = 1 << 40
+_NUMBER_TYPE: Final = re.compile(r"[A-Z][A-Z0-9]{2,15}", re.ASCII)
 _GLIBC: Final = re.compile(r"2\.(0|[1-9]\d{0,2})(\.\d{1,3})?", re.ASCII)
 
 
@@ -285,6 +286,9 @@ class Manifest:
     class_counts
         Outputs that hold numbers of classes -> how many classes there are; None if the model's file says
         nothing about it. Labels are checked with it when the bundle gets others; a device does not read it.
+    number_types
+        Inputs and outputs of bytes that hold numbers of another type -> that type, such as `FLOAT8E4M3FN`;
+        None if there are none. A device does not read it.
     counter_ahead_of_time
         True if the counter is meant to be ahead of time; None for every other bundle.
 
@@ -316,6 +320,7 @@ class Manifest:
     columns: tuple[InputColumns, ...] | None = field(default=None, metadata=canonical_json.LATER)
     quantisation: Quantisation | None = field(default=None, metadata=canonical_json.LATER)
     class_counts: Mapping[str, int] | None = field(default=None, metadata=canonical_json.LATER)
+    number_types: Mapping[str, str] | None = field(default=None, metadata=canonical_json.LATER)
     counter_ahead_of_time: bool | None = field(default=None, metadata=canonical_json.LATER)
 
     def __post_init__(self) -> None:
@@ -343,6 +348,16 @@ class Manifest:
                 values.within("class_counts", count, 1, MAX_ROWS)
                 if name not in {spec.name for spec in self.outputs}:
                     raise ValueError(f"class_counts: output {name!r:.80} does not exist")
+        if self.number_types is not None:
+            object.__setattr__(
+                self, "number_types", MappingProxyType(dict(sorted(self.number_types.items())))
+            )
+            holders = {spec.name for spec in (*self.inputs, *self.outputs) if spec.itemsize == 1}
+            for name, kind in self.number_types.items():
+                if name not in holders:
+                    raise ValueError(f"number_types: {name!r:.80} is no input or output of bytes")
+                if not _NUMBER_TYPE.fullmatch(kind):
+                    raise ValueError(f"number_types: expected a name such as FLOAT8E4M3FN, got {kind!r:.80}")
         if self.preprocess is not None and self.preprocess.input not in {spec.name for spec in self.inputs}:
             raise ValueError(f"preprocess is for input {self.preprocess.input!r:.80}, which does not exist")
         if self.postprocess is not None:

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from agent.bundle import archive, canonical_json
 from agent.bundle.audio import Audio, Keywords, Speech
-from agent.bundle.buckets import Buckets
 from agent.bundle.columns import columns_of
 from agent.bundle.detection import Objects
 from agent.bundle.keyring import Keyring
@@ -102,8 +101,8 @@ class BundleReport:
             ("runtime", f"{runtime.abi}, glibc {runtime.glibc} or newer, {runtime.executor} executor"),
             ("compatible", ", ".join(manifest.compatible)),
             ("counter", f"{manifest.security_counter} ({_counter_note(manifest)})"),
-            *(("input", _tensor(spec, manifest.buckets, quantised[0])) for spec in manifest.inputs),
-            *(("output", _tensor(spec, manifest.buckets, quantised[1])) for spec in manifest.outputs),
+            *(("input", _tensor(spec, manifest, quantised[0])) for spec in manifest.inputs),
+            *(("output", _tensor(spec, manifest, quantised[1])) for spec in manifest.outputs),
             *(("bucket", line) for line in _buckets(manifest)),
             ("before", _before(manifest)),
             *(("text", line) for line in _texts(manifest)),
@@ -206,11 +205,12 @@ def _row(name: str, value: str) -> list[str]:
     )
 
 
-def _tensor(spec: TensorSpec, buckets: Buckets | None, quantised: Mapping[str, Quantised]) -> str:
+def _tensor(spec: TensorSpec, manifest: Manifest, quantised: Mapping[str, Quantised]) -> str:
+    buckets, held = manifest.buckets, (manifest.number_types or {}).get(spec.name)
     shape = str(list(spec.shape)) if buckets is None else buckets.describe(spec)
     found = quantised.get(spec.name)
     real = "" if found is None else f", real numbers are (integer {-found.zero:+d}) * {found.scale:.6g}"
-    return f"{spec.name} {spec.datatype} {shape}{real}"
+    return f"{spec.name} {spec.datatype} {shape}{f', each byte holds {held}' if held else ''}{real}"
 
 
 def _before(manifest: Manifest) -> str:

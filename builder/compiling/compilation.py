@@ -300,6 +300,7 @@ def describe_model(
             lengths=model.lengths or None,
             quantisation=model.scales.declared,
             class_counts=_counts(model),
+            number_types=model.number_types or None,
             buckets=buckets,
             samples=Samples(
                 1 if buckets is None else buckets.count, compared.self_test_rtol, tolerances.SELF_TEST_ATOL

@@ -107,6 +107,13 @@ class ImportedModel:
     class_counts: Mapping[str, int] = field(default_factory=dict)
     original: Original | None = None
 
+    @property
+    def number_types(self) -> dict[str, str]:
+        """Inputs and outputs of bytes that hold numbers of another type -> that type, such as `INT4`."""
+        kinds = {} if self.original is None else self.original.narrow
+        names = [spec.name for spec in (*self.inputs, *self.outputs) if spec.name in kinds]
+        return {name: onnx.TensorProto.DataType.Name(kinds[name]) for name in names}
+
 
 def import_onnx(
     source: Path | str | onnx.ModelProto,

@@ -44,6 +44,28 @@ def test_detection_steps_survive_the_round_trip(kit: Any) -> None:
     assert Manifest.from_bytes(manifest.to_bytes()).postprocess == Postprocess(steps)
 
 
+def test_types_of_the_numbers_in_bytes_survive_the_round_trip(kit: Any) -> None:
+    outputs = (TensorSpec("bits", "UINT8", (4,)), TensorSpec("small", "INT8", (4,)))
+    types = {"small": "INT4", "bits": "FLOAT8E4M3FN"}
+    manifest = kit.manifest(outputs=outputs, postprocess=None, number_types=types)
+    assert Manifest.from_bytes(manifest.to_bytes()).number_types == types
+
+
+@pytest.mark.parametrize(
+    ("types", "said"),
+    [
+        ({"none": "INT4"}, "no input or output"),
+        ({"wide": "INT4"}, "no input or output of bytes"),
+        ({"bits": "float8"}, "expected a name"),
+        ({"bits": "F" * 40}, "expected a name"),
+    ],
+)
+def test_types_of_numbers_that_are_no_bytes_are_refused(kit: Any, types: dict[str, str], said: str) -> None:
+    outputs = (TensorSpec("bits", "UINT8", (4,)), TensorSpec("wide", "FP32", (4,)))
+    with pytest.raises(ValueError, match=f"number_types.*{said}"):
+        kit.manifest(outputs=outputs, postprocess=None, number_types=types)
+
+
 def test_whole_numbers_are_written_as_fractions_where_fractions_are_declared(kit: Any) -> None:
     preprocess = replace(kit.manifest().preprocess, scale=1, mean=(0, 0, 0), std=(1, 1, 1))
     raw = kit.manifest(preprocess=preprocess).to_bytes()

@@ -41,6 +41,13 @@ def test_unsigned_bundle_is_described_and_marked(tmp_path: Path) -> None:
     assert "devices refuse this bundle" in row(found, "signature")
 
 
+def test_the_type_of_the_numbers_in_bytes_is_shown(tmp_path: Path) -> None:
+    spec = TensorSpec("y", "UINT8", (1, 4))
+    manifest = make_manifest(outputs=(spec,), number_types={"y": "FLOAT8E5M2"})
+    found = report(tmp_path, pack({**FILES, MANIFEST: manifest.to_bytes()}))
+    assert row(found, "output").endswith("y UINT8 [1, 4], each byte holds FLOAT8E5M2")
+
+
 def test_without_keys_the_signature_is_not_checked(tmp_path: Path) -> None:
     found = report(tmp_path, build())
     assert found.signed

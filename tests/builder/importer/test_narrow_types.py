@@ -251,6 +251,7 @@ def test_the_judge_is_the_file_itself(kind: str, run_relax: Any) -> None:
     ]
     weights = [numpy_helper.from_array(np.float32(size), name) for name, size in (("s", 0.5), ("t", 0.75))]
     model = import_onnx(graph(nodes, {"x": (number, [16])}, {"y": (number, [16])}, weights))
+    assert model.number_types == {"x": kind, "y": kind}
     judge = Judge(model)
     x = np.arange(16, dtype=np.uint8) * (1 if kind == "UINT4" else 15)
     found = judge.outputs({"x": x})
