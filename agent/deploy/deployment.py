@@ -271,11 +271,7 @@ class Deployment:
         while True:
             await self._keys_read.wait()
             self._keys_read.clear()
-            for model in tuple(self._store.active().values()):
-                condition = self._models.condition(model.name)
-                if condition is not None and condition.revoked:
-                    await self._restoration.stop_revoked(model)
-                    self._report()
+            await self._restoration.stop_revoked(tuple(self._store.active().values()))
 
     def stopped_by_revocation(self) -> set[str]:
         """Return the models that do not run as they should because their bundles' keys are revoked."""

@@ -96,13 +96,18 @@ class Restoration:
             self._report()
         self.done = True
 
-    async def stop_revoked(self, model: ActiveModel) -> None:
-        """Stop a bundle whose key was revoked; what a start of the agent would run takes its place."""
-        await self._load(model)
-        async with self._installer.switching(model.name):
-            condition, problem = self._models.condition(model.name), self._attempts.problems.get(model.name)
-            if condition is not None and condition.revoked and problem is not None:
-                await self._installer.suspend(model.name, problem.message)
+    async def stop_revoked(self, models: Iterable[ActiveModel]) -> None:
+        """Stop bundles whose keys were revoked, and then run what a start of the agent would."""
+        revoked = []
+        for model in models:
+            async with self._installer.switching(model.name):
+                condition = self._models.condition(model.name)
+                if condition is not None and condition.revoked:
+                    await self._installer.suspend(model.name, "the key that signed its bundle is revoked")
+                    revoked.append(model)
+        for model in revoked:
+            await self._load(model)
+            self._report()
 
     async def _restore(self, model: ActiveModel) -> None:
         counted = await self._trials.count_start(model)

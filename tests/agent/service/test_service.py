@@ -523,11 +523,14 @@ async def test_model_whose_key_is_revoked_while_it_runs_is_stopped_until_the_key
     keep_active(tmp_path / "state-kitchen", signer.packed())
 
     async def is_stopped(rig: Rig) -> None:
-        await until(lambda: reported(watcher)[0] == "failed")
-        assert "which is revoked" in str(reported(watcher)[1])
+        await until(
+            lambda: reported(watcher)[0] == "failed" and "which is revoked" in str(reported(watcher)[1])
+        )
         assert rig.service.samples()[REVOKED] == 1
-        await until(lambda: (watcher.latest("models/echo/state") or {}).get("state") == "failed")
-        assert "which is revoked" in watcher.latest("models/echo/state")["message"]
+        await until(
+            lambda: "which is revoked" in (watcher.latest("models/echo/state") or {}).get("message", "")
+        )
+        assert watcher.latest("models/echo/state")["state"] == "failed"
         answer = await (await rig.client()).ask(b"anyone?")
         assert (status_of(answer), "which is revoked" in str(answer.properties)) == (503, True)
 
