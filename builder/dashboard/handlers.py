@@ -1,9 +1,9 @@
 """What the dashboard answers: the page's files, a page's questions and uploads, and its WebSocket.
 
-Promises: every request passes `Guard` before anything else happens. No answer contains the broker's
-credentials or a text of a device outside of JSON. The page may load nothing from elsewhere and run no script
-but its own (Content-Security-Policy). Leaves to others: what a page may start (`actions`), what it is told
-(`page_session`).
+Promises: every request passes `Guard` before anything else happens, and has one deadline, from its head to
+the last byte of its answer. No answer contains the broker's credentials, or a device's text outside of JSON.
+The page may load nothing from elsewhere and run no script but its own (Content-Security-Policy). Leaves to
+others: what a page may start (`actions`), what it is told (`page_session`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from builder.dashboard.server import Dashboard
 
 _ASK_DEADLINE_S: Final = 15.0
+# From a request's head to the last byte of its answer, however little a client sends or takes at a time.
+REQUEST_LIMIT_S: Final = 60.0
 _MAX_JSON_BYTES: Final = 4096
-# From the first byte of a page's upload to its last: the largest bundle over a slow tunnel.
+# The same for what a page uploads: the largest bundle over a slow tunnel.
 UPLOAD_LIMIT_S: Final = 1800.0
 # A page whose computer fell asleep is gone after this long.
 _PING_S: Final = 20.0
@@ -81,10 +83,31 @@ def application(dashboard: Dashboard) -> web.Application:
 
 
 class _Handler(web.RequestHandler):
-    """What all handlers share: headers, the check of `Host`, errors as JSON."""
+    """What all handlers share: headers, the check of `Host`, the deadline, errors as JSON."""
 
     def initialize(self, dashboard: Dashboard, **_more: object) -> None:
         self.dashboard = dashboard
+        self._deadline: asyncio.TimerHandle | None = None
+        self.end_after(REQUEST_LIMIT_S)
+
+    def end_after(self, limit_s: float) -> None:
+        """Cut the connection when the request is so old and its answer has not been taken."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        cut = cast(HTTP1Connection, self.request.connection).close
+        left_s = limit_s - self.request.request_time()
+        self._deadline = asyncio.get_running_loop().call_later(left_s, cut)
+
+    def finish(self, chunk: str | bytes | dict[str, Any] | None = None) -> asyncio.Future[None]:
+        written = super().finish(chunk)
+        deadline = self._deadline
+        if deadline is not None:
+            written.add_done_callback(lambda _written: deadline.cancel())
+        return written
+
+    def on_connection_close(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
 
     def set_default_headers(self) -> None:
         for name, value in _HEADERS.items():
@@ -136,6 +159,7 @@ class _Guarded(_Handler):
         connection = cast(HTTP1Connection, self.request.connection)
         connection.set_max_body_size(most_bytes)
         connection.set_body_timeout(UPLOAD_LIMIT_S)
+        self.end_after(UPLOAD_LIMIT_S)
 
     def refuse(self, error: Exception, status: int = 422) -> _Refusal:
         """Return a mistake or a failure as the page shows it."""
@@ -252,6 +276,7 @@ class _Bundles(_Guarded):
         self.answer(upload.to_json())
 
     def on_connection_close(self) -> None:
+        super().on_connection_close()
         self._drop()
 
     def on_finish(self) -> None:
@@ -305,6 +330,7 @@ class _Live(websocket.WebSocketHandler, _Handler):
         return _PROTOCOL if _PROTOCOL in subprotocols else None
 
     def open(self, *_args: str, **_kwargs: str) -> None:
+        _Handler.on_connection_close(self)  # no deadline: it is a page, and pings tell whether it is there
         self._session = self.dashboard.open_session(self._write)
         if self._session is None:
             self.close(1013, "too many pages are open")

@@ -1,7 +1,8 @@
 """The dashboard's web server, from start to close: what it holds, and when pages are told what changed.
 
-Promises: a connection that is silent or slow is given up, and so is one page too many. Leaves to others: what
-each request is answered (`handlers`).
+Promises: a connection that is silent or slow is given up, and so is one page too many; `close` takes at most
+a second, whatever clients and broker do. Leaves to others: what each request is answered, and until when
+(`handlers`).
 """
 
 from __future__ import annotations
@@ -135,12 +136,12 @@ class Dashboard:
         if self._ticking is not None:
             self._ticking.cancel()
             await asyncio.gather(self._ticking, return_exceptions=True)
+        # All at once: none waits for another, and a broker that no longer answers takes its time only once.
+        closing = [self.actions.close(), self.client.close(), self._link.close()]
         if self._server is not None:
             self._server.stop()
-            await self._server.close_all_connections()
-        await self.actions.close()
-        await self.client.close()
-        await self._link.close()
+            closing.append(self._server.close_all_connections())
+        await asyncio.gather(*closing)
         self._folder.cleanup()
 
     def open_session(self, send: Callable[[str], Awaitable[None]]) -> PageSession | None:

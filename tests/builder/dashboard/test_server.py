@@ -21,7 +21,7 @@ from builder.fleet.bundle_file import BundleFile
 from edgebundle.broker import Broker
 from tests.conftest import BrokerProcess
 from tests.edgebundle.rig import JPEG, TOP, Responder
-from tests.patience import PATIENCE_S, until
+from tests.patience import PATIENCE_S, least_s_async, until
 
 
 @asynccontextmanager
@@ -252,3 +252,68 @@ async def test_fleet_and_an_answer_over_either_broker(broker: BrokerProcess) -> 
             assert json.loads(row)["state"] == "online"
     finally:
         await dashboard.close()
+
+
+async def slow_reader(dashboard: Dashboard) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Ask for far more than fits into the buffers on the way, and take nothing of it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", dashboard.port, limit=1024)
+    asking = f"GET /dashboard.js HTTP/1.1\r\nHost: 127.0.0.1:{dashboard.port}\r\n\r\n"
+    writer.write(asking.encode() * 500)
+    return reader, writer
+
+
+async def test_a_client_that_does_not_take_its_answer_is_cut_and_a_page_is_not(
+    mosquitto: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "REQUEST_LIMIT_S", 0.5)
+    async with serving(mosquitto) as dashboard:
+        own = f"127.0.0.1:{dashboard.port}"
+        request = HTTPRequest(f"ws://{own}/live", headers={"Origin": f"http://{own}"})
+        live = await websocket_connect(request, subprotocols=["edgebundle", dashboard.guard.token])
+        _reader, writer = await slow_reader(dashboard)
+        assert dashboard._server is not None
+        # Without the page, whose connection is no longer the web server's.
+        open_now = cast(Any, dashboard._server)._connections
+        await until(lambda: len(open_now) == 1)
+        await until(lambda: not open_now)
+        writer.close()
+        for _ in range(3):  # the page is told something every few seconds
+            assert await asyncio.wait_for(live.read_message(), PATIENCE_S) is not None
+        assert (await ask(dashboard, "/")).code == 200
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["broker", "frozen-broker"])
+async def test_close_takes_at_most_a_second_whatever_clients_do(
+    mosquitto: BrokerProcess, frozen: bool
+) -> None:
+    async def close() -> float:
+        dashboard = Dashboard(Broker(mosquitto.url), port=0)
+        await dashboard.start()
+        own = f"127.0.0.1:{dashboard.port}"
+        head = f"Host: {own}\r\nOrigin: http://{own}\r\nX-Edgebundle-Token: {dashboard.guard.token}\r\n"
+        writers = [(await slow_reader(dashboard))[1]]
+        for sent in (
+            "",
+            "GET / HT",
+            f"POST /api/deploy HTTP/1.1\r\n{head}Content-Length: 9\r\n\r\nx",
+            f"POST /api/ask?agent=a&model=m HTTP/1.1\r\n{head}Content-Length: 1\r\n\r\nx",
+        ):
+            writer = (await asyncio.open_connection("127.0.0.1", dashboard.port))[1]
+            writer.write(sent.encode())
+            writers.append(writer)
+        request = HTTPRequest(f"ws://{own}/live", headers={"Origin": f"http://{own}"})
+        live = await websocket_connect(request, subprotocols=["edgebundle", dashboard.guard.token])
+        assert await live.read_message()
+        if frozen:
+            mosquitto.pause()
+        try:
+            began_s = asyncio.get_running_loop().time()
+            await dashboard.close()
+            took_s = asyncio.get_running_loop().time() - began_s
+        finally:
+            mosquitto.resume()
+        for writer in writers:
+            writer.close()
+        return took_s
+
+    assert await least_s_async(close, 1.0) <= 1.0
