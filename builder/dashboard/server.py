@@ -37,6 +37,8 @@ _MAX_BODY_BYTES: Final = 64 << 10
 # From a request's first byte to its last, and between two requests of one connection.
 _BODY_LIMIT_S: Final = 10.0
 _IDLE_LIMIT_S: Final = 60.0
+# How long `close` waits for connections to end.
+_CLOSE_LIMIT_S: Final = 0.8
 
 
 class Dashboard:
@@ -141,7 +143,11 @@ class Dashboard:
         if self._server is not None:
             self._server.stop()
             closing.append(self._server.close_all_connections())
-        await asyncio.gather(*closing)
+        # Requests that a client sent ahead are still answered, into nothing: they are not waited for.
+        ended = asyncio.gather(*closing)
+        await asyncio.wait([ended], timeout=_CLOSE_LIMIT_S)
+        if ended.done():
+            ended.result()
         self._folder.cleanup()
 
     def open_session(self, send: Callable[[str], Awaitable[None]]) -> PageSession | None:

@@ -129,7 +129,16 @@ def test_any_bytes_are_an_answer_or_one_error(
             assert isinstance(answer, RefusedError)
 
 
-@pytest.mark.parametrize("body", [b"[", b"[]", b"1", b"\xff", b'{"outputs": 1}', b"[" * 10_000])
+# An answer whose values are nested far deeper than a tensor can be.
+DEEP = (
+    b'{"outputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": '
+    + b"[" * 200_000
+    + b"]" * 200_000
+    + b"}]}"
+)
+
+
+@pytest.mark.parametrize("body", [b"[", b"[]", b"1", b"\xff", b'{"outputs": 1}', b"[" * 200_000, DEEP])
 def test_json_that_is_no_answer(body: bytes) -> None:
     properties = Properties(user=(("__stat", "200"),))
     with pytest.raises(BadAnswerError):

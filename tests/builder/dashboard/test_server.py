@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
+import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -22,6 +25,8 @@ from edgebundle.broker import Broker
 from tests.conftest import BrokerProcess
 from tests.edgebundle.rig import JPEG, TOP, Responder
 from tests.patience import PATIENCE_S, least_s_async, until
+
+PAGE = Path(server.__file__).with_name("page")
 
 
 @asynccontextmanager
@@ -254,29 +259,34 @@ async def test_fleet_and_an_answer_over_either_broker(broker: BrokerProcess) -> 
         await dashboard.close()
 
 
-async def slow_reader(dashboard: Dashboard) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def slow_reader(dashboard: Dashboard) -> socket.socket:
     """Ask for far more than fits into the buffers on the way, and take nothing of it."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", dashboard.port, limit=1024)
-    asking = f"GET /dashboard.js HTTP/1.1\r\nHost: 127.0.0.1:{dashboard.port}\r\n\r\n"
-    writer.write(asking.encode() * 500)
-    return reader, writer
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", dashboard.port))
+    asking = f"GET /agent_panel.js HTTP/1.1\r\nHost: 127.0.0.1:{dashboard.port}\r\n\r\n"
+    await loop.sock_sendall(client, asking.encode() * 600)
+    return client
 
 
 async def test_a_client_that_does_not_take_its_answer_is_cut_and_a_page_is_not(
     mosquitto: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handlers, "REQUEST_LIMIT_S", 0.5)
+    monkeypatch.setattr(server, "_IDLE_LIMIT_S", 10 * PATIENCE_S)
     async with serving(mosquitto) as dashboard:
         own = f"127.0.0.1:{dashboard.port}"
         request = HTTPRequest(f"ws://{own}/live", headers={"Origin": f"http://{own}"})
         live = await websocket_connect(request, subprotocols=["edgebundle", dashboard.guard.token])
-        _reader, writer = await slow_reader(dashboard)
+        client = await slow_reader(dashboard)
         assert dashboard._server is not None
         # Without the page, whose connection is no longer the web server's.
         open_now = cast(Any, dashboard._server)._connections
         await until(lambda: len(open_now) == 1)
         await until(lambda: not open_now)
-        writer.close()
+        client.close()
         for _ in range(3):  # the page is told something every few seconds
             assert await asyncio.wait_for(live.read_message(), PATIENCE_S) is not None
         assert (await ask(dashboard, "/")).code == 200
@@ -291,7 +301,8 @@ async def test_close_takes_at_most_a_second_whatever_clients_do(
         await dashboard.start()
         own = f"127.0.0.1:{dashboard.port}"
         head = f"Host: {own}\r\nOrigin: http://{own}\r\nX-Edgebundle-Token: {dashboard.guard.token}\r\n"
-        writers = [(await slow_reader(dashboard))[1]]
+        client = await slow_reader(dashboard)
+        writers = []
         for sent in (
             "",
             "GET / HT",
@@ -314,6 +325,60 @@ async def test_close_takes_at_most_a_second_whatever_clients_do(
             mosquitto.resume()
         for writer in writers:
             writer.close()
+        client.close()
         return took_s
 
     assert await least_s_async(close, 1.0) <= 1.0
+
+
+async def raw(dashboard: Dashboard, *lines: str) -> int:
+    """Send lines as they are, and return the status; 0 if the connection only ends."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", dashboard.port)
+    writer.write("\r\n".join([*lines, "Connection: close", "", ""]).encode())
+    answer = await asyncio.wait_for(reader.readline(), PATIENCE_S)
+    writer.close()
+    return int(answer.split()[1]) if answer else 0
+
+
+async def test_requests_that_no_browser_sends_are_refused(mosquitto: BrokerProcess) -> None:
+    async with serving(mosquitto) as dashboard:
+        own = f"127.0.0.1:{dashboard.port}"
+        host, origin = f"Host: {own}", f"Origin: http://{own}"
+        token = f"X-Edgebundle-Token: {dashboard.guard.token}"
+        for lines, allowed in (
+            (["GET /api/session HTTP/1.1", token], {400, 403}),
+            (["GET /api/session HTTP/1.1", "Host: 2130706433", token], {403}),
+            (["GET /api/session HTTP/1.1", "Host: 0x7f.1", token], {403}),
+            (["GET /api/session HTTP/1.1", host, "Host: evil.example", token], {400, 403}),
+            (["GET /live HTTP/1.1", host, origin, "Upgrade: websocket", "Connection: Upgrade"], {400, 403}),
+            *(
+                ([f"GET {path} HTTP/1.1", host], {400, 404})
+                for path in (
+                    *("/..%2fguard.py", "/%2e%2e%2fguard.py", "//etc/passwd", "/..\\guard.py"),
+                    *("/page/../../guard.py", "/dashboard.js%00", "/index.html/../../server.py"),
+                )
+            ),
+            *(
+                ([f"{method} /api/session HTTP/1.1", host, origin, token, "Content-Length: 0"], {400, 405})
+                for method in ("PUT", "DELETE", "PATCH", "TRACE", "OPTIONS", "CONNECT", "GETS")
+            ),
+        ):
+            assert await raw(dashboard, *lines) in allowed, lines
+        assert await raw(dashboard, "GET /api/session HTTP/1.1", host, token) == 200
+
+
+async def test_three_hundred_idle_connections_keep_no_page_out(mosquitto: BrokerProcess) -> None:
+    async with serving(mosquitto) as dashboard:
+        idle = [(await asyncio.open_connection("127.0.0.1", dashboard.port))[1] for _ in range(300)]
+        assert (await ask(dashboard, "/api/session")).code == 200
+        for writer in idle:
+            writer.close()
+
+
+def test_scripts_of_the_page_make_no_markup_and_run_no_text() -> None:
+    """Trusted Types would refuse it too, in the browsers that have them."""
+    sinks = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|srcdoc|\beval\(|new Function"
+    scripts = sorted(PAGE.glob("*.js"))
+    assert len(scripts) > 3
+    for script in scripts:
+        assert not re.findall(sinks, script.read_text("utf-8")), script.name
