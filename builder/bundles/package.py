@@ -86,6 +86,9 @@ class Package:
     uncovered
         The kernels without a design space, most work first. A bundle does not contain them, so they are
         empty in a package that was loaded.
+    fallbacks
+        One line for each rewrite or design space that failed; the model is right, and may be slower. Empty in
+        a package that was loaded.
     nodes
         What became of each node of the model; empty in a package that was loaded.
     integers
@@ -99,6 +102,7 @@ class Package:
     uncovered: tuple[UncoveredKernel, ...] = ()
     nodes: tuple[NodeFate, ...] = ()
     integers: IntegerWork | None = None
+    fallbacks: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Package:

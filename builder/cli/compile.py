@@ -407,6 +407,7 @@ def _report(
             "no_design_space": [
                 {**asdict(kernel), "nodes": package.nodes_of(kernel.name)} for kernel in package.uncovered
             ],
+            "fallbacks": list(package.fallbacks),
             "integers": None
             if package.integers is None
             else {"share": package.integers.share, **asdict(package.integers)},
@@ -434,6 +435,9 @@ def _report(
         )
     if package.uncovered:
         say(f"  {_uncovered(package)}")
+    if package.fallbacks:
+        faults = "1 fault" if len(package.fallbacks) == 1 else f"{len(package.fallbacks)} faults"
+        say(f"  {faults} of the compiler cost speed, not accuracy: {'; '.join(package.fallbacks[:_NAMED])}")
     if proposal is not None:
         say(f"  {proposal} (`edgebundle repack {output}` adds them without compiling)")
     if package.signature is None:

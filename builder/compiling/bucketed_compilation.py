@@ -45,7 +45,7 @@ from builder.compiling.lower import LoweredModule, lower
 from builder.compiling.over_time import over_time_of
 from builder.compiling.padding import request_samples
 from builder.compiling.sized_models import SizedModels, Sizes
-from builder.compiling.uncovered import uncovered_kernels
+from builder.compiling.uncovered import fallbacks, uncovered_kernels
 from builder.errors import ShapeError
 from builder.importer import load
 from builder.importer.bounded.widening import Capacities, capacities, widened
@@ -206,6 +206,7 @@ def compile_buckets(
         manifest,
         members,
         uncovered=uncovered_kernels(lowered, device),
+        fallbacks=fallbacks(largest, lowered),
         nodes=layers.fates,
         integers=integer_work(largest, lowered, layers.fates),
     )

@@ -46,7 +46,7 @@ from builder.compiling.layers import Layers
 from builder.compiling.lower import lower
 from builder.compiling.over_time import Declarations, over_time_of
 from builder.compiling.sample_inputs import samples
-from builder.compiling.uncovered import uncovered_kernels
+from builder.compiling.uncovered import fallbacks, uncovered_kernels
 from builder.errors import ModelError
 from builder.importer import ImportedModel, load
 from builder.kernels.decisions import Schedules
@@ -181,6 +181,7 @@ def compile(
         manifest,
         members,
         uncovered=uncovered_kernels(lowered, device),
+        fallbacks=fallbacks(model, lowered),
         nodes=layers.fates,
         integers=integer_work(model, lowered, layers.fates),
     )

@@ -22,9 +22,10 @@ from tvm_ffi import WalkResult
 
 from builder.bundles.package import UncoveredKernel
 from builder.compiling.lower import LoweredModule
+from builder.importer.onnx_import import ImportedModel
 from builder.kernels.cost_model import calls_library, time_us
 from builder.kernels.rewriter import op_name
-from builder.kernels.schedule import FALLBACK, OPAQUE, SCHEDULE
+from builder.kernels.schedule import FALLBACK, FAULT, OPAQUE, SCHEDULE
 from builder.target.device_target import DeviceTarget
 
 _WORTH_A_SPACE_US: Final = 1.0  # about what a call of a kernel costs
@@ -43,6 +44,17 @@ def uncovered_kernels(lowered: LoweredModule, target: DeviceTarget) -> tuple[Unc
         if time >= _WORTH_A_SPACE_US and _needs_space(kernels[name])
     ]
     return tuple(sorted(found, key=lambda kernel: (-kernel.share, kernel.name)))
+
+
+def fallbacks(model: ImportedModel, lowered: LoweredModule) -> tuple[str, ...]:
+    """Return a line for each rewrite and each design space that failed, so that nodes or loops are plain."""
+    nodes = [f"not rewritten: {line}" for line in model.unrewritten]
+    kernels = [
+        f"slow kernel {var.name_hint}: {fault}"
+        for var, func in lowered.kernels.functions.items()
+        if (fault := func.attrs.get(FAULT))
+    ]
+    return (*nodes, *sorted(kernels))
 
 
 def _calls(main: relax.Function) -> Sequence[str]:

@@ -55,6 +55,7 @@ def normalise(
     values: Values,
     progress: Callable[[str], None],
     max_iterations: int | None = None,
+    failed: list[str] | None = None,
 ) -> onnx.ModelProto:
     """Normalise a prepared model.
 
@@ -67,6 +68,8 @@ def normalise(
     max_iterations
         The largest number of steps of a Loop whose number is only known at run time; with None, such a Loop
         stays as it is.
+    failed
+        Receives a line for each node that stays because its rewrite failed.
 
     Returns
     -------
@@ -100,17 +103,22 @@ def normalise(
                 )
         replace_contrib(model)
     widen_halves(model, progress)
-    return simplify(convert_opset(model), progress, max_iterations)
+    return simplify(convert_opset(model), progress, max_iterations, failed)
 
 
 def simplify(
-    model: onnx.ModelProto, progress: Callable[[str], None], max_iterations: int | None = None
+    model: onnx.ModelProto,
+    progress: Callable[[str], None],
+    max_iterations: int | None = None,
+    failed: list[str] | None = None,
 ) -> onnx.ModelProto:
     """Rewrite, expand and fold a model with static inputs until nothing changes, then run onnxslim."""
+    stay: list[str] = []
     for _ in range(MAX_PASSES):
+        stay.clear()  # what failed in an earlier pass may have waited for a type
         # Not strict yet: ONNX's inference fails on some operators that are about to be rewritten.
         fold_constants(model, strict=False)
-        changed = apply_rewrites(model) + inline_constant_ifs(model)
+        changed = apply_rewrites(model, stay) + inline_constant_ifs(model)
         if not changed and max_iterations is not None and (bounded := bound_loops(model, max_iterations)):
             for name in bounded:
                 progress(f"loop '{name}' takes at most {max_iterations} steps: floats beyond that become NaN")
@@ -128,6 +136,10 @@ def simplify(
     fold_constants(model)
     name_nodes(model.graph)
     define(model)
+    for line in stay:
+        progress(f"a node stays as it is, its rewrite failed: {line}")
+    if failed is not None:
+        failed[:] = stay
     return model
 
 

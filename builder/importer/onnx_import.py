@@ -82,6 +82,8 @@ class ImportedModel:
         The scales of quantised inputs and outputs.
     class_counts
         Outputs that are numbers of classes -> how many classes there are, where the file says so.
+    unrewritten
+        One line for each node that stays as it is because its rewrite failed.
     original
         The model before it was normalised, which `builder.compiling.judge` compares it with; None if its
         inputs or outputs are others.
@@ -106,6 +108,7 @@ class ImportedModel:
     scales: EdgeScales = NO_SCALES
     class_counts: Mapping[str, int] = field(default_factory=dict)
     original: Original | None = None
+    unrewritten: tuple[str, ...] = ()
 
     @property
     def number_types(self) -> dict[str, str]:
@@ -150,6 +153,7 @@ def import_onnx(
         If operators cannot be imported; the message names all of them with their nodes.
     """
     collected: list[str] = []
+    failed: list[str] = []
     name = source.graph.name or "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
 
     def note(text: str) -> None:
@@ -179,9 +183,9 @@ def import_onnx(
         elements = split_sequences(model)
         texts = replace_string_inputs(model)
         tables = replace_strings(model)
-        model = normalise(model, input_shapes or {}, input_values or {}, note, max_iterations)
+        model = normalise(model, input_shapes or {}, input_values or {}, note, max_iterations, failed)
         refuse_unsupported(model)
-        model, relax = _convert(model, note, max_iterations)
+        model, relax = _convert(model, note, max_iterations, failed)
     except ModelError as error:
         error.details = advice.explain(error, producer)
         raise
@@ -199,6 +203,7 @@ def import_onnx(
         lengths=bounded_outputs(model),
         scales=fitting(onnx_scales(model), relax.inputs, relax.outputs),
         original=replace(original, tables=tables, elements=elements),
+        unrewritten=tuple(failed),
     )
 
 
@@ -210,7 +215,10 @@ def _one_table(tables: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _convert(
-    model: onnx.ModelProto, progress: Callable[[str], None], max_iterations: int | None
+    model: onnx.ModelProto,
+    progress: Callable[[str], None],
+    max_iterations: int | None,
+    failed: list[str],
 ) -> tuple[onnx.ModelProto, RelaxModel]:
     """Convert a normalised model.
 
@@ -227,7 +235,7 @@ def _convert(
             if not refused:
                 raise explain(model, str(error)) from error
             tried |= refused
-            model = simplify(expand(model, refused), progress, max_iterations)
+            model = simplify(expand(model, refused), progress, max_iterations, failed)
             refuse_unsupported(model)
 
 

@@ -85,6 +85,7 @@ SPACES: Final[Mapping[str, Schedule]] = {
     winograd.WEIGHTS_KIND: winograd.schedule_weights,
 }
 
+FAULT: Final = "edge.fault"  # a kernel's attribute: why its space failed, if the fallback orders its loops
 SCHEDULE: Final = "edge.schedule"  # a kernel's attribute: the kind of space that its loops come from
 WRITTEN: Final = "edge.written"  # a kernel's attribute: what wrote its loops, so that none are to be ordered
 FALLBACK: Final = "fallback"  # its value for a kernel without a design space, or with one that does not apply
@@ -144,17 +145,17 @@ def _ordered(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules) ->
     owner = tvm.IRModule({"main": func})
     sch = st.Schedule(owner)
     try:
-        kind = apply_space(sch, target, schedules.choose)
+        kind, fault = apply_space(sch, target, schedules.choose), ""
     except UnsuitedError:
-        kind = None
+        kind, fault = None, ""
     except SCHEDULE_FAULTS as error:
         if schedules.strict:
             raise BuildError(f"expected a schedule of the space {space_of(func)}, got: {error}") from error
-        reason = lines_of(error)[0]
-        schedules.progress(f"a kernel is slower than it could be: {space_of(func)} failed ({reason:.120})")
-        kind = None
+        kind, fault = None, f"{space_of(func)} failed ({lines_of(error)[0]:.120})"
+        schedules.progress(f"a kernel is slower than it could be: {fault}")
     if kind is None:
-        return fallback.schedule(func, target).with_attr(SCHEDULE, FALLBACK)
+        func = fallback.schedule(func, target).with_attr(SCHEDULE, FALLBACK)
+        return func.with_attr(FAULT, fault) if fault else func
     return sch.mod["main"].with_attr(SCHEDULE, kind)
 
 

@@ -16,6 +16,8 @@ from onnx import TensorProto, helper
 
 from builder.bundles.key_files import KeyPair
 from builder.bundles.package import Package
+from builder.importer import rewrites
+from builder.kernels import schedule
 from tests.cli.terminal import Edgebundle, Result, Terminal
 from tests.patience import PATIENCE_S
 
@@ -101,6 +103,22 @@ def test_kernels_without_a_design_space_are_named(terminal: Terminal, tmp_path: 
     assert "  1 kernel has no design space (100.0 % of the work): tir_tan (Tan /head/tan)\n" in printed
     document = json.loads(terminal("compile", model, "--json", "-o", out).out)
     assert document["no_design_space"] == [{"name": "tir_tan", "share": 1.0, "nodes": ["Tan /head/tan"]}]
+
+
+@pytest.mark.slow
+def test_rewrites_and_design_spaces_that_fail_are_counted(
+    terminal: Terminal, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise IndexError("a mistake in it")
+
+    monkeypatch.setitem(rewrites._TABLES[""], "Tan", fail)
+    monkeypatch.setattr(schedule, "SPACES", dict.fromkeys(schedule.SPACES, fail))
+    model = save(tmp_path / "m.onnx", helper.make_node("Tan", ["x"], ["y"], "/head/tan"), shape=(1, 4000))
+    printed = terminal("compile", model, "-q", "-o", out).out
+    assert "of the compiler cost speed, not accuracy: not rewritten: Tan '/head/tan'" in printed
+    document = json.loads(terminal("compile", model, "--json", "-o", out).out)
+    assert "not rewritten: Tan '/head/tan' (IndexError: a mistake in it)" in document["fallbacks"]
 
 
 def test_symbolic_batch_becomes_one_and_is_reported(terminal: Terminal, tmp_path: Path, out: Path) -> None:

@@ -136,12 +136,19 @@ _TABLES: Final[Mapping[str, Mapping[str, Rewrite]]] = {
 }
 
 # Raised by a rewrite of a node whose inputs or attributes contradict the specification. The node stays, and
-# ONNX's own strict inference explains what is wrong with it.
+# ONNX's own strict inference explains what is wrong with it. If it finds nothing, the rewrite is wrong.
 _MALFORMED: Final = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
-def apply_rewrites(model: onnx.ModelProto) -> int:
+def apply_rewrites(model: onnx.ModelProto, failed: list[str] | None = None) -> int:
     """Rewrite every node whose operator is in the table, once, in place.
+
+    Parameters
+    ----------
+    model
+        The model.
+    failed
+        Receives a line for each node whose rewrite failed, which stays as it is.
 
     Returns
     -------
@@ -156,7 +163,10 @@ def apply_rewrites(model: onnx.ModelProto) -> int:
             return None
         try:
             new = rewrite(node, graph)
-        except _MALFORMED:
+        except _MALFORMED as error:
+            if failed is not None:
+                reason = (str(error).splitlines() or [""])[0]
+                failed.append(f"{node.op_type} '{node.name:.60}' ({type(error).__name__}: {reason:.80})")
             return None
         return None if new is None else list(new)
 

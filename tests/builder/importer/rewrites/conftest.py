@@ -21,6 +21,7 @@ def agrees(run_onnx: Any, run_relax: Any) -> Callable[..., onnx.ModelProto]:
 
     def check(model: onnx.ModelProto, *inputs: NDArray[Any], atol: float = ATOL) -> onnx.ModelProto:
         imported = import_onnx(model)
+        assert imported.unrewritten == ()
         weights = {tensor.name for tensor in model.graph.initializer}
         names = [value.name for value in model.graph.input if value.name not in weights]
         assert [spec.name for spec in imported.inputs] == names
