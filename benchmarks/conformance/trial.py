@@ -41,6 +41,7 @@ from builder.running.local_run import Runner
 MOST_STEPS: Final = 20
 # A mistake of an exporter, or a rule that ONNX Runtime reads in another way.
 _DISPUTED: Final = "ONNX Runtime gives our numbers for the file, and not the source's"
+_INVALID: Final = "the exporter wrote types or shapes that ONNX does not allow"
 _CONSTANT: Final = "constants once its inputs are fixed"
 
 
@@ -69,7 +70,7 @@ def try_case(case: Case) -> Verdict:
                 return Verdict(case.name, case.operator, kind, again.reason or first.reason)
     if all(_is_count(value) for value in case.inputs.values()):
         return _apart(case, _CONSTANT, first)
-    return first
+    return _apart(case, _INVALID, first) if _is_invalid(case.model) else first
 
 
 def _apart(case: Case, why: str, verdict: Verdict) -> Verdict:
@@ -125,6 +126,19 @@ def _is_disputed(case: Case, outputs: Sequence[Array]) -> bool:
     arrays = [np.asarray(value) for value in theirs]
     known = [value.astype(str) if value.dtype.kind == "O" else value for value in arrays]
     return not any(difference(got, want) for got, want in zip(outputs, known, strict=True))
+
+
+def _is_invalid(model: Path) -> bool:
+    """Whether a file breaks ONNX's rules of types and shapes, so that ONNX Runtime refuses it too."""
+    if model.suffix != ".onnx":
+        return False
+    try:
+        session_of_file(model, 0)
+    except ModelError as error:
+        return any(
+            words in str(error) for words in ("INVALID_GRAPH", "ShapeInferenceError", "TypeInferenceError")
+        )
+    return False
 
 
 def _run(
