@@ -138,8 +138,9 @@ export class AgentPanel {
       model.reason && element("p", { class: "bad", text: model.reason }),
       element("p", { class: "muted", text: [
         model.since ? `in service since ${moment(model.since)} (${ago(model.since, now)}, by the device's clock)` : "",
-        model.inputs.length ? `takes ${model.inputs.join(", ")}` : "", model.steps.length ? `then ${model.steps.join(", ")}` : ""].filter(Boolean).join("; ") }),
-      element("p", { class: "muted number", text: [model.digest, model.key && `signed by ${model.key.slice(0, 16)}`].filter(Boolean).join(", ") }),
+        model.image !== null ? "takes pictures" : model.audio !== null ? "takes recordings" : model.inputs.length ? `takes ${model.inputs.join(", ")}` : "",
+        model.steps.length ? `answers with ${model.steps.join(", ")}` : ""].filter(Boolean).join("; "), title: model.inputs.join(", ") }),
+      element("p", { class: "muted digest", text: [model.digest, model.key && `signed by ${model.key.slice(0, 16)}`].filter(Boolean).join(", ") }),
       model.previous && element("div", { class: "buttons" }, element("button", { type: "button", text: "Roll back\u2026", data: { key: "roll back" },
         on: { click: () => this.deploying.rollBack(this.name, model) } }))];
   }

@@ -135,7 +135,8 @@ export class Roster {
     row.shown = shown;
     const [dot, name, figure, second] = row.parts;
     dot.textContent = text.dot;
-    dot.className = `dot ${SYMBOLS.has(agent.state) ? agent.state : "unknown"}`;
+    const isTroubled = agent.state === "online" && agent.alerts.length > 0;
+    dot.className = `dot ${isTroubled ? "troubled" : SYMBOLS.has(agent.state) ? agent.state : "unknown"}`;
     name.textContent = agent.name;
     figure.textContent = text.figure;
     second.textContent = text.second;

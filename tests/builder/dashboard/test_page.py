@@ -112,6 +112,8 @@ async def test_picture_deployment_and_roll_back(site: Site, chromium: str) -> No
             "document.querySelector('.action.ok')?.innerText.includes('is in service on kitchen')", 40
         )
         await page.until(f"{PANEL}.includes('running for') && {PANEL}.includes('in service since')")
+        await page.until(f"{PANEL}.includes('takes pictures; answers with')")
+        assert await page.run("document.querySelector('.row .dot').className") == "dot online"
 
         # Another version, through the button, as a keyboard user does.
         file = str(site.bundle("2.0.0"))
@@ -151,6 +153,7 @@ async def test_picture_deployment_and_roll_back(site: Site, chromium: str) -> No
         await page.press("Tab", "Enter")
         await page.until("document.querySelector('.action.failed')?.innerText.includes('ERR_ROLLBACK')")
         await page.until("document.querySelector('td .hint')?.textContent.includes('the counter rises')")
+        await page.until("document.querySelector('.row .dot').className === 'dot troubled'")
 
         # A file that cannot be deployed is told at once, before anything is asked.
         unsigned = site.bundle("3.0.0", is_signed=False).read_bytes()
