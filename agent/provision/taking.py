@@ -94,7 +94,10 @@ def _pem(given: str, folder: Path, flag: str) -> str:
     raw = credentials.read_credential(given, folder, flag)
     begin = raw.find(b"-----BEGIN ")
     if begin < 0 or not raw.isascii():
-        raise EnrollmentError(f"{flag}: expected text in PEM, got other bytes in {given:.200}")
+        raise EnrollmentError(
+            f"{flag}: expected text in PEM, got other bytes in {given:.200}",
+            hint="give a file that contains -----BEGIN",
+        )
     return raw[begin:].decode()
 
 
