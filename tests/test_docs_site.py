@@ -82,6 +82,11 @@ def test_reference_has_every_public_name(site: Path) -> None:
     assert "GraphModule.set_input" in executor
 
 
+def test_links_name_pages_and_not_files(site: Path) -> None:
+    for path in (site / "docs").glob("*.html"):
+        assert not re.findall(r">[\w./-]+\.md</span></a>", path.read_text()), path.name
+
+
 def test_words_are_found(site: Path) -> None:
     index = (site / "searchindex.js").read_text()
     for word in ("letterbox", "keyr", "submit"):  # stems

@@ -49,6 +49,8 @@ python_use_unqualified_type_names = True
 
 # [text](folder/), but not [text](https://host/).
 _FOLDER_LINK: Final = re.compile(r"\[([^]]*)\]\((?!\w+:)[^()\s]*/\)")
+# [page.md](page.md): the site has pages, not files.
+_PAGE_NAME: Final = re.compile(r"\[(?:[\w.-]+/)*([\w-]+)\.md\](?=\()")
 # The order of the pages; the table in docs/README.md says whom each is for.
 TABLE_OF_CONTENTS: Final = {
     "Start": (
@@ -99,8 +101,8 @@ def setup(app: Sphinx) -> None:
 
 
 def _adapt(_app: Sphinx, page: str, source: list[str]) -> None:
-    """Append the table of contents, and take away links to folders, which only hosts of repositories have."""
-    source[0] = _FOLDER_LINK.sub(r"\1", source[0])
+    """Append the table of contents, and take away links to folders and suffixes, which no site has."""
+    source[0] = _PAGE_NAME.sub(r"[\1]", _FOLDER_LINK.sub(r"\1", source[0]))
     if page == root_doc:
         for caption, pages in TABLE_OF_CONTENTS.items():
             source[0] += _contents(pages, f":caption: {caption}\n")
