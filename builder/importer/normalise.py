@@ -14,6 +14,7 @@ from onnx import helper
 
 from builder.errors import UnboundedError
 from builder.importer import native
+from builder.importer.axes import check_axes
 from builder.importer.bounded.padding import pad_lengths
 from builder.importer.bounded.suppression import define
 from builder.importer.bounded_loops import bound_loops
@@ -86,6 +87,7 @@ def normalise(
     fix_inputs(model, shapes, values, progress)
     use_bytes(model, progress)
     fold_constants(model, strict=False)
+    check_axes(model)
     refuse_huge_values(model)
     while has_control_flow(model) and inline_constant_ifs(model):
         use_bytes(model, progress)

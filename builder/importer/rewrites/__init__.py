@@ -62,6 +62,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "Gather": indices.gather,
     "GatherElements": indices.gather_elements,
     "GatherND": indices.clip_coordinates,
+    "GridSample": layout.grid_sample,
     "GroupNormalization": normalisation.group_normalization,
     "If": branches.select_branch,
     "IsInf": elementwise.is_inf,

@@ -31,6 +31,22 @@ def space_to_depth(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Node
     return new.nodes
 
 
+def grid_sample(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """GridSample that reflects at the centres of corners: an axis of one element gets a second one.
+
+    TVM divides by the distance of the corners, which is 0. Between two equal elements, all numbers are equal.
+    """
+    options, shape = attributes(node), graph.shape_of(node.input[0])
+    reflects = options.get("padding_mode") == "reflection" and options.get("align_corners", 0)
+    if shape is None or not reflects or 1 not in shape[2:]:
+        return None
+    new = Replacement(node, graph)
+    twice = [1, 1, *(2 if extent == 1 else 1 for extent in shape[2:])]
+    x = new.op("Tile", node.input[0], new.ints(*twice))
+    new.op("GridSample", x, node.input[1], to=node.output[0], **options)
+    return new.nodes
+
+
 def reverse_sequence(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """ReverseSequence with constant lengths: a GatherND."""
     options = attributes(node)

@@ -34,3 +34,13 @@ def test_a_pad_that_wraps_around(make_model: ModelMaker, noise: Any, agrees: Any
     agrees(
         make_model([node], {"x": [2, 3, 4]}, {"y": shape}, {"p": np.array(pads)}, opset=19), noise(2, 3, 4)
     )
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("shape", [[1, 2, 1, 4], [1, 2, 3, 1], [2, 1, 1, 1]], ids=str)
+def test_one_row_that_is_reflected(
+    make_model: ModelMaker, noise: Any, agrees: Any, mode: str, shape: list[int]
+) -> None:
+    node = one("GridSample", ["x", "g"], mode=mode, padding_mode="reflection", align_corners=1)
+    grid = np.random.default_rng(3).uniform(-2, 2, (shape[0], 5, 3, 2)).astype(np.float32)
+    agrees(make_model([node], {"x": shape}, {"y": [None] * 4}, {"g": grid}), noise(*shape))
