@@ -102,7 +102,8 @@ def disagreement(model: onnx.ModelProto) -> str:
     kinds = edges & _LACKING
     for node in walk_nodes(model.graph):
         if node.op_type == "Cast":
-            kinds |= {int(attributes(node)["to"])} & (_LACKING | set(INTEGERS))
+            to = attributes(node).get("to")  # before opset 6, the name of a type
+            kinds |= {kind for kind in (*_LACKING, *INTEGERS) if kind == to}
         elif node.op_type == "CastLike":
             kinds |= edges & set(INTEGERS)
     found = sorted(TensorProto.DataType.Name(kind) for kind in kinds)
