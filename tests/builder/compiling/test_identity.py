@@ -51,6 +51,7 @@ def test_what_the_manifest_does_not_allow_is_refused(identity: Identity, words: 
         (int(time.time()) + 3 * 86_400, "--counter-ahead-of-time if it is meant"),
         ((1 << 63) - 1, "--counter-ahead-of-time if it is meant"),
     ],
+    ids=["milliseconds", "three days ahead", "the largest"],
 )
 def test_counter_that_devices_would_refuse_is_refused_unless_it_is_meant(counter: int, hint: str) -> None:
     with pytest.raises(ModelError, match=f"would lock out later builds.*got {counter}") as caught:
@@ -65,6 +66,8 @@ def test_build_whose_date_lies_ahead_is_refused(monkeypatch: pytest.MonkeyPatch)
         Identity().check()
 
 
-@pytest.mark.parametrize("counter", [0, 1, 2, 3, int(time.time()) + 86_400])
+@pytest.mark.parametrize(
+    "counter", [0, 1, 2, 3, int(time.time()) + 86_400], ids=["0", "1", "2", "3", "a day ahead"]
+)
 def test_small_counters_and_a_clock_that_is_a_day_ahead_are_fine(counter: int) -> None:
     Identity(security_counter=counter).check()
