@@ -178,6 +178,8 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
     It merges no duplicates either: see `duplicates`.
     It would make Python lists of the trees in a model, so it gets placeholders for them.
     """
+    if any(node.op_type == "Dropout" for node in model.graph.node):
+        return model  # those that are left drop numbers at random: onnxslim would hide them from the refusal
     large = [t for t in model.graph.initializer if is_large(t)] if is_too_large(model) else []
     beside = {tensor.name for tensor in large}
     original = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)

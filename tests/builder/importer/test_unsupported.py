@@ -173,3 +173,14 @@ def test_dropout_in_training_is_refused(make_model: ModelMaker, ratio: float | N
         import_onnx(make_model([node], {"x": [2, 3]}, {"y": [2, 3]}, weights))
     assert "Dropout (d): expected training_mode to be false" in str(caught.value)
     assert caught.value.hint == "call model.eval() before the export"
+
+
+def test_dropout_in_training_between_others_is_refused(make_model: ModelMaker) -> None:
+    nodes = [
+        helper.make_node("Exp", ["x"], ["e"]),
+        helper.make_node("Dropout", ["e", "r", "t"], ["d"], name="d"),
+        helper.make_node("Sin", ["d"], ["y"]),
+    ]
+    weights = {"r": np.float32(0.01), "t": np.array(True)}
+    with pytest.raises(UnsupportedOperatorError, match="expected training_mode to be false"):
+        import_onnx(make_model(nodes, {"x": [2, 3]}, {"y": [2, 3]}, weights))
