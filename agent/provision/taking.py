@@ -51,7 +51,7 @@ def take(source: Path, target: Path) -> tuple[Path, ...]:
     ConfigError
         If a file cannot be written or erased.
     """
-    erasing = source.with_name(source.name + _ERASING)
+    erasing = source.parent / f"{source.name}{_ERASING}"
     if source.exists() or not erasing.exists():
         document = _with_texts(read_enrollment(source))
         make_folder(target.parent, Owner.of_service())
