@@ -36,7 +36,7 @@ def test_classes_on_a_device(site: Site, pictures: Path, capfd: pytest.CaptureFi
     assert err.count("edgebundle: error: ") == 1
     assert "three.png" in err
     assert "; 1 could not be used" in out
-    assert out.splitlines()[1].startswith("top-1 50.0 %, ")
+    assert out.splitlines()[1] == "top-1 50.0 % of 2 pictures"
     assert out.endswith(" of 2 pictures\n")
 
 
