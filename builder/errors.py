@@ -43,8 +43,12 @@ if TYPE_CHECKING:
 OTHER_FOLDER: Final = "free some space there, or write to another folder with -o"
 # What to do about a length, an axis or a count that is only known at run time.
 FIX_HINT: Final = "if an input determines it, make that input a constant: --input-values NAME=VALUE"
+# What to do where the importer cannot tell which input it is.
+VALUE_HINT: Final = "if a shape or an axis is an input, fix it with --input-values NAME=VALUE"
 # What to do about a failure that no input should cause.
 FAULT: Final = "this is a fault of the compiler, not of the model: please report it with the model"
+
+_NAMED: Final = 3  # nodes of an operator, in a message
 
 
 class BuildError(Exception):
@@ -110,6 +114,10 @@ class Obstacle:
     nodes: tuple[str, ...]
     reason: str
 
+    def __str__(self) -> str:
+        more = f" and {len(self.nodes) - _NAMED} more" if len(self.nodes) > _NAMED else ""
+        return f"{self.operator} ({', '.join(self.nodes[:_NAMED])}{more}): {self.reason}"
+
 
 class UnsupportedOperatorError(ModelError):
     """The model has operators that cannot be imported; the message lists all of them.
@@ -125,6 +133,13 @@ class UnsupportedOperatorError(ModelError):
     def __init__(self, message: str, *, hint: str, obstacles: Sequence[Obstacle] = ()) -> None:
         super().__init__(message, hint=hint)
         self.obstacles = tuple(obstacles)
+
+    @classmethod
+    def listing(cls, obstacles: Sequence[Obstacle], *, hint: str) -> UnsupportedOperatorError:
+        """Return the error that lists operators, each with at most three of its nodes and the reason."""
+        noun = "operator" if len(obstacles) == 1 else "operators"
+        listed = "; ".join(map(str, obstacles))
+        return cls(f"{len(obstacles)} {noun} cannot be imported: {listed}", hint=hint, obstacles=obstacles)
 
 
 class ShapeError(ModelError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from builder.errors import ModelError, Obstacle, ShapeError, UnsupportedOperatorError
+from builder.errors import VALUE_HINT, ModelError, Obstacle, ShapeError, UnsupportedOperatorError
 
 # A screen has 24 lines; the error and the hint take some.
 MAX_LINES: Final = 18
@@ -155,7 +155,5 @@ def _change(obstacle: Obstacle, framework: str) -> str:
     own = _VALUES.get(framework, {}).get(obstacle.operator)
     general = own or CHANGES.get(obstacle.operator)
     if general is None and "known at run time" in obstacle.reason:
-        general = _SHAPES.get(
-            framework, "if a shape or an axis is an input, fix it with --input-values NAME=VALUE"
-        )
+        general = _SHAPES.get(framework, VALUE_HINT)
     return general or ""

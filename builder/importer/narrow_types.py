@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from builder.errors import ModelError, Obstacle, UnsupportedOperatorError
+from builder.errors import VALUE_HINT, ModelError, Obstacle, UnsupportedOperatorError
 from builder.importer.control_flow import rename
 from builder.importer.onnx_graph import (
     OnnxGraph,
@@ -59,7 +59,6 @@ _MOVING: Final = frozenset(
     }
 )  # fmt: skip
 _HINT: Final = "put a Cast or a DequantizeLinear before them, so that they compute with floats"
-_SHAPE_HINT: Final = "if a shape or an axis is an input, fix it with --input-values NAME=VALUE"
 _BYTE: Final = np.arange(256, dtype=np.uint8)
 
 
@@ -241,11 +240,7 @@ class _Bytes:
                 reason = f"it cannot take or make numbers of {TensorProto.DataType.Name(kind)}"
                 obstacles.append(Obstacle(node.op_type, (node.name,), reason))
         if obstacles:
-            listed = "; ".join(f"{each.operator} ('{each.nodes[0]}'): {each.reason}" for each in obstacles)
-            noun = "operator" if len(obstacles) == 1 else "operators"
-            raise UnsupportedOperatorError(
-                f"{len(obstacles)} {noun} cannot be imported: {listed}", hint=_HINT, obstacles=obstacles
-            )
+            raise UnsupportedOperatorError.listing(obstacles, hint=_HINT)
 
     def replace(self, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
         """Replace a node that makes narrow numbers of others, or others of narrow ones."""
@@ -372,7 +367,7 @@ class _Bytes:
         """
         shape, scales = self._graph.shape_of(node.input[0]), self._graph.shape_of(node.input[1])
         if shape is None or scales is None:
-            raise ModelError(f"expected known shapes for {node.op_type} '{node.name}'", hint=_SHAPE_HINT)
+            raise ModelError(f"expected known shapes for {node.op_type} '{node.name}'", hint=VALUE_HINT)
         if int(np.prod(scales)) == 1:
             return new.op("Reshape", name, new.ints())
         options = attributes(node)

@@ -9,12 +9,19 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from builder.errors import FrontEndError, ModelError, Obstacle, UnboundedError, UnsupportedOperatorError
+from builder.errors import (
+    VALUE_HINT,
+    FrontEndError,
+    ModelError,
+    Obstacle,
+    UnboundedError,
+    UnsupportedOperatorError,
+)
 from builder.importer.advice import CHANGES
 from builder.importer.bounded.padding import pad_lengths
 from builder.importer.classic.kept import is_kept
 from builder.importer.half_precision import HALVES
-from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, describe, names_of, subgraphs
+from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, names_of, subgraphs
 from builder.importer.relax_module import supported_operators, to_relax
 from builder.importer.rewrites.elementwise import drops_at_random
 from builder.importer.rewrites.loops import MAX_UNROLLED_NODES, is_too_long, stays_true
@@ -28,7 +35,6 @@ MAX_TRIALS: Final = 2000
 
 # Operators whose change is also the hint of the whole refusal.
 _HINTED: Final = frozenset({"BiasDropout", "Dropout", "If", "Loop", "NonMaxSuppression", "Scan"})
-_VALUE_HINT: Final = "if a shape or an axis is an input, fix it with --input-values NAME=VALUE"
 _MISFIT_HINT: Final = (
     "give the model a larger input (--input-shapes), or the node more padding or a smaller window"
 )
@@ -102,19 +108,16 @@ def explain(model: onnx.ModelProto, reason: str) -> ModelError:
     """
     found = list(_obstacles(model))
     if not found:
-        return ModelError(f"the model cannot be imported: {reason or 'TVM gave no reason'}", hint=_VALUE_HINT)
-    listed = "; ".join(f"{o.operator} ({describe(o.nodes)}): {o.reason.text}" for o in found)
+        return ModelError(f"the model cannot be imported: {reason or 'TVM gave no reason'}", hint=VALUE_HINT)
     hint = next((CHANGES[o.operator] for o in found if o.operator in _HINTED and _is_helped(o)), None)
     if hint is None and any(o.reason.is_misfit for o in found):
         hint = _MISFIT_HINT
     if hint is None and any(o.reason.depends_on_values for o in found):
-        hint = _VALUE_HINT
+        hint = VALUE_HINT
     if hint is None:
         hint = _OTHER_HINT
-    noun = "operator" if len(found) == 1 else "operators"
     obstacles = [Obstacle(o.operator, names_of(o.nodes), o.reason.text) for o in found]
-    message = f"{len(found)} {noun} cannot be imported: {listed}"
-    return UnsupportedOperatorError(message, hint=hint, obstacles=obstacles)
+    return UnsupportedOperatorError.listing(obstacles, hint=hint)
 
 
 def _is_helped(refused: _Refused) -> bool:

@@ -237,7 +237,7 @@ def test_a_branch_that_reads_such_numbers_is_refused_by_name() -> None:
     )
     inputs = {"x": (TensorProto.FLOAT8E4M3FN, [2]), "c": (TensorProto.BOOL, [])}
     with pytest.raises(
-        UnsupportedOperatorError, match=r"If \('either'\): it cannot take or make .*FLOAT8E4M3FN"
+        UnsupportedOperatorError, match=r"If \(either\): it cannot take or make .*FLOAT8E4M3FN"
     ):
         import_onnx(graph([node], inputs, {"y": (1, [2])}))
 
