@@ -183,8 +183,9 @@ def check_special(
     """
     names = [spec.name for spec in model.outputs]
     by_element = is_elementwise(model.onnx)
-    operators = () if model.original is None else model.original.operators
-    for sample in special_samples(model.inputs, model.onnx, inputs, before, operators):
+    original = model.original
+    operators, narrow = ((), {}) if original is None else (original.operators, original.narrow)
+    for sample in special_samples(model.inputs, model.onnx, inputs, before, operators, narrow):
         reference = judge.outputs_if_defined(sample)
         if reference is None:
             continue

@@ -16,6 +16,7 @@ them for zeros.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -27,6 +28,7 @@ from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.defined_samples import PARTIAL, divides_integers
 from builder.compiling.sample_inputs import masks
 from builder.importer.cache_length import capacity_of
+from builder.importer.narrow_types import INTEGERS, limits
 from builder.importer.onnx_graph import OnnxGraph
 
 Array = npt.NDArray[Any]
@@ -74,6 +76,7 @@ _UNDEFINED: Final = PARTIAL | {
 # The longest axis of a product that is summed as it is written: larger ones are computed by Strassen's
 # algorithm, which also adds and subtracts elements of other rows.
 _LONGEST: Final = 512
+_NO_TYPES: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 def special_samples(
@@ -82,6 +85,7 @@ def special_samples(
     first: Arrays,
     preprocess: Preprocess | None = None,
     original: Collection[str] = (),
+    narrow: Mapping[str, int] = _NO_TYPES,
 ) -> Iterator[dict[str, npt.NDArray[np.generic]]]:
     """Yield samples of special numbers.
 
@@ -98,6 +102,8 @@ def special_samples(
     original
         The operators of the model before it was normalised. One that we write as sums, such as DFT or Resize,
         carries a NaN to other places than these.
+    narrow
+        Inputs whose bytes hold numbers of another type, and their types.
     """
     elementwise = is_elementwise(model)
     carries = set(original) <= _ELEMENTWISE | _SUMS | _FOLDED
@@ -110,7 +116,7 @@ def special_samples(
         return
     free = set(masks(inputs, model)) if elementwise and not divides_integers(model) else set()
     drawn = {
-        spec.name: _limits(np.dtype(spec.dtype)) if spec.name in free else special
+        spec.name: _limits(np.dtype(spec.dtype), narrow.get(spec.name)) if spec.name in free else special
         for spec in inputs
         if (spec.name in free or np.dtype(spec.dtype).kind == "f")
         and first[spec.name].size
@@ -156,11 +162,14 @@ def _has_only(model: onnx.ModelProto, operators: frozenset[str]) -> bool:
     return True
 
 
-def _limits(dtype: np.dtype[Any]) -> Array:
+def _limits(dtype: np.dtype[Any], narrow: int | None) -> Array:
     if dtype.kind == "b":
         return np.array([False, True])
     info = np.iinfo(dtype)
-    return np.array([info.min, info.max, 0, 1], dtype)
+    low, high = info.min, info.max
+    if narrow is not None and narrow in INTEGERS:
+        low, high = limits(narrow)
+    return np.array([low, high, 0, 1], dtype)
 
 
 def _sprinkled(array: npt.NDArray[np.generic], special: Array, turn: int, shift: int) -> Array:

@@ -174,7 +174,7 @@ def _meaning(kind: int) -> str:
     name = TensorProto.DataType.Name(kind)
     served = TensorProto.DataType.Name(carrier(kind))
     if kind in INTEGERS:
-        low, high = _limits(kind)
+        low, high = limits(kind)
         return f"{name} becomes {served} from {low} to {high}, one number a byte"
     return f"{name} becomes {served}, one number a byte: the byte holds the number's bits"
 
@@ -191,7 +191,8 @@ def _has_narrow(model: onnx.ModelProto) -> bool:
     )
 
 
-def _limits(kind: int) -> tuple[int, int]:
+def limits(kind: int) -> tuple[int, int]:
+    """Return the smallest and the largest number of an integer type of few bits."""
     bits = INTEGERS[kind]
     return (
         (0, 2**bits - 1) if carrier(kind) == TensorProto.UINT8 else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
@@ -320,7 +321,7 @@ class _Bytes:
 
     def _wrap(self, new: Replacement, x: str, kind: int, to: str) -> None:
         """Keep the lowest bits of an integer, or of a float without its fraction."""
-        size, low = 2 ** INTEGERS[kind], _limits(kind)[0]
+        size, low = 2 ** INTEGERS[kind], limits(kind)[0]
         whole = new.cast(x, TensorProto.INT32)
         # Powers of two: an integer's own wrap-around changes nothing.
         moved = new.op("Sub", whole, new.constant(low, np.int32))
@@ -344,7 +345,7 @@ class _Bytes:
             ratio = new.op("Div", node.input[0], self._spread(new, node, scale))
             self._encode(new, ratio, kind, node)
             return
-        low, high = _limits(kind)
+        low, high = limits(kind)
         dtype = helper.tensor_dtype_to_np_dtype(carrier(kind))
         zero = input_name(node, 2)
         if not zero:

@@ -12,6 +12,7 @@ from onnx.reference.ops.op_cast import cast_to
 
 from builder.compiling.judge import Judge
 from builder.compiling.parity import compare
+from builder.compiling.special_samples import special_samples
 from builder.errors import UnsupportedOperatorError
 from builder.importer import ImportedModel, import_onnx
 from builder.importer.narrow_types import decoded, encoded
@@ -240,6 +241,19 @@ def test_a_branch_that_reads_such_numbers_is_refused_by_name() -> None:
         UnsupportedOperatorError, match=r"If \(either\): it cannot take or make .*FLOAT8E4M3FN"
     ):
         import_onnx(graph([node], inputs, {"y": (1, [2])}))
+
+
+@pytest.mark.parametrize("kind", ["INT4", "UINT4", "INT2", "UINT2"])
+def test_a_model_is_compared_on_the_limits_of_its_type(kind: str) -> None:
+    number = getattr(TensorProto, kind)
+    model = import_onnx(cast(number, TensorProto.FLOAT, 9))
+    assert model.original is not None
+    first = {"x": np.ones(9, model.inputs[0].dtype)}
+    drawn = special_samples(model.inputs, model.onnx, first, narrow=model.original.narrow)
+    limits = np.unique([sample["x"] for sample in drawn])
+    bits = int(kind[-1])
+    wanted = {0, 1, 2**bits - 1} if kind[0] == "U" else {-(2 ** (bits - 1)), 0, 1, 2 ** (bits - 1) - 1}
+    assert set(limits.tolist()) == wanted
 
 
 @pytest.mark.parametrize("kind", ["FLOAT8E5M2", "UINT4"])
