@@ -35,7 +35,7 @@ from builder.importer.large_models import open_session
 from builder.importer.silence import FOREIGN_FAILURES, first_line
 from builder.importer.tflite import litert_process
 from builder.importer.tflite.conversion import Converted, convert, describe
-from builder.importer.tflite.operators.detection import POST_PROCESS, places_filled
+from builder.importer.tflite.operators.detection import POST_PROCESS, SUPPRESSIONS, places_filled
 from builder.importer.tflite.schema import Operator, TfliteModel
 from builder.importer.tflite.scope import Layout, Scope, to_first
 from builder.importer.tflite.tensor import Tensor, value_name
@@ -304,7 +304,12 @@ def differences(
         number = float(last.reshape(-1)[0]) if last.size == 1 else 0.0
         data = tensors.get(one.operator.inputs[0]) if one.operator.inputs else None
         wanted = feeds[f"given_{one.tensor.index}"]
-        found = _difference(main.tensors, one, results[one.output], wanted, number, data)
+        ours = results[one.output]
+        if one.operator.name in SUPPRESSIONS and one.tensor.index == one.operator.outputs[0]:
+            # Of boxes with equal scores, LiteRT takes any first.
+            scores = tensors[one.operator.inputs[1]]
+            ours, wanted = scores[ours], scores[wanted]
+        found = _difference(main.tensors, one, ours, wanted, number, data)
         if found is not None:
             return f"{describe(main, one.operator)}: {found}"
     return None

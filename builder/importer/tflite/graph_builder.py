@@ -20,6 +20,7 @@ from onnx.reference import ReferenceEvaluator
 from agent.bundle.state import State
 from agent.bundle.tensor_spec import MAX_TENSOR_BYTES
 from builder.errors import RefusalError
+from builder.importer.bounded import suppression
 from builder.importer.onnx_graph import ValueType, value_type
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
 
@@ -221,6 +222,37 @@ class GraphBuilder:
             self._nodes.append(node)
         return names
 
+    def suppress(
+        self, boxes: str, scores: str, most: int, limits: tuple[float, float], capacity: int
+    ) -> tuple[str, str]:
+        """Add a suppression of boxes that overlap others with a higher score.
+
+        Parameters
+        ----------
+        boxes, scores, capacity
+            As in `bounded.suppression.make_node`; boxes are corners.
+        most
+            The largest number of boxes of a class.
+        limits
+            The largest overlap and the lowest score.
+
+        Returns
+        -------
+        tuple
+            The chosen boxes and their number, as `make_node` describes them.
+        """
+        numbers = (
+            self.constant([most]),
+            *(self.constant(np.asarray([limit], np.float32)) for limit in limits),
+        )
+        inputs = [boxes, scores, *numbers, self.constant([self.shape_of(boxes)[1]])]
+        names = self.fresh("chosen"), self.fresh("number")
+        node = suppression.make_node(inputs, names, names[0], 0, capacity)
+        for name, kind in zip(names, suppression.output_types(node), strict=True):
+            self._types[name] = ValueType(*kind)
+        self._nodes.append(node)
+        return names
+
     def constant_of(self, name: str) -> NDArray[Any] | None:
         """A value that is known now, or None."""
         return self._constants.get(name)
@@ -246,12 +278,14 @@ class GraphBuilder:
         graph = helper.make_graph(nodes, name, self._inputs, self._outputs, initializer=weights)
         is_newer = any(node.op_type in _NEWER for node in nodes)
         opset = [helper.make_opsetid("", _NEWER_OPSET if is_newer else OPSET)]
-        return helper.make_model(
+        model = helper.make_model(
             graph,
             opset_imports=opset,
             ir_version=_NEWER_IR_VERSION if is_newer else IR_VERSION,
             producer_name="edgebundle",
         )
+        suppression.define(model)
+        return model
 
     def _alive(self) -> tuple[list[onnx.NodeProto], set[str]]:
         """The nodes that outputs depend on, and the values that these read."""

@@ -1,8 +1,9 @@
 """Non-maximum suppression: TFLite_Detection_PostProcess and NON_MAX_SUPPRESSION_V4 and _V5.
 
-The greedy choice is written out step by step: take the best box that is left, drop all that overlap it. So
-all tensors have fixed shapes, and the results are those of the interpreter: `max_detections` places, of which
-the last ones are zeros if there are fewer.
+The greedy choice is one node, `builder.importer.bounded.suppression`: take the best box that is left, drop
+all that overlap it. Where a choice lowers scores, it is written out step by step. So all tensors have fixed
+shapes, and the results are those of the interpreter: `max_detections` places, of which the last ones are
+zeros if there are fewer.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import numpy as np
 from flatbuffers import flexbuffers
 
 from builder.errors import RefusalError
+from builder.importer.bounded.suppression import MAX_PLACES
 from builder.importer.tflite.operation import Operation
 from builder.importer.tflite.schema import MALFORMED
 
 POST_PROCESS: Final = "TFLite_Detection_PostProcess"
-# Each step adds some twenty nodes.
+SUPPRESSIONS: Final = ("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5")
+# Each step of a choice that lowers scores adds some twenty nodes.
 MAX_STEPS: Final = 200
 _SCALES: Final = ("y_scale", "x_scale", "h_scale", "w_scale")
 _REQUIRED: Final = (
@@ -36,7 +39,7 @@ _GONE: Final = float(np.finfo(np.float32).min)
 
 @dataclass(frozen=True, slots=True)
 class _Boxes:
-    """Corners of n boxes, each a value of shape [1, n] but `corners`, which is [n, 4]."""
+    """Corners of n boxes, [n, 4]; each side and the area, [1, n]."""
 
     top: str
     left: str
@@ -48,9 +51,10 @@ class _Boxes:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """What was chosen in each of c classes: indices, scores and whether there was one, all [c, steps]."""
+    """What was chosen, in places of which the last are empty: class, box, score, whether there is one."""
 
-    indices: str
+    classes: str
+    boxes: str
     scores: str
     is_there: str
 
@@ -68,19 +72,21 @@ def detection_post_process(op: Operation) -> None:
     steps = int(options["max_detections"])
     offset = classes_shape[2] - classes
     each = min(int(options["max_classes_per_detection"]), classes)
-    if not 1 <= steps <= MAX_STEPS or offset not in (0, 1) or each < 1 or count < 1:
+    if not 1 <= steps <= MAX_PLACES or offset not in (0, 1) or each < 1 or count < 1:
         raise RefusalError(
-            f"expected 1 to {MAX_STEPS} detections and {classes} classes, got {steps} and {classes_shape[2]}"
+            f"expected 1 to {MAX_PLACES} detections and {classes} classes, got {steps} and {classes_shape[2]}"
         )
-    boxes = _boxes(op, _decoded(op, options, count))
+    if options["nms_iou_threshold"] < 0:
+        raise RefusalError(f"expected an overlap of at least 0, got {options['nms_iou_threshold']:g}")
+    corners = _decoded(op, options, count)
     scores = op.reshape(op.real(1), (count, classes_shape[2]))
     if offset:
         scores = _slice(op, scores, 1, 1, classes_shape[2])
     limits = options["nms_iou_threshold"], options["nms_score_threshold"]
     if options["use_regular_nms"]:
-        _put_regular(op, boxes, scores, steps, min(int(options["detections_per_class"]), steps), limits)
+        _put_regular(op, corners, scores, steps, min(int(options["detections_per_class"]), steps), limits)
     else:
-        _put_fast(op, boxes, scores, steps, each, limits)
+        _put_fast(op, corners, scores, steps, each, limits)
 
 
 def class_count(custom: bytes) -> int:
@@ -110,55 +116,51 @@ def places_filled(custom: bytes, number: float) -> int:
 
 
 def _put_fast(
-    op: Operation, boxes: _Boxes, scores: str, steps: int, each: int, limits: tuple[float, float]
+    op: Operation, corners: str, scores: str, steps: int, each: int, limits: tuple[float, float]
 ) -> None:
     """Boxes are chosen by their best class; each gives its `each` best classes."""
     graph = op.graph
     values, classes = graph.nodes("TopK", [scores, graph.constant([each])], 2, axis=1)
     count = graph.shape_of(scores)[0]
     best = op.reshape(_slice(op, values, 1, 0, 1), (1, count))
-    chosen = _choose(op, boxes, best, steps, limits)
-    places = op.reshape(chosen.indices, (steps,))
+    chosen = _choose(op, corners, best, steps, steps, limits)
     there = op.reshape(chosen.is_there, (steps, 1))
-    corners = graph.node("Gather", boxes.corners, places, axis=0)
+    corners = graph.node("Gather", corners, chosen.boxes, axis=0)
     if each > 1:
         corners = graph.node("Tile", corners, graph.constant([1, each]))
-    zero = graph.constant(0, "float32")
-    kinds = op.cast(graph.node("Gather", classes, places, axis=0), "float32")
-    results = [corners, kinds, graph.node("Gather", values, places, axis=0)]
-    results = [graph.node("Where", there, result, zero) for result in results]
-    _put(op, results, steps * each, chosen.is_there)
+    kinds = op.cast(graph.node("Gather", classes, chosen.boxes, axis=0), "float32")
+    results = [corners, kinds, graph.node("Gather", values, chosen.boxes, axis=0)]
+    _put(op, results, steps * each, there)
 
 
 def _put_regular(
-    op: Operation, boxes: _Boxes, scores: str, steps: int, per_class: int, limits: tuple[float, float]
+    op: Operation, corners: str, scores: str, steps: int, per_class: int, limits: tuple[float, float]
 ) -> None:
     """Boxes are chosen in each class by itself; the best of all classes count."""
     graph = op.graph
     if per_class < 1:
         raise RefusalError(f"expected at least one detection of each class, got {per_class}")
-    classes = graph.shape_of(scores)[1]
-    chosen = _choose(op, boxes, graph.node("Transpose", scores, perm=[1, 0]), per_class, limits)
+    count, classes = graph.shape_of(scores)
+    per_class = min(per_class, count)
+    capacity = max(classes * per_class, steps)
+    scores = graph.node("Transpose", scores, perm=[1, 0])
+    chosen = _choose(op, corners, scores, per_class, capacity, limits)
     gone = graph.constant(_GONE, "float32")
-    flat = op.reshape(graph.node("Where", chosen.is_there, chosen.scores, gone), (classes * per_class,))
-    if classes * per_class < steps:
-        flat = graph.node("Pad", flat, graph.constant([0, steps - classes * per_class]), gone)
-    values, places = graph.nodes("TopK", [flat, graph.constant([steps])], 2, axis=0)
-    there = op.reshape(graph.node("Greater", values, graph.constant(_GONE / 2, "float32")), (steps, 1))
-    inside = graph.node("Min", places, graph.constant([classes * per_class - 1]))
-    which = graph.node("Gather", op.reshape(chosen.indices, (classes * per_class,)), inside, axis=0)
-    kinds = op.cast(graph.node("Div", inside, graph.constant([per_class])), "float32")
-    zero = graph.constant(0, "float32")
+    found = graph.node("Where", chosen.is_there, chosen.scores, gone)
+    values, places = graph.nodes("TopK", [found, graph.constant([steps])], 2, axis=0)
+    there = op.reshape(graph.node("Gather", chosen.is_there, places, axis=0), (steps, 1))
+    boxes, kinds = (graph.node("Gather", each, places, axis=0) for each in (chosen.boxes, chosen.classes))
     results = [
-        graph.node("Gather", boxes.corners, which, axis=0),
-        op.reshape(kinds, (steps, 1)),
+        graph.node("Gather", corners, boxes, axis=0),
+        op.reshape(op.cast(kinds, "float32"), (steps, 1)),
         op.reshape(values, (steps, 1)),
     ]
-    results = [graph.node("Where", there, result, zero) for result in results]
     _put(op, results, steps, there)
 
 
 def _put(op: Operation, results: list[str], places: int, there: str) -> None:
+    zero = op.graph.constant(0, "float32")
+    results = [op.graph.node("Where", there, result, zero) for result in results]
     boxes, classes, scores, number = op.outputs
     op.scope.put_real(boxes, op.reshape(results[0], (1, places, 4)))
     op.scope.put_real(classes, op.reshape(results[1], (1, places)))
@@ -177,8 +179,11 @@ def non_max_suppression(op: Operation) -> None:
     sigma = 0.0 if tensor is None else float(op.scope.known(tensor, "sigma").reshape(-1)[0])
     if not 0 <= sigma < math.inf:
         raise RefusalError(f"expected a sigma of at least 0, got {sigma:g}")
-    if not 1 <= steps <= MAX_STEPS:
-        raise RefusalError(f"expected 1 to {MAX_STEPS} results, got {steps}")
+    # Without overlap, boxes do not count as overlapping, unless the limit is 0.
+    is_soft = sigma > 0 or overlap <= 0
+    most = MAX_STEPS if is_soft else MAX_PLACES
+    if not 1 <= steps <= most:
+        raise RefusalError(f"expected 1 to {most} results, got {steps}")
     graph = op.graph
     first, second = (_slice(op, op.real(0), 1, i, i + 2) for i in (0, 2))
     corners = graph.node("Concat", graph.node("Min", first, second), graph.node("Max", first, second), axis=1)
@@ -189,14 +194,16 @@ def non_max_suppression(op: Operation) -> None:
         float(np.nextafter(np.float32(overlap), below)),
         float(np.nextafter(np.float32(score), above)),
     )
-    decay = -0.5 / sigma if sigma else 0.0
-    chosen = _choose(op, _boxes(op, corners), scores, steps, limits, decay)
+    if is_soft:
+        decay = -0.5 / sigma if sigma else 0.0
+        chosen = _choose_softly(op, _boxes(op, corners), scores, steps, limits, decay)
+    else:
+        chosen = _choose(op, corners, scores, steps, steps, limits)
     zero = graph.constant(np.zeros((), np.int64))
-    indices = op.reshape(graph.node("Where", chosen.is_there, chosen.indices, zero), (steps,))
-    results = [op.cast(indices, "int32")]
+    results = [op.cast(graph.node("Where", chosen.is_there, chosen.boxes, zero), "int32")]
     if len(op.outputs) == 3:
         found = graph.node("Where", chosen.is_there, chosen.scores, graph.constant(0, "float32"))
-        results.append(op.reshape(found, (steps,)))
+        results.append(found)
     results.append(op.reshape(_total(op, chosen.is_there), ()))
     if len(results) != len(op.outputs):
         raise RefusalError(f"expected {len(results)} outputs, got {len(op.outputs)}")
@@ -258,34 +265,69 @@ def _boxes(op: Operation, corners: str) -> _Boxes:
 
 
 def _choose(
-    op: Operation,
-    boxes: _Boxes,
-    scores: str,
-    steps: int,
-    limits: tuple[float, float],
-    decay: float = 0.0,
+    op: Operation, corners: str, scores: str, most: int, capacity: int, limits: tuple[float, float]
 ) -> _Chosen:
-    """Choose up to `steps` boxes in each class.
+    """Choose up to `most` boxes in each class.
+
+    Parameters
+    ----------
+    op
+        The operator.
+    corners
+        The n boxes, the same in each class, [n, 4].
+    scores
+        [classes, n].
+    most
+        How many are chosen in each class.
+    capacity
+        Places for the chosen boxes of all classes.
+    limits
+        A box is dropped if it overlaps a chosen one by more than the first; its score must reach the second.
+    """
+    graph = op.graph
+    classes, count = graph.shape_of(scores)
+    graph.check_made(classes * count)
+    if capacity > MAX_PLACES:
+        raise RefusalError(f"expected at most {MAX_PLACES} detections of all classes, got {capacity}")
+    gone = graph.constant(_GONE, "float32")
+    reach = graph.node("GreaterOrEqual", scores, graph.constant(limits[1], "float32"))
+    scores = graph.node("Where", reach, scores, gone)
+    # A box whose corners are exchanged has no area: it overlaps no other.
+    low, high = (_slice(op, corners, 1, i, i + 2) for i in (0, 2))
+    boxes = op.reshape(graph.node("Concat", low, graph.node("Max", low, high), axis=1), (1, count, 4))
+    chosen, number = graph.suppress(
+        boxes, op.reshape(scores, (1, classes, count)), most, (limits[0], _GONE), capacity
+    )
+    kinds, places = (op.reshape(_slice(op, chosen, 1, i, i + 1), (capacity,)) for i in (1, 2))
+    there = graph.node("Less", graph.constant(np.arange(capacity)), number)
+    return _Chosen(kinds, places, graph.node("GatherND", scores, _slice(op, chosen, 1, 1, 3)), there)
+
+
+def _choose_softly(
+    op: Operation, boxes: _Boxes, scores: str, steps: int, limits: tuple[float, float], decay: float
+) -> _Chosen:
+    """Choose up to `steps` boxes, whose overlap lowers the scores of the others.
 
     Parameters
     ----------
     op
         The operator.
     boxes
-        The n boxes, the same in each class.
+        The n boxes.
     scores
-        [classes, n].
+        [1, n].
     steps
         How many are chosen.
     limits
         A box is dropped if it overlaps a chosen one by more than the first; its score must reach the second.
     decay
-        If not 0, the score of a box that is left is multiplied by exp(decay * overlap²).
+        The score of a box that is left is multiplied by exp(decay * overlap²).
     """
     graph = op.graph
-    classes, count = graph.shape_of(scores)
-    graph.check_made(classes * count)
+    count = graph.shape_of(scores)[1]
+    graph.check_made(count)
     zero, gone = graph.constant(0, "float32"), graph.constant(_GONE, "float32")
+    lowest = graph.constant(max(limits[1], _GONE / 2), "float32")
     places = graph.constant(np.arange(count, dtype=np.int64)[np.newaxis])
     reach = graph.node("GreaterOrEqual", scores, graph.constant(limits[1], "float32"))
     scores = graph.node("Where", reach, scores, gone)
@@ -294,8 +336,7 @@ def _choose(
     for _ in range(steps):
         values.append(graph.node("ReduceMax", scores, graph.constant([1]), keepdims=1))
         indices.append(graph.node("ArgMax", scores, axis=1, keepdims=1))
-        flat = op.reshape(indices[-1], (classes,))
-        box = graph.node("Gather", boxes.corners, flat, axis=0)
+        box = graph.node("Gather", boxes.corners, op.reshape(indices[-1], (1,)), axis=0)
         sides = [_slice(op, box, 1, i, i + 1) for i in range(4)]
         high = graph.node(
             "Sub", graph.node("Min", boxes.bottom, sides[2]), graph.node("Max", boxes.top, sides[0])
@@ -306,21 +347,18 @@ def _choose(
         shared = graph.node("Mul", graph.node("Max", high, zero), graph.node("Max", wide, zero))
         area = graph.node("Mul", graph.node("Sub", sides[2], sides[0]), graph.node("Sub", sides[3], sides[1]))
         union = graph.node("Sub", graph.node("Add", area, boxes.area), shared)
-        overlap = graph.node("Div", shared, union)
         both = graph.node("And", real, graph.node("Greater", area, zero))
-        over = graph.node("And", both, graph.node("Greater", overlap, graph.constant(limits[0], "float32")))
-        drop = graph.node("Or", over, graph.node("Equal", places, indices[-1]))
-        if decay:
-            shares = graph.node("Where", both, overlap, zero)
-            power = graph.node("Mul", graph.node("Mul", shares, shares), graph.constant(decay, "float32"))
-            lower = graph.node("Mul", scores, graph.node("Exp", power))
-            lowest = graph.constant(max(limits[1], _GONE / 2), "float32")
-            below = graph.node("Less", graph.node("Min", scores, lower), lowest)
-            drop, scores = graph.node("Or", drop, below), lower
-        scores = graph.node("Where", drop, gone, scores)
-    found = graph.node("Concat", *values, axis=1)
+        shares = graph.node("Where", both, graph.node("Div", shared, union), zero)
+        over = graph.node("Greater", shares, graph.constant(limits[0], "float32"))
+        power = graph.node("Mul", graph.node("Mul", shares, shares), graph.constant(decay, "float32"))
+        lower = graph.node("Mul", scores, graph.node("Exp", power))
+        below = graph.node("Less", graph.node("Min", scores, lower), lowest)
+        drop = graph.node("Or", graph.node("Or", over, graph.node("Equal", places, indices[-1])), below)
+        scores = graph.node("Where", drop, gone, lower)
+    found = op.reshape(graph.node("Concat", *values, axis=1), (steps,))
     there = graph.node("Greater", found, graph.constant(_GONE / 2, "float32"))
-    return _Chosen(graph.node("Concat", *indices, axis=1), found, there)
+    chosen = op.reshape(graph.node("Concat", *indices, axis=1), (steps,))
+    return _Chosen(graph.constant(np.zeros(steps, np.int64)), chosen, found, there)
 
 
 def _slice(op: Operation, value: str, axis: int, start: int, end: int) -> str:

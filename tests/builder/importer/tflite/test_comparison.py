@@ -13,11 +13,12 @@ from builder.errors import ParityError
 from builder.importer.tflite import comparison
 from builder.importer.tflite.comparison import compare
 from builder.importer.tflite.conversion import convert
+from builder.importer.tflite.operation import Operation
 from builder.importer.tflite.operators import CONVERTERS, Converter, detection, elementwise, pooling
 from builder.importer.tflite.schema import read
 from tests import damaged_archives
 from tests.builder.importer.tflite.operator_cases import PICTURE, VALID, Case, X, Y, build
-from tests.builder.importer.tflite.operators.test_detection import post_process
+from tests.builder.importer.tflite.operators.test_detection import post_process, suppression
 from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
 
 pytestmark = pytest.mark.skipif(not comparison.is_installed(), reason="ai-edge-litert is not installed")
@@ -112,6 +113,22 @@ def test_places_that_a_detector_leaves_empty_do_not_count(monkeypatch: pytest.Mo
     monkeypatch.setattr("builder.importer.tflite.conversion.CUSTOM_CONVERTERS", custom)
     with pytest.raises(ParityError, match="TFLite_Detection_PostProcess"):
         compared(raw)
+
+
+def test_boxes_of_equal_scores_come_in_any_order() -> None:
+    scores = (np.arange(40) // 8 / 8).astype(np.float32)
+    assert compared(suppression(40, 0.9, -1.0, None, scores)) == []
+
+
+def test_boxes_in_another_order_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def from_the_second(op: Operation) -> None:
+        detection.non_max_suppression(op)
+        order = op.graph.constant([*range(1, 40), 0])
+        op.scope.put(op.outputs[0], op.graph.node("Gather", op.scope.value(op.outputs[0]), order))
+
+    replace(monkeypatch, NON_MAX_SUPPRESSION_V4=from_the_second)
+    with pytest.raises(ParityError, match="NON_MAX_SUPPRESSION_V4"):
+        compared(suppression(40, 0.9, -9.0, None))
 
 
 def test_without_the_interpreter_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

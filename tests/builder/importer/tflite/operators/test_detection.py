@@ -68,10 +68,12 @@ def feeds(dtype: str = "float32", classes: int = 4, low: float = 0.0) -> list[ND
         ({"nms_score_threshold": 0.93}, "float32", 1),  # fewer boxes than places
         ({"nms_score_threshold": 2.0}, "float32", 1),  # none
         ({"nms_iou_threshold": 0.05, "max_detections": 25}, "float32", 1),
+        ({"nms_iou_threshold": 1.0, "max_detections": 1000}, "float32", 1),
         ({"max_classes_per_detection": 2}, "float32", 1),
         ({}, "uint8", 1),
         ({"use_regular_nms": True}, "float32", 1),
         ({"use_regular_nms": True, "max_detections": 20}, "float32", 1),
+        ({"use_regular_nms": True, "max_detections": 500, "detections_per_class": 300}, "uint8", 1),
         ({"use_regular_nms": True, "nms_score_threshold": 0.95}, "float32", 0),
     ],
 )
@@ -89,11 +91,20 @@ def test_detections(changes: dict[str, Any], dtype: str, background: int) -> Non
         assert not a[:, count:].any()
 
 
-def suppression(steps: int, overlap: float, score: float, sigma: float | None) -> bytes:
+def suppression(
+    steps: int,
+    overlap: float,
+    score: float,
+    sigma: float | None,
+    scores: NDArray[np.float32] | None = None,
+) -> bytes:
+    """A suppression; without `scores`, these are its second input."""
     graph = FileSubgraph()
-    graph.inputs = [graph.tensor((COUNT, 4)), graph.tensor((COUNT,))]
+    graph.inputs = [graph.tensor((COUNT, 4))]
+    data = [*graph.inputs, graph.tensor((COUNT,)) if scores is None else graph.constant(scores)]
+    graph.inputs = data if scores is None else data[:1]
     limits = [graph.constant(np.asarray(value, np.float32)) for value in (overlap, score)]
-    operands = [*graph.inputs, graph.constant(np.asarray(steps, np.int32)), *limits]
+    operands = [*data, graph.constant(np.asarray(steps, np.int32)), *limits]
     if sigma is None:
         graph.outputs = [graph.tensor((), "int32"), graph.tensor((), "int32")]
     else:
@@ -104,7 +115,9 @@ def suppression(steps: int, overlap: float, score: float, sigma: float | None) -
 
 
 @pytest.mark.parametrize("sigma", [None, 0.0, 0.3, 1.5])
-@pytest.mark.parametrize(("steps", "overlap", "score"), [(5, 0.5, 0.2), (30, 0.1, 0.5), (10, 0.9, 0.95)])
+@pytest.mark.parametrize(
+    ("steps", "overlap", "score"), [(5, 0.5, 0.2), (30, 0.1, 0.5), (10, 0.9, 0.95), (20, 0.0, 0.1)]
+)
 def test_suppression(steps: int, overlap: float, score: float, sigma: float | None) -> None:
     raw = suppression(steps, overlap, score, sigma)
     rng = np.random.default_rng(3)
@@ -114,6 +127,18 @@ def test_suppression(steps: int, overlap: float, score: float, sigma: float | No
     assert not isinstance(theirs, str), theirs
     for a, b in zip(run_converted(raw, given), theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6 if sigma else 0)
+
+
+def test_many_results() -> None:
+    rng = np.random.default_rng(3)
+    given: list[NDArray[Any]] = [rng.uniform(0, 1, (COUNT, 4)).astype(np.float32)]
+    given.append(rng.uniform(0, 1, COUNT).astype(np.float32))
+    raw = suppression(3000, 0.9, 0.1, None)
+    ours, theirs = run_converted(raw, given), run_litert(raw, given)
+    assert not isinstance(theirs, str), theirs
+    assert ours[1] > 20
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("sigma", [-1.0, np.inf, np.nan])
@@ -133,8 +158,9 @@ def test_lowered_scores_choose_other_boxes() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"max_detections": 100_000}, "expected 1 to 200 detections"),
-        ({"max_detections": 0}, "expected 1 to 200 detections"),
+        ({"max_detections": 2_000_000}, "expected 1 to 1048576 detections"),
+        ({"max_detections": 0}, "expected 1 to 1048576 detections"),
+        ({"nms_iou_threshold": -0.5}, "an overlap of at least 0"),
         ({"num_classes": "x"}, "option num_classes|cannot be read"),
         ({"y_scale": 0.0}, "scales other than 0"),
         ({"note": "x" * 5000}, "at most 4096 bytes"),
