@@ -4,7 +4,7 @@ Engines take turns, so that a drift in the machine's speed affects all of them a
 are compared. The results are printed, and written as JSON, Markdown and pictures.
 
     python -m benchmarks.bench --models resnet18 bert --threads 1 --rounds 5
-    python -m benchmarks.bench --markdown          # the tables of the last run, for the README
+    python -m benchmarks.bench --markdown          # the tables of the last run, for docs/benchmarks.md
 """
 
 from __future__ import annotations

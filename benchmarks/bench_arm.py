@@ -8,7 +8,7 @@ engines are kept between runs.
 
     python -m benchmarks.bench_arm --models mobilenetv2 --times
     python -m benchmarks.bench_arm --models squeezenet1_1 model.onnx   # of the zoo, or your own
-    python -m benchmarks.bench_arm --markdown      # the tables of the last run, for the README
+    python -m benchmarks.bench_arm --markdown      # the tables of the last run, for docs/benchmarks.md
 """
 
 from __future__ import annotations
@@ -392,7 +392,7 @@ def _means(counts: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def _markdown(parts: Sequence[Table], means: Sequence[str], cpu: str) -> str:
-    """Return the tables and the lines below them for the README."""
+    """Return the tables and the lines below them for docs/benchmarks.md."""
     lines = [
         f"Millions of instructions per inference, one thread, float32 unless int8 or fp16, {cpu} emulated.",
         "",

@@ -1,4 +1,4 @@
-"""Results as tables: on the terminal by rich, and as Markdown for the README."""
+"""Results as tables: on the terminal by rich, and as Markdown for docs/benchmarks.md."""
 
 from __future__ import annotations
 
