@@ -33,9 +33,8 @@ def dft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | No
     if found is None or shape is None or axis is None:
         return None
     axis %= len(shape)
-    if inverse and onesided:
-        return _real_inverse(node, graph, shape, axis, found.dtype)
-    length = constant_integer(node, graph, 1, shape[axis])
+    is_half = inverse and onesided
+    length = constant_integer(node, graph, 1, 2 * (shape[axis] - 1) if is_half else shape[axis])
     if length is None or _factors(length) is None or axis == len(shape) - 1:
         return None
     new = Replacement(node, graph)
@@ -47,46 +46,34 @@ def dft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | No
     order = [place for place in range(rank) if place != axis] + [axis]
     if axis != rank - 1:
         parts = [new.op("Transpose", part, perm=order) for part in parts]
-    if length < shape[axis]:
-        bounds = [new.ints(value) for value in (0, length, -1)]
+    rows = min(length // 2 + 1 if is_half else length, shape[axis])
+    if rows < shape[axis]:
+        bounds = [new.ints(value) for value in (0, rows, -1)]
         parts = [new.op("Slice", part, *bounds) for part in parts]
-    rows = min(length, shape[axis])
+    if is_half:
+        # All but the first and the middle frequency stand for two.
+        twice = np.full(rows, 2.0)
+        twice[0] = 1
+        if 2 * (rows - 1) == length:
+            twice[-1] = 1
+        parts = [new.op("Mul", part, new.constant(twice, found.dtype)) for part in parts]
     others = [shape[place] for place in order[:-1]]
-    pair = _transform(new, parts, (*others, rows), length, found.dtype, onesided=onesided, inverse=inverse)
+    pair = _transform(
+        new,
+        parts,
+        (*others, rows),
+        length,
+        found.dtype,
+        onesided=onesided and not inverse,
+        inverse=inverse,
+    )
+    if is_half:
+        pair = pair[:1]
     if axis != rank - 1:
         back = [order.index(place) for place in range(rank)]
         pair = [new.op("Transpose", part, perm=back) for part in pair]
     pair = [new.op("Unsqueeze", part, new.ints(-1)) for part in pair]
     new.op("Concat", *pair, to=node.output[0], axis=-1)
-    return new.nodes
-
-
-def _real_inverse(
-    node: onnx.NodeProto, graph: OnnxGraph, shape: Sequence[int], axis: int, dtype: np.dtype[Any]
-) -> Sequence[onnx.NodeProto] | None:
-    """DFT of half a spectrum [..., m, ..., 2] to a real signal of known length."""
-    length = constant_integer(node, graph, 1, 2 * (shape[axis] - 1))
-    if length is None or not 0 < length <= MAX_LENGTH or axis == len(shape) - 1 or shape[-1] != 2:
-        return None
-    rows = min(shape[axis], length // 2 + 1)
-    angle = 2 * np.pi * np.outer(np.arange(rows), np.arange(length)) / length
-    # All but the first and the middle frequency stand for two.
-    twice = np.full((rows, 1), 2.0)
-    twice[0] = 1
-    if length % 2 == 0 and rows == length // 2 + 1:
-        twice[-1] = 1
-    new = Replacement(node, graph)
-    rank = len(shape) - 1
-    order = [place for place in range(rank) if place != axis] + [axis]
-    total = ""
-    for part, matrix in enumerate((np.cos(angle), -np.sin(angle))):
-        x = new.op("Gather", node.input[0], new.constant(part, np.int64), axis=rank)
-        x = new.op("Slice", x, new.ints(0), new.ints(rows), new.ints(axis))
-        x = new.op("Transpose", x, perm=order)
-        product = new.op("MatMul", x, new.constant(twice * matrix / length, dtype))
-        total = new.op("Add", total, product) if total else product
-    back = [order.index(place) for place in range(rank)]
-    new.op("Unsqueeze", new.op("Transpose", total, perm=back), new.ints(-1), to=node.output[0])
     return new.nodes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +17,9 @@ from builder.importer.rewrites.windows import Windows
 
 # The extents of a window of a pooling with indices, added up; each place is a slice and a comparison.
 MAX_WINDOW: Final = 512
+# Rows of a determinant: each is a step of twenty nodes. An expansion of more than four has more terms than that.
+MAX_ELIMINATED: Final = 32
+_MAX_EXPANDED: Final = 4
 
 
 def tensor_scatter(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
@@ -268,29 +272,63 @@ def _windows(length: int, size: int, skips: int) -> NDArray[Any]:
 
 
 def determinant(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Det of matrices of at most 3 x 3: the expansion by the first row."""
-    shape = graph.shape_of(node.input[0])
-    if shape is None or shape[-1] > 3:
+    """Det of a known size: up to 4 x 4 the expansion by the first row, then elimination."""
+    found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
+    if found is None or shape is None or not 1 <= shape[-1] <= MAX_ELIMINATED:
         return None
     new = Replacement(node, graph)
     size = shape[-1]
+    if size > _MAX_EXPANDED:
+        new.op("Identity", _eliminated(new, node.input[0], size, found.dtype), to=node.output[0])
+        return new.nodes
 
+    @cache
     def entry(row: int, column: int) -> str:
         line = new.op("Gather", node.input[0], new.constant(row, np.int64), axis=-2)
         return new.op("Gather", line, new.constant(column, np.int64), axis=-1)
 
-    def minor(rows: list[int], columns: list[int]) -> str:
-        if len(rows) == 1:
-            return entry(rows[0], columns[0])
+    @cache
+    def minor(row: int, columns: tuple[int, ...]) -> str:
+        if len(columns) == 1:
+            return entry(row, columns[0])
         total = ""
         for position, column in enumerate(columns):
-            rest = minor(rows[1:], [other for other in columns if other != column])
-            term = new.op("Mul", entry(rows[0], column), rest)
+            rest = minor(row + 1, tuple(other for other in columns if other != column))
+            term = new.op("Mul", entry(row, column), rest)
             total = term if not total else new.op("Sub" if position % 2 else "Add", total, term)
         return total
 
-    new.op("Identity", minor(list(range(size)), list(range(size))), to=node.output[0])
+    new.op("Identity", minor(0, tuple(range(size))), to=node.output[0])
     return new.nodes
+
+
+def _eliminated(new: Replacement, x: str, size: int, dtype: np.dtype[Any]) -> str:
+    """The determinant of matrices [..., size, size]: the product of the pivots, the largest of each column."""
+    zero, one = new.constant(0, dtype), new.constant(1, dtype)
+    end, last, row_axis = new.ints(size), new.ints(-1), new.ints(-2)
+
+    def rest(y: str, axis: str) -> str:
+        return new.op("Slice", y, new.ints(1), end, axis)
+
+    def first(y: str, axis: str) -> str:
+        return new.op("Slice", y, new.ints(0), new.ints(1), axis)
+
+    result = ""
+    for count in range(size, 1, -1):
+        place = new.op("ArgMax", new.op("Abs", first(x, last)), axis=-2, keepdims=1)
+        here = new.op("Equal", new.constant(np.arange(count)[:, None], np.int64), place)
+        row = new.reduce("ReduceSum", new.op("Where", here, x, zero), [-2], keep=True)
+        # The first row goes where the pivot's row was: an exchange, which changes the sign.
+        below = new.op("Where", rest(here, row_axis), first(x, row_axis), rest(x, row_axis))
+        pivot = first(row, last)
+        is_first = new.op("Equal", place, new.constant(0, np.int64))
+        factor = new.op("Where", is_first, pivot, new.op("Neg", pivot))
+        result = new.op("Mul", result, factor) if result else factor
+        # Where the largest is 0, all are.
+        divisor = new.op("Where", new.op("Equal", pivot, zero), one, pivot)
+        shares = new.op("Div", first(below, last), divisor)
+        x = new.op("Sub", rest(below, last), new.op("Mul", shares, rest(row, last)))
+    return new.op("Squeeze", new.op("Mul", result, x), new.ints(-2, -1))
 
 
 def deformable_convolution(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:

@@ -15,6 +15,10 @@ CASES: dict[str, Case] = {
     "short transform": (one("DFT", ["z", "n"], axis=1, onesided=0), {"n": np.array(2)}, [2, 2, 2]),
     "long transform": (one("DFT", ["z", "n"], axis=1), {"n": np.array(6)}, [2, 6, 2]),
     "inverse transform": (one("DFT", ["z"], axis=1, inverse=1), {}, [2, 3, 2]),
+    "real inverse": (one("DFT", ["z"], axis=1, inverse=1, onesided=1), {}, [2, 4, 1]),
+    "real inverse of five": (
+        one("DFT", ["z", "n"], axis=1, inverse=1, onesided=1), {"n": np.array(5)}, [2, 5, 1],
+    ),
     "onesided transform": (one("DFT", ["r"], axis=1, onesided=1), {}, [2, 3, 2]),
     "short-time transform": (
         one("STFT", ["r", "step", "window"]),
@@ -32,7 +36,10 @@ def test_single_operators(make_model: ModelMaker, noise: Any, agrees: Any, case:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    ["long transform", "inverse transform of six", "onesided transform of six", "short-time transform"],
+    [
+        *("long transform", "inverse transform of six", "real inverse"),
+        *("onesided transform of six", "short-time transform"),
+    ],
 )
 def test_long_transforms_are_split_in_two(
     make_model: ModelMaker, noise: Any, agrees: Any, monkeypatch: pytest.MonkeyPatch, case: str

@@ -68,3 +68,20 @@ def test_columns_become_an_image(
     x = {"x": noise(*shape)}
     [found], [wanted] = run_onnx(import_onnx(model).onnx, x), run_onnx(model, x)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
+def test_determinants(make_model: ModelMaker, noise: Any, run_onnx: Any, size: int) -> None:
+    model = make_model([one("Det", ["x"])], {"x": [6, size, size]}, {"y": [6]})
+    x = noise(6, size, size)
+    x[1] = x[1] > 0  # zeros in the diagonal
+    x[2] = np.eye(size)[::-1]
+    x[3, -1] = x[3, 0]  # no inverse
+    x[4, :, 0] = 0
+    x[5] *= 1e4
+    [found], [wanted] = run_onnx(import_onnx(model).onnx, {"x": x}), run_onnx(model, {"x": x})
+    np.testing.assert_allclose(found / 1e4**size, wanted / 1e4**size, rtol=1e-4, atol=1e-6 / 1e4**size)
+
+
+def test_the_determinant_of_one_matrix(make_model: ModelMaker, noise: Any, agrees: Any) -> None:
+    agrees(make_model([one("Det", ["x"])], {"x": [5, 5]}, {"y": []}), noise(5, 5))
