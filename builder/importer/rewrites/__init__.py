@@ -94,7 +94,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "ReduceMean": elementwise.reduce_mean,
     "ReduceMin": elementwise.reduce_nothing,
     "ReduceProd": elementwise.reduce_nothing,
-    "ReduceSum": elementwise.reduce_nothing,
+    "ReduceSum": indices.reduce_sum,
     "ReduceSumSquare": elementwise.reduce_nothing,
     "Resize": resize.resize,
     "ReverseSequence": layout.reverse_sequence,

@@ -7,6 +7,7 @@ reaches other memory. Plain Gather is not clipped here: TVM has a mode for that,
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, Final
@@ -18,7 +19,8 @@ from onnx import TensorProto
 
 from builder.errors import ModelError
 from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node
-from builder.importer.rewrites.replacement import Replacement
+from builder.importer.rewrites.elementwise import reduce_nothing
+from builder.importer.rewrites.replacement import Replacement, input_name
 
 
 def gather(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
@@ -85,6 +87,38 @@ def one_hot(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] 
     off, on = (new.op("Gather", node.input[2], new.ints(i)) for i in (0, 1))
     new.op("Where", hot, on, off, to=node.output[0])
     return new.nodes
+
+
+def reduce_sum(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """ReduceSum that counts a mask whose places a NonZero lists (PyTorch: `x[mask] = v`): their number."""
+    cast, rank = graph.maker_of(node.input[0]), len(graph.shape_of(node.input[0]) or ())
+    given = input_name(node, 1)
+    axes = graph.constant(given) if given else np.arange(rank)
+    is_whole = rank and axes is not None and len({*(axes % rank).tolist()}) == rank
+    is_nothing = not given and attributes(node).get("noop_with_empty_axes", 0)
+    if cast is None or cast.op_type != "Cast" or not is_whole or is_nothing:
+        return reduce_nothing(node, graph)
+    mask, found = _origin(cast.input[0], graph), graph.type_of(node.input[0])
+    before = itertools.takewhile(lambda each: each.output != node.output, graph.proto.node)
+    places = [each for each in before if each.op_type == "NonZero" and _origin(each.input[0], graph) == mask]
+    kind = graph.type_of(mask)
+    if not places or kind is None or found is None or (kind.elem_type, found.elem_type) != _COUNTED:
+        return reduce_nothing(node, graph)
+    new = Replacement(node, graph)
+    count = new.op("Gather", new.op("Shape", places[0].output[0]), new.ints(1))
+    shape = [1] * (rank if attributes(node).get("keepdims", 1) else 0)
+    new.op("Reshape", count, new.ints(*shape), to=node.output[0])
+    return new.nodes
+
+
+_COUNTED: Final = (TensorProto.BOOL, TensorProto.INT64)
+
+
+def _origin(name: str, graph: OnnxGraph) -> str:
+    """What a value has the elements of, in another shape."""
+    while (maker := graph.maker_of(name)) is not None and maker.op_type in ("Reshape", "Identity"):
+        name = maker.input[0]
+    return name
 
 
 def gather_elements(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:

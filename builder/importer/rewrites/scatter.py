@@ -17,7 +17,7 @@ from builder.importer.rewrites.windows import Windows
 
 # The extents of a window of a pooling with indices, added up; each place is a slice and a comparison.
 MAX_WINDOW: Final = 512
-# Rows of a determinant: each is a step of twenty nodes. An expansion of more than four has more terms than that.
+# Rows of a determinant: each is a step of twenty nodes. An expansion of more than four has more terms.
 MAX_ELIMINATED: Final = 32
 _MAX_EXPANDED: Final = 4
 
@@ -303,7 +303,7 @@ def determinant(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
 
 
 def _eliminated(new: Replacement, x: str, size: int, dtype: np.dtype[Any]) -> str:
-    """The determinant of matrices [..., size, size]: the product of the pivots, the largest of each column."""
+    """The determinant of matrices [..., size, size]: the product of pivots, the largest of each column."""
     zero, one = new.constant(0, dtype), new.constant(1, dtype)
     end, last, row_axis = new.ints(size), new.ints(-1), new.ints(-2)
 

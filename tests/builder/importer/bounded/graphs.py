@@ -155,6 +155,15 @@ GRAPHS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             z = ScatterElements<axis=0>(v, flat, twice)
             """,
         ),
+        "scattered as many as a mask has": (
+            "float[2,6] y, int64 n",
+            """
+            rows = Reshape(v, by_six) high = Greater(rows, half) at = NonZero(high) places = Transpose(at)
+            flat = Reshape(high, minus_one) ones = Cast<to=7>(flat) count = ReduceSum(ones)
+            same = Expand(half, count) y = ScatterND(rows, places, same)
+            whole = Cast<to=7>(high) n = ReduceSum<keepdims=0>(whole)
+            """,
+        ),
         "scattered backwards": (
             "float[12] y, float[12] z",
             """
