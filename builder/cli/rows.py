@@ -206,7 +206,9 @@ class _Table:
 
     def rows(self) -> Iterator[_Row]:
         """Yield each row that can be read; tell about the others."""
+        is_empty = True
         for row in self.file.rows:
+            is_empty = False
             self._progress(row.line)
             truth = None if self._truths is None else next(self._truths, None)
             if self._truths is not None and truth is None:
@@ -224,7 +226,7 @@ class _Table:
             raise ModelError(
                 f"--accuracy: {self._args.accuracy} has more rows than {self.file.path}", hint=ROW_FOR_ROW
             )
-        if not self._done and not self._failures.count:
+        if is_empty:
             raise ModelError(
                 f"{self.file.path}: expected rows, got none",
                 hint="write a line with the names of the columns, and below it a line for each row",
