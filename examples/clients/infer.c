@@ -95,6 +95,7 @@ int main(int count, char **arguments) {
   mosquitto_subscribe_callback_set(client, on_subscribe);
   mosquitto_message_v5_callback_set(client, on_message);
   mosquitto_username_pw_set(client, user, user ? getenv("MQTT_PASSWORD") : NULL);
+  if (getenv("MQTT_CAFILE")) mosquitto_tls_set(client, getenv("MQTT_CAFILE"), NULL, NULL, NULL, NULL);
   int result = mosquitto_connect(client, host, atoi(arguments[2]), 30);
   if (result == MOSQ_ERR_SUCCESS) result = mosquitto_subscribe(client, NULL, reply_to, 1);
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
+import re
 import shutil
 import signal
 import struct
@@ -14,19 +15,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 import pytest
 
 from agent.mqtt.message import Message
+from agent.mqtt.settings import BrokerSettings
 from builder import cli
 from builder.bundles import key_files
 from builder.bundles.package import Package
 from builder.compiling.compilation import compile
 from builder.compiling.identity import Identity
 from builder.importer import import_onnx
+from edgebundle import Broker
 from tests.agent.service.authority import Authority
 from tests.conftest import BrokerProcess
 from tests.edgebundle.rig import TOP, Reply, Responder
@@ -34,7 +37,17 @@ from tests.needs import needed
 from tests.patience import PATIENCE_S, PROGRAM_PATIENCE_S
 from tests.ports import free_port
 
-DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
+ROOT = Path(__file__).resolve().parents[2]
+DIGITS = ROOT / "examples" / "digits"
+# Those of the sample access list; another agent, whose block is a copy as the list's first line says; and who
+# plays the sensors of a house.
+USERS = ("kitchen", "odd", "alice", "fleet", "dashboard", "homeassistant", "house")
+HOUSE = """
+user homeassistant
+topic readwrite house/#
+user house
+topic readwrite house/#
+"""
 # It heats if the water comes back more than 5 degrees colder.
 HEATING = """<ir_version: 8, opset_import: ["" : 17]> g (float[1,3] x) => (float[1,2] y) {
     weights = Constant<value = float[3,2] {1, 0, -1, 0, 0, 0}>() least = Constant<value = float[2] {5, 0}>()
@@ -46,12 +59,14 @@ HEATING = """<ir_version: 8, opset_import: ["" : 17]> g (float[1,3] x) => (float
 class Site:
     """A broker, an agent `kitchen` with `digits`, and an agent `odd` that a test wrote.
 
-    `ports` are those of the broker by the scheme of their URL; `authority` issued its certificate.
+    `ports` are those of the broker by the scheme of their URL; `authority` issued its certificate. If it
+    `has_users`, it wants their passwords, and they may do what the sample access list says.
     """
 
     ports: Mapping[str, int]
     authority: str
     folder: Path
+    has_users: bool = False
 
     def infer(self, agent: str, *arguments: object) -> int:
         """Run `edgebundle infer` on the model `digits` of an agent; return the exit code."""
@@ -73,6 +88,19 @@ class Site:
 
     def url_of(self, scheme: str) -> str:
         return f"{scheme}://127.0.0.1:{self.ports[scheme]}"
+
+    def seen_by(self, user: str) -> Broker:
+        """Return the broker as this user reaches it; over TLS if it has users."""
+        if not self.has_users:
+            return Broker(self.url)
+        url = f"mqtts://{user}@127.0.0.1:{self.ports['mqtts']}"
+        return Broker(url, cafile=self.folder / "ca.pem", password_file=self.folder / f"{user}.password")
+
+    def flags(self, user: str) -> list[str]:
+        """Return the flags of `edgebundle` for `seen_by`."""
+        broker = self.seen_by(user)
+        named = {"--broker": broker.url, "--cafile": broker.cafile, "--password-file": broker.password_file}
+        return [word for flag, value in named.items() if value is not None for word in (flag, str(value))]
 
 
 def odd(message: Message) -> Reply:
@@ -99,7 +127,25 @@ def site(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Itera
     yield from run_site(tmp_path_factory.mktemp("site"), digits_bundle)
 
 
-def run_site(folder: Path, digits_bundle: Path) -> Iterator[Site]:
+def password_of(user: str) -> str:
+    return f"password of {user}"
+
+
+def write_users(folder: Path) -> str:
+    """Write access list and passwords; return what mosquitto's configuration says of them."""
+    sample = (ROOT / "docs" / "mosquitto" / "edge.acl").read_text()
+    [block] = re.findall(r"^user garage\n(?:topic .*\n)+", sample, re.MULTILINE)
+    (folder / "edge.acl").write_text(f"{sample}\n{block.replace('garage', 'odd')}{HOUSE}")
+    passwords = folder / "passwords"
+    passwords.touch()
+    for user in USERS:
+        subprocess.run([needed("mosquitto_passwd"), "-b", passwords, user, password_of(user)], check=True)
+        (folder / f"{user}.password").write_text(password_of(user))
+        (folder / f"{user}.password").chmod(0o600)
+    return f"allow_anonymous false\npassword_file {passwords}\nacl_file {folder / 'edge.acl'}\n"
+
+
+def run_site(folder: Path, digits_bundle: Path, *, has_users: bool = False) -> Iterator[Site]:
     pair = key_files.generate(folder / "keys")
     (folder / "keyring").mkdir()
     shutil.copy(pair.public, folder / "keyring" / "test.pub")
@@ -108,13 +154,19 @@ def run_site(folder: Path, digits_bundle: Path) -> Iterator[Site]:
     tls = f"certfile {folder}/broker.pem\nkeyfile {folder}/broker.key\n"
     listeners = {"ws": "protocol websockets\n", "mqtts": tls, "wss": f"{tls}protocol websockets\n"}
     ports = {scheme: free_port() for scheme in listeners}
+    lines = [f"listener {ports[scheme]} 127.0.0.1\n{more}" for scheme, more in listeners.items()]
     broker = BrokerProcess(
-        "mosquitto",
-        folder,
-        extra="".join(f"listener {ports[scheme]} 127.0.0.1\n{more}" for scheme, more in listeners.items()),
+        "mosquitto", folder, extra="".join([write_users(folder) if has_users else "", *lines])
     )
     broker.start()
-    command = [sys.executable, "-m", "agent", "run", "--broker", broker.url, "--device", "kitchen"]
+    site = Site({"mqtt": broker.port, **ports}, authority.path.read_text(), folder, has_users)
+    keys = 'groups = ["door"]\n[home_assistant]\nenabled = true\n' if has_users else ""
+    kitchen = site.seen_by("kitchen")
+    if kitchen.password_file is not None:
+        keys += f'[broker]\nca = "{kitchen.cafile}"\npassword_file = "{kitchen.password_file}"\n'
+    (folder / "agent.toml").write_text(keys)
+    command = [sys.executable, "-m", "agent", "run", "--config", str(folder / "agent.toml")]
+    command += ["--broker", kitchen.url, "--device", "kitchen"]
     with (folder / "agent.log").open("wb") as log:
         agent = subprocess.Popen(
             [*command, "--trust", str(folder / "keyring"), "--state-dir", str(folder / "state")],
@@ -132,16 +184,19 @@ def run_site(folder: Path, digits_bundle: Path) -> Iterator[Site]:
             return None
         return odd(message)
 
-    responder = Responder(broker, reply, device="odd")
+    settings = BrokerSettings(broker.host, broker.port)
+    if has_users:
+        settings = replace(settings, username="odd", password=password_of("odd"))
+    responder = Responder(broker, reply, device="odd", settings=settings)
     try:
         asyncio.run_coroutine_threadsafe(responder.__aenter__(), loop).result(PROGRAM_PATIENCE_S)
         signed = folder / "digits.bundle"
         package = Package.load(digits_bundle)
         package.sign(key_files.read_private(pair.private)).save(signed)
         give_up = time.monotonic() + PROGRAM_PATIENCE_S
-        while cli.main(["deploy", str(signed), "--agent", "kitchen", "--broker", broker.url]):
+        while cli.main(["deploy", str(signed), "--agent", "kitchen", *site.flags("fleet")]):
             assert time.monotonic() < give_up, (folder / "agent.log").read_text()
-        yield Site({"mqtt": broker.port, **ports}, authority.path.read_text(), folder)
+        yield site
     finally:
         with contextlib.suppress(Exception):  # what failed may be the reason: all else must still end
             asyncio.run_coroutine_threadsafe(responder.__aexit__(), loop).result(PATIENCE_S)
@@ -157,7 +212,17 @@ def run_site(folder: Path, digits_bundle: Path) -> Iterator[Site]:
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Iterator[Site]:
     """A site of its own whose agent also has `heating`, a model that takes rows."""
-    for site in run_site(tmp_path_factory.mktemp("house"), digits_bundle):
+    yield from run_house(tmp_path_factory.mktemp("house"), digits_bundle)
+
+
+@pytest.fixture(scope="session")
+def guarded(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Iterator[Site]:
+    """A house at a broker with passwords and the sample access list; its agent is in the group `door`."""
+    yield from run_house(tmp_path_factory.mktemp("guarded"), digits_bundle, has_users=True)
+
+
+def run_house(folder: Path, digits_bundle: Path, *, has_users: bool = False) -> Iterator[Site]:
+    for site in run_site(folder, digits_bundle, has_users=has_users):
         model = import_onnx(onnx.parser.parse_model(HEATING))
         columns, labels = ("flow", "return", "outside"), ("heating", "idle")
         package = compile(
@@ -171,7 +236,7 @@ def deploy(site: Site, package: Package, name: str) -> Path:
     """Sign a package, deploy it to `kitchen`, and return its file."""
     path = site.folder / f"{name}-{package.manifest.version}.bundle"
     package.sign(key_files.read_private(site.key)).save(path)
-    assert cli.main(["deploy", str(path), "--agent", "kitchen", "--broker", site.url]) == 0
+    assert cli.main(["deploy", str(path), "--agent", "kitchen", *site.flags("fleet")]) == 0
     return path
 
 

@@ -42,7 +42,7 @@ export async function run(library, url, options, seven) {
   result.errors = {};
   const failures = {
     agent: () => client.model("kitchne", "digits")({ image: seven }),
-    group: () => client.groupModel("door", "digits")({ image: seven }),
+    group: () => client.groupModel("gate", "digits")({ image: seven }),
     model: () => client.model("kitchen", "digit")({ image: seven }),
     shape: () => digits({ tensors: { [info.inputs[0].name]: { shape: [1], data: new Float32Array(1) } } }),
     silent: () => odd({ image: jpeg(1) }, { deadlineS: 0.3 }),

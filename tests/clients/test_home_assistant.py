@@ -1,4 +1,4 @@
-"""The recipe for Home Assistant in Home Assistant itself: `make test-home`."""
+"""The recipe for Home Assistant in Home Assistant itself, under the sample access list: `make test-home`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import yaml
 from paho.mqtt.enums import CallbackAPIVersion
 
-from tests.clients.conftest import DIGITS, Site
+from tests.clients.conftest import DIGITS, Site, password_of
 from tests.patience import PATIENCE_S, PROGRAM_PATIENCE_S
 from tests.ports import free_port
 
@@ -70,6 +70,15 @@ def configuration(folder: str, port: int) -> dict[str, Any]:
             "actions": [{"action": "script.who_is_there"}],
         }
     )
+    # An entity that the agent announces.
+    ready = {"topic": "house/ready", "payload": "{{ states('binary_sensor.kitchen_digits_ready') }}"}
+    written["automation"].append(
+        {
+            "alias": "Ready",
+            "triggers": [{"trigger": "mqtt", "topic": "house/bell"}],
+            "actions": [{"action": "mqtt.publish", "data": ready}],
+        }
+    )
     written["homeassistant"] = {"name": "Test", "time_zone": "UTC", "unit_system": "metric"}
     written["http"] = {"server_host": "127.0.0.1", "server_port": port}
     return written
@@ -82,14 +91,17 @@ def broker_entry(port: int) -> dict[str, Any]:
         "created_at": made, "modified_at": made, "entry_id": "01JTEST0000000000000000000", "domain": "mqtt",
         "title": "broker", "source": "user", "version": 1, "minor_version": 2, "unique_id": None,
         "options": {},
-        "data": {"broker": "127.0.0.1", "port": port, "username": "homeassistant", "discovery": False},
+        "data": {
+            "broker": "127.0.0.1", "port": port, "username": "homeassistant",
+            "password": password_of("homeassistant"), "discovery": True,
+        },
         "disabled_by": None, "discovery_keys": {}, "subentries": [],
         "pref_disable_new_entities": False, "pref_disable_polling": False,
     }  # fmt: skip
     return {"version": 1, "minor_version": 5, "key": "core.config_entries", "data": {"entries": [entry]}}
 
 
-def test_home_assistant_asks_models(house: Site) -> None:
+def test_home_assistant_asks_models(guarded: Site) -> None:
     root = os.environ.get("EDGEBUNDLE_HOME_ASSISTANT")
     assert root, "make test-home sets EDGEBUNDLE_HOME_ASSISTANT"
     folder = Path(tempfile.mkdtemp(prefix="config-", dir=Path(root) / "tmp"))
@@ -97,15 +109,16 @@ def test_home_assistant_asks_models(house: Site) -> None:
     (folder / "configuration.yaml").write_text(
         yaml.safe_dump(configuration(f"/tmp/{folder.name}", free_port()))
     )
-    (folder / ".storage" / "core.config_entries").write_text(json.dumps(broker_entry(house.port)))
+    (folder / ".storage" / "core.config_entries").write_text(json.dumps(broker_entry(guarded.port)))
     script = folder / "mosquitto.sh"
     script.write_text(CAMERA)
     said: dict[str, str] = {}
     labels = (DIGITS / "labels.txt").read_text().split()
     client = paho.Client(CallbackAPIVersion.VERSION2)
     client.on_message = lambda _client, _data, message: said.update({message.topic: message.payload.decode()})
-    client.connect("127.0.0.1", house.port)
-    for name in ("heating", "pump", "door"):
+    client.username_pw_set("house", password_of("house"))
+    client.connect("127.0.0.1", guarded.port)
+    for name in ("heating", "pump", "door", "ready"):
         client.subscribe(f"house/{name}")
     command = ["chroot", root, "/ha/bin/hass", "-c", f"/tmp/{folder.name}", "--skip-pip"]
     log = folder / "log"
@@ -117,8 +130,8 @@ def test_home_assistant_asks_models(house: Site) -> None:
         end = time.monotonic() + PROGRAM_PATIENCE_S
         # It may not listen yet: the house goes on.
         for step in range(10_000):
-            both = said.get("house/heating"), said.get("house/door")
-            if both == ("heating", "anna, ben") and said.get("house/pump") in labels:
+            three = [said.get(f"house/{name}") for name in ("heating", "door", "ready")]
+            if three == ["heating", "anna, ben", "on"] and said.get("house/pump") in labels:
                 break
             assert time.monotonic() < end, f"{said}\n{log.read_text()[-4000:]}"
             assert process.poll() is None, log.read_text()[-4000:]

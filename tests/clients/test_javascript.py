@@ -76,7 +76,13 @@ def node(folder: Path, *arguments: str | Path) -> str:
     return done.stdout
 
 
-def check(result: dict[str, Any], *, has_timing: bool = True) -> None:
+def check(
+    result: dict[str, Any],
+    *,
+    has_timing: bool = True,
+    models: str = "digits",
+    groups: str = "the broker knows no group",
+) -> None:
     assert "failed" not in result, result["failed"]
     assert result["labels"][0]["label"] == "seven"
     assert result["labels"][0]["score"] > 0.5
@@ -104,8 +110,8 @@ def check(result: dict[str, Any], *, has_timing: bool = True) -> None:
     errors = result["errors"]
     for name, (kind, words, status) in {
         "agent": ("UnknownAgentError", "use one of the agents at this broker: kitchen, odd", None),
-        "group": ("UnknownAgentError", "the broker knows no group", None),
-        "model": ("UnknownModelError", "use one of the models of kitchen: digits", 404),
+        "group": ("UnknownAgentError", groups, None),
+        "model": ("UnknownModelError", f"use one of the models of kitchen: {models}", 404),
         "shape": ("InputError", "", 400),
         "silent": ("NoAnswerError", " s: it is online", None),
         "bad": ("BadAnswerError", "the answer of odd cannot be read", None),

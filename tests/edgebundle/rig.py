@@ -47,12 +47,13 @@ class Responder:
         state: dict[str, Any] | None = None,
         presence: bytes = b'{"state":"online"}',
         group: str = "",
+        settings: BrokerSettings | None = None,
     ) -> None:
         self.requests: list[Message] = []
         self._reply = reply
         self._device, self._state, self._presence, self._group = device, state or STATE, presence, group
         self.connection = Connection(
-            BrokerSettings(broker.host, broker.port),
+            settings or BrokerSettings(broker.host, broker.port),
             client_id=f"{device}-{secrets.token_hex(4)}",
             on_message=self._on_message,
         )

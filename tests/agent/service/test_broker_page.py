@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
+import ssl
 import subprocess
 from pathlib import Path
 
@@ -26,6 +28,7 @@ def commands(folder: Path, port: int) -> str:
     text = text.replace("broker.lan", "localhost").replace("8883", str(port))
     text = text.replace("/etc/mosquitto", str(folder / "etc")).replace("sudo ", "")
     text = re.sub(r"^(apt install|systemctl|chown|mosquitto_sub) .*\n", "", text, flags=re.M)
+    text = re.sub(r"^edge(-agent|bundle) (.*\\\n)*.*\n", "", text, flags=re.M)
     password = PASSWORD.format(name=r"\2")
     return re.sub(
         r"^mosquitto_passwd (\S+) (\w+)$", rf'mosquitto_passwd -b \1 \2 "{password}"', text, flags=re.M
@@ -68,6 +71,12 @@ async def test_commands_of_the_page_make_a_broker_for_every_role(
 
     broker.start()
     try:
+        strict = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+        strict.verify_flags |= ssl.VERIFY_X509_STRICT  # as Python 3.13 does by itself
+        _, stream = await asyncio.open_connection(
+            "127.0.0.1", broker.port, ssl=strict, server_hostname="localhost"
+        )
+        stream.close()
         kitchen = seen_by("kitchen")
         settings = {
             "broker_url": f"mqtts://localhost:{broker.port}",

@@ -1,4 +1,4 @@
-"""A real broker, a real agent with a model, and variants of its bundle; a browser."""
+"""A real broker with the sample access list, a real agent, and bundles for it; a browser."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from tests.conftest import BrokerProcess
 from tests.needs import needed
 from tests.patience import PATIENCE_S
 
+ACCESS_LIST = Path(__file__).parents[3] / "docs" / "mosquitto" / "edge.acl"
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
@@ -40,7 +42,18 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, mosquitto: BrokerProcess, digits_bundle: Path) -> Iterator[Site]:
+def guarded(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A mosquitto with the sample access list, which believes a client's user name."""
+    acl = tmp_path / "edge.acl"
+    shutil.copy(ACCESS_LIST, acl)
+    process = BrokerProcess("mosquitto", tmp_path, extra=f"acl_file {acl}\n")
+    process.start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def site(tmp_path: Path, guarded: BrokerProcess, digits_bundle: Path) -> Iterator[Site]:
     pair = key_files.generate(tmp_path / "keys")
     (tmp_path / "keyring").mkdir()
     shutil.copy(pair.public, tmp_path / "keyring" / "test.pub")
@@ -57,7 +70,7 @@ def site(tmp_path: Path, mosquitto: BrokerProcess, digits_bundle: Path) -> Itera
     ]
     command += [
         "--broker",
-        mosquitto.url,
+        f"mqtt://kitchen@{guarded.host}:{guarded.port}",
         "--trust",
         str(tmp_path / "keyring"),
         "--state-dir",
@@ -66,7 +79,7 @@ def site(tmp_path: Path, mosquitto: BrokerProcess, digits_bundle: Path) -> Itera
     with (tmp_path / "agent.log").open("wb") as log:
         agent = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        yield Site(mosquitto, tmp_path, key_files.read_private(pair.private), Package.load(digits_bundle))
+        yield Site(guarded, tmp_path, key_files.read_private(pair.private), Package.load(digits_bundle))
     finally:
         agent.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):

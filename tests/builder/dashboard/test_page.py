@@ -61,7 +61,8 @@ CONTRAST = Path(__file__).with_name("contrast.js").read_text()
 @contextlib.asynccontextmanager
 async def opened(broker: BrokerProcess, chromium: str) -> AsyncIterator[tuple[Dashboard, Browser]]:
     """A dashboard and its page; its scripts had no errors, and broke none of its policies."""
-    dashboard = Dashboard(Broker(broker.url), port=0)
+    # The user of the sample access list; other brokers ask for none.
+    dashboard = Dashboard(Broker(f"mqtt://dashboard@{broker.host}:{broker.port}"), port=0)
     await dashboard.start()
     try:
         async with Browser(chromium) as page:
@@ -89,7 +90,7 @@ async def tab_to(page: Browser, text: str) -> None:
 
 
 async def test_picture_deployment_and_roll_back(site: Site, chromium: str) -> None:
-    """What a user does on the first day, with the keyboard: a real agent, a real model."""
+    """What a user does on the first day, with the keyboard: a real agent and model, an access list."""
     async with opened(site.broker, chromium) as (dashboard, page):
         # The token has left the address.
         await page.until("location.hash === ''")
