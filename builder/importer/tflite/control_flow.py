@@ -15,7 +15,7 @@ from typing import Final
 
 from builder.errors import RefusalError
 from builder.importer.tflite.operation import Operation
-from builder.importer.tflite.operators import stablehlo
+from builder.importer.tflite.operators import stablehlo, stablehlo_indexing
 from builder.importer.tflite.schema import TfliteModel
 from builder.importer.tflite.scope import Scope
 from builder.importer.tflite.tensor import Tensor
@@ -164,6 +164,15 @@ def reduce_window(op: Operation, program: Program) -> None:
     stablehlo.stablehlo_reduce_window(op, _reducer(program, index))
 
 
+def scatter(op: Operation, program: Program) -> None:
+    """STABLEHLO_SCATTER by the only operator of a subgraph, or by one that returns the update."""
+    subgraphs = program.model.subgraphs
+    index = op.options("StablehloScatterOptions").UpdateComputationSubgraphIndex()
+    body = subgraphs[index] if 0 <= index < len(subgraphs) else None
+    is_update = body is not None and not body.operators and list(body.outputs) == list(body.inputs)[1:]
+    stablehlo_indexing.scatter(op, "" if is_update else _reducer(program, index))
+
+
 def _reducer(program: Program, index: int) -> str:
     """ONNX's operator for a subgraph that makes one number of two."""
     subgraphs = program.model.subgraphs
@@ -241,6 +250,7 @@ STATIC: Final[Mapping[str, Callable[[Operation, Program], None]]] = MappingProxy
         "STABLEHLO_COMPOSITE": composite,
         "STABLEHLO_REDUCE": reduce,
         "STABLEHLO_REDUCE_WINDOW": reduce_window,
+        "STABLEHLO_SCATTER": scatter,
         "STABLEHLO_WHILE": while_,
         "VAR_HANDLE": var_handle,
         "WHILE": while_,

@@ -25,6 +25,7 @@ from builder.importer.tflite.operators import (
     slicing,
     spectrum,
     stablehlo,
+    stablehlo_indexing,
 )
 
 Converter = Callable[[Operation], None]
@@ -171,6 +172,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = MappingProxyType(
         "STABLEHLO_DYNAMIC_UPDATE_SLICE": stablehlo.dynamic_update_slice,
         "STABLEHLO_EXPONENTIAL": elementwise.unary("Exp"),
         "STABLEHLO_FLOOR": elementwise.unary("Floor"),
+        "STABLEHLO_GATHER": stablehlo_indexing.gather,
         "STABLEHLO_IOTA": stablehlo.iota,
         "STABLEHLO_LOG": elementwise.unary("Log"),
         "STABLEHLO_LOGISTIC": elementwise.unary("Sigmoid"),

@@ -26,7 +26,10 @@ TRUE: Final = np.array([[True, False, True], [False, False, True]])
 DEEP: Final = RNG.uniform(-1, 1, (2, 3, 4)).astype(np.float32)
 PICTURE: Final = RNG.uniform(-1, 1, (1, 5, 6, 2)).astype(np.float32)
 # Kernels that the interpreter has.
-JUDGED: Final = {"ADD", "MULTIPLY", "MAXIMUM", "MINIMUM", "PAD", "REDUCE_WINDOW", "CBRT", "SHIFT_LEFT"}
+JUDGED: Final = {
+    *("ADD", "MULTIPLY", "MAXIMUM", "MINIMUM", "PAD", "REDUCE_WINDOW", "CBRT", "SHIFT_LEFT"),
+    *("GATHER", "SCATTER"),
+}
 
 
 def file_of(
@@ -48,8 +51,11 @@ def judge(
     raw = write(file_of(code, inputs, wanted.shape, str(wanted.dtype), fields), *more)
     found = run_converted(raw, inputs)
     assert distance(found, [wanted]) < 1e-6
+    has_no_vectors = "IndexVectorDim" in fields and fields["IndexVectorDim"] == inputs[1].ndim
+    if code not in JUDGED or has_no_vectors:  # LiteRT dies of indices without an axis of coordinates
+        return
     theirs = run_litert(raw, inputs)
-    if code in JUDGED and not isinstance(theirs, str):
+    if not isinstance(theirs, str):
         assert distance(found, theirs) < 1e-6
 
 
@@ -171,6 +177,79 @@ def test_an_update_is_kept_inside() -> None:
     wanted[1:2, 1:3, 0:2] = 9
     starts = [np.asarray(v, np.int32) for v in (5, 2, -1)]
     judge("DYNAMIC_UPDATE_SLICE", [DEEP, part, *starts], wanted, {})
+
+
+def gathered(x: Array, starts: Array, fields: Mapping[str, Any]) -> Array:
+    """The specification's gather, element by element."""
+    sizes, mapped, places = fields["SliceSizes"], fields["StartIndexMap"], fields["OffsetDims"]
+    vector, dropped = fields["IndexVectorDim"], fields["CollapsedSliceDims"]
+    starts = np.moveaxis(starts[..., None] if vector == starts.ndim else starts, vector, -1)
+    parts = np.zeros((*starts.shape[:-1], *sizes), x.dtype)
+    for at in np.ndindex(starts.shape[:-1]):
+        first = np.zeros(x.ndim, np.int64)
+        first[mapped] = starts[at]
+        first = np.clip(first, 0, np.array(x.shape) - sizes)
+        parts[at] = x[tuple(slice(a, a + size) for a, size in zip(first, sizes, strict=True))]
+    batches = starts.ndim - 1
+    parts = parts.reshape([*parts.shape[:batches], *(s for a, s in enumerate(sizes) if a not in dropped)])
+    return np.moveaxis(parts, range(batches, parts.ndim), places)
+
+
+PLACES: Final = np.array([[1, 2], [0, -5], [9, 0], [1, 1]], np.int32)
+# Starts, window, axes of the window in the result, dropped axes, mapped axes, axis of the starts.
+GATHERS: Final = {
+    "rows": (PLACES[:, 0], [1, 3, 4], [1, 2], [0], [0], 1),
+    "elements": (PLACES, [1, 1, 4], [1], [0, 1], [0, 1], 1),
+    "windows": (PLACES, [1, 2, 3], [0, 2, 3], [], [0, 2], 1),
+    "vectors first": (PLACES.T, [2, 2, 1], [0, 1], [2], [1, 2], 0),
+    "axes exchanged": (PLACES.reshape(2, 2, 2), [1, 1, 1], [], [0, 1, 2], [2, 1], 2),
+    "of one place": (PLACES[1], [2, 1, 2], [0, 1], [1], [2, 0], 0),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "int8"])
+@pytest.mark.parametrize("case", GATHERS)
+def test_gathers(case: str, dtype: str) -> None:
+    names = ("SliceSizes", "OffsetDims", "CollapsedSliceDims", "StartIndexMap", "IndexVectorDim")
+    starts, *rest = GATHERS[case]
+    fields = dict(zip(names, rest, strict=True))
+    x = (DEEP * 50).astype(dtype)
+    judge("GATHER", [x, starts], gathered(x, starts, fields), fields)
+
+
+# Starts, shape of the updates, axes of the window in them, inserted axes, mapped axes, axis of the starts.
+SCATTERS: Final = {
+    "rows": (PLACES[:, 0], (4, 3, 4), [1, 2], [0], [0], 1),
+    "elements": (PLACES, (4, 4), [1], [0, 1], [0, 1], 1),
+    "windows": (PLACES, (1, 4, 2, 3), [0, 2, 3], [], [0, 2], 1),
+    "vectors first": (PLACES.T, (2, 2, 4), [0, 1], [2], [1, 2], 0),
+    "of one place": (PLACES[3], (2, 2), [0, 1], [1], [2, 0], 0),
+}
+
+
+@pytest.mark.parametrize("function", ["", "ADD", "MULTIPLY", "MAXIMUM", "MINIMUM"])
+@pytest.mark.parametrize("case", SCATTERS)
+def test_scatters(case: str, function: str) -> None:
+    names = ("UpdateWindowDims", "InsertedWindowDims", "ScatterDimsToOperandDims", "IndexVectorDim")
+    starts, shape, *rest = SCATTERS[case]
+    fields = dict(zip(names, rest, strict=True))
+    updates = RNG.uniform(-2, 2, shape).astype(np.float32)
+    whole = np.moveaxis(starts[..., None] if rest[3] == starts.ndim else starts, rest[3], -1)
+    ufunc = getattr(np, function.lower(), lambda _, new: new)
+    wanted = DEEP.copy()
+    batches = [axis for axis in range(len(shape)) if axis not in rest[0]]
+    free = [axis for axis in range(3) if axis not in rest[1]]
+    for at in np.ndindex(shape):
+        place = np.zeros(3, np.int64)
+        place[rest[2]] = whole[tuple(at[axis] for axis in batches)]
+        place[free] += [at[axis] for axis in rest[0]]
+        if ((place >= 0) & (place < DEEP.shape)).all():
+            wanted[tuple(place)] = ufunc(wanted[tuple(place)], updates[at])
+    sub = body(f"STABLEHLO_{function}") if function else FileSubgraph()
+    if not function:
+        sub.inputs = [sub.tensor(), sub.tensor()]
+        sub.outputs = sub.inputs[1:]
+    judge("SCATTER", [DEEP, starts, updates], wanted, fields | {"UpdateComputationSubgraphIndex": 1}, sub)
 
 
 def test_numbers_that_count() -> None:
