@@ -16,6 +16,8 @@ from builder.importer.weights import put_back, without_large_weights
 
 # The oldest opset whose operators all have the form that the front end and the rewrites expect.
 OLDEST: Final = 17
+# Scatters of the largest and the smallest; PyTorch writes them into older opsets, too.
+_WITH_EXTREMES: Final = 18
 # No operator has changed its meaning from this one to `OLDEST`.
 _SAME_MEANINGS: Final = 13
 # The first opset with blocks in DequantizeLinear.
@@ -47,11 +49,12 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         if not _means_the_same(model, newest):
             return _converted(model, newest)
         model.opset_import[0].CopyFrom(helper.make_opsetid("", newest))
-    if version >= OLDEST:
+    oldest = _WITH_EXTREMES if any(map(_is_extreme, walk_nodes(model.graph))) else OLDEST
+    if version >= oldest:
         return model
     bring_up(model)
     try:
-        converted = native.convert_version(without_large_weights(model), OLDEST)
+        converted = native.convert_version(without_large_weights(model), oldest)
     except FOREIGN_FAILURES as error:
         if version >= _SAME_MEANINGS:
             return model
@@ -62,6 +65,12 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     if [value.type for value in converted.graph.input] != [value.type for value in model.graph.input]:
         raise _too_old(version, "its Scan reads a batch")
     return converted
+
+
+def _is_extreme(node: onnx.NodeProto) -> bool:
+    return node.op_type in ("ScatterElements", "ScatterND") and any(
+        attribute.name == "reduction" and attribute.s in (b"max", b"min") for attribute in node.attribute
+    )
 
 
 def _too_old(version: int, reason: str) -> ModelError:

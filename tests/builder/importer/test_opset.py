@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from builder.errors import ModelError
 from builder.importer.opset import NEWEST, OLDEST, convert_opset
@@ -81,3 +81,20 @@ def test_an_old_model_that_cannot_be_converted_is_refused(
     with pytest.raises(ModelError, match=f"opset {opset} cannot be converted.*{operator}") as caught:
         convert_opset(model)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("opset", [16, 17])
+def test_extremes_that_an_older_opset_does_not_have(
+    make_model: ModelMaker, run_onnx: Any, opset: int
+) -> None:
+    def model(version: int) -> onnx.ModelProto:
+        nodes = [
+            helper.make_node("ScatterElements", ["x", "i", "x"], ["s"], axis=1, reduction="max"),
+            helper.make_node("Softmax", ["s"], ["y"]),
+        ]
+        inputs = {"x": [2, 3], "i": ([2, 3], TensorProto.INT64)}
+        return make_model(nodes, inputs, {"y": [2, 3]}, opset=version)
+
+    given = {"x": np.array([[3, 1, 2], [5, 4, 6]], np.float32), "i": np.array([[0, 0, 1], [2, 2, 2]])}
+    [found] = run_onnx(convert_opset(model(opset)), given)
+    np.testing.assert_allclose(found, run_onnx(model(18), given)[0], rtol=1e-6)

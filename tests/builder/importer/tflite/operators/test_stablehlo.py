@@ -197,7 +197,7 @@ def gathered(x: Array, starts: Array, fields: Mapping[str, Any]) -> Array:
 
 PLACES: Final = np.array([[1, 2], [0, -5], [9, 0], [1, 1]], np.int32)
 # Starts, window, axes of the window in the result, dropped axes, mapped axes, axis of the starts.
-GATHERS: Final = {
+GATHERS: Final[dict[str, Any]] = {
     "rows": (PLACES[:, 0], [1, 3, 4], [1, 2], [0], [0], 1),
     "elements": (PLACES, [1, 1, 4], [1], [0, 1], [0, 1], 1),
     "windows": (PLACES, [1, 2, 3], [0, 2, 3], [], [0, 2], 1),
@@ -218,7 +218,7 @@ def test_gathers(case: str, dtype: str) -> None:
 
 
 # Starts, shape of the updates, axes of the window in them, inserted axes, mapped axes, axis of the starts.
-SCATTERS: Final = {
+SCATTERS: Final[dict[str, Any]] = {
     "rows": (PLACES[:, 0], (4, 3, 4), [1, 2], [0], [0], 1),
     "elements": (PLACES, (4, 4), [1], [0, 1], [0, 1], 1),
     "windows": (PLACES, (1, 4, 2, 3), [0, 2, 3], [], [0, 2], 1),
@@ -235,7 +235,7 @@ def test_scatters(case: str, function: str) -> None:
     fields = dict(zip(names, rest, strict=True))
     updates = RNG.uniform(-2, 2, shape).astype(np.float32)
     whole = np.moveaxis(starts[..., None] if rest[3] == starts.ndim else starts, rest[3], -1)
-    ufunc = getattr(np, function.lower(), lambda _, new: new)
+    ufunc: Any = getattr(np, function.lower(), lambda _, new: new)
     wanted = DEEP.copy()
     batches = [axis for axis in range(len(shape)) if axis not in rest[0]]
     free = [axis for axis in range(3) if axis not in rest[1]]
