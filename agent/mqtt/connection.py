@@ -12,35 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 from agent.errors import BrokerError, ConfigError, StoreError
 from agent.mqtt.backoff import Backoff
-from agent.mqtt.engine import MQTT_5, Callbacks, Connack, Engine
-from agent.mqtt.limits import NO_LIMITS
+from agent.mqtt.engine import MQTT_5, Engine
+from agent.mqtt.limits import BrokerLimits
 from agent.mqtt.message import Message, Receipt, Will, check_topic, encode_publish
 from agent.mqtt.negotiation import Negotiation, SocketOpener
 from agent.mqtt.properties import EMPTY, Properties, encode
-from agent.mqtt.reason_codes import (
-    CLOSED,
-    LOST,
-    NOT_CONNECTED,
-    POISON,
-    QUEUE_FULL,
-    RENEWED,
-    TOO_LARGE_CODES,
-    Action,
-    Reason,
-    reason,
-)
-from agent.mqtt.sending import MAX_IN_FLIGHT, Outgoing, Sending
+from agent.mqtt.reason_codes import CLOSED, LOST, POISON, RENEWED, TOO_LARGE_CODES, Action, Reason
+from agent.mqtt.sending import Outgoing
+from agent.mqtt.session import Owner, Session
 from agent.mqtt.settings import BrokerSettings
-from agent.mqtt.subscriptions import Subscriptions
 from agent.mqtt.transport import open_socket as open_tcp_socket
-from agent.mqtt.upgrade import Upgrade
 from agent.rate_limited_log import RateLimitedLog
 
 _log = logging.getLogger(__name__)
@@ -50,10 +37,12 @@ _KEEP_ALIVE_TICK_S: Final = 1.0
 _WORTH_SAYING_S: Final = 1.0
 # What others may cause as often as they like is logged at most this often; the counters count all of it.
 _LOG_INTERVAL_S: Final = 60.0
+# On MQTT 3.1.1, how often to ask whether the broker speaks MQTT 5 by now: it may only have been starting, or
+# was replaced since. If it says that it speaks 5 and then does not, it is asked half as often.
+LOOK_FOR_5_S: Final = 300.0
+_LOOK_FOR_5_AT_MOST_S: Final = 6 * 3600.0
 # More than everything before the payload in any packet of ours.
 _LARGEST_HEAD_BYTES: Final = 256 << 10
-# What may wait at QoS 0 for a broker that does not read; a larger message is sent if nothing else waits.
-_MAX_UNSENT_BYTES: Final = 8 << 20
 # Ours, and the broker's own in PUBACK or DISCONNECT.
 _RETAIN_NOT_SUPPORTED: Final = 0x9A
 _QOS_NOT_SUPPORTED: Final = 0x9B
@@ -91,15 +80,9 @@ class Connection:
 
     Attributes
     ----------
-    connects
-        How often the broker accepted us.
-    over_limit
-        How many messages arrived that MQTT allows but that exceed one of our limits (`Message.refusal`).
     unsendable
         How many messages were given up because they are too large for the broker, or because it ended the
         connection each time they were sent.
-    limits
-        What the broker said that it accepts, the last time it accepted us.
     """
 
     def __init__(
@@ -120,61 +103,61 @@ class Connection:
         self.settings = settings
         self.client_id = client_id
         self.name = name or client_id
-        self.connects = 0
-        self.over_limit = 0
-        self.unsendable = 0
-        self._dropped = 0
-        self.limits = NO_LIMITS
-        self._said: set[str] = set()
-        self._log = RateLimitedLog(_log, _LOG_INTERVAL_S)
-        self._on_message = on_message
-        self._shed = shed
         self.will = will
+        self.unsendable = 0
         self._persistent = persistent
-        self._on_up = on_up
-        self._on_down = on_down
-        self._on_subscribed = on_subscribed
-        self._negotiation = Negotiation(settings, self._engine_of, self._accepted, open_socket)
-        self._upgrade = Upgrade(self._speaks_5, self._wants_5, self._upgraded)
-        self._engine: Engine | None = None
-        self._sending = Sending(clock=_now_s, call_later=_call_later, wake=self._pump)
-        self._drained: asyncio.Future[None] | None = None
-        self._up = asyncio.Event()
-        self._up_s = 0.0
-        self._down: asyncio.Future[Reason] | None = None
-        self._subscriptions = Subscriptions(self.name, self._ask_for, self._leave)
+        self._session = Session(self.name, Owner(on_message, on_up, on_down, on_subscribed, shed))
+        self._negotiation = Negotiation(settings, self._engine_of, open_socket)
+        self._look_for_5_s = LOOK_FOR_5_S
+        self._log = RateLimitedLog(_log, _LOG_INTERVAL_S)
+        self._said: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
     def connected(self) -> bool:
         """Whether the broker has accepted us and the connection is up."""
-        return self._up.is_set()
+        return self._session.up.is_set()
 
     @property
     def settled(self) -> bool:
         """Whether the connection is up and the broker has answered its subscriptions."""
-        return self.connected and self._subscriptions.settled
+        return self.connected and self._session.subscriptions.settled
 
     @property
     def granted(self) -> bool:
         """Whether the connection is up and the broker has granted everything that it was asked for."""
-        return self.settled and not self._subscriptions.refused
+        return self.settled and not self._session.subscriptions.refused
 
     @property
     def version(self) -> int:
         """The MQTT version in use, or last used: 5, or 4 for 3.1.1."""
-        return self._negotiation.first_version if self._engine is None else self._engine.version
+        return self._session.version or self._negotiation.first_version
+
+    @property
+    def limits(self) -> BrokerLimits:
+        """What the broker said that it accepts, the last time it accepted us."""
+        return self._session.limits
+
+    @property
+    def connects(self) -> int:
+        """How often the broker accepted us."""
+        return self._session.connects
+
+    @property
+    def over_limit(self) -> int:
+        """How many messages arrived that MQTT allows but that exceed our limits (`Message.refusal`)."""
+        return self._session.over_limit
 
     @property
     def dropped(self) -> int:
         """How many messages at QoS 0 were dropped unread, because more arrived than could be read."""
-        return self._dropped + (0 if self._engine is None else self._engine.dropped)
+        return self._session.dropped
 
     @property
     def unacknowledged(self) -> int:
         """Number of published QoS 1 messages that the broker has not acknowledged yet."""
-        return len(self._sending)
+        return len(self._session.sending)
 
     def start(self) -> None:
         """Connect and stay connected, in the background, until `close`."""
@@ -199,55 +182,34 @@ class Connection:
         limit_s = self.settings.connect_timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                why = await self._negotiation.attempt(limit_s)
-        except ssl.SSLError as error:
-            from agent.mqtt.diagnosis import diagnose_error
+                why = await self._attempt(limit_s)
+        except OSError as error:  # TimeoutError and ssl.SSLError are two
+            from agent.mqtt.diagnosis import unreachable
 
-            diagnosis = diagnose_error(error, self.settings)
-            raise BrokerError(diagnosis.message, LOST.code, hint=diagnosis.hint) from error
-        except OSError as error:  # TimeoutError is one
-            from agent.mqtt.diagnosis import describe, other_port
-
-            raise BrokerError(
-                f"cannot reach the broker at {self.settings.url}: {describe(error, self.settings)}",
-                LOST.code,
-                hint="check the address, and whether the broker runs there"
-                + (other_port(self.settings) if isinstance(error, ConnectionResetError) else ""),
-            ) from error
+            raise unreachable(error, self.settings) from error
         if not self.connected:
-            from agent.mqtt.diagnosis import diagnose_refusal, other_port
+            from agent.mqtt.diagnosis import refused
 
-            diagnosis = diagnose_refusal(why, self.settings)
-            raise BrokerError(
-                f"the broker at {self.settings.url} refused the connection: {why}",
-                why.code,
-                hint=diagnosis.hint + ("" if diagnosis.kind != "silence" else other_port(self.settings)),
-            )
+            raise refused(why, self.settings)
         self.start()
 
     async def wait_connected(self) -> None:
         """Return when the connection is up."""
-        await self._up.wait()
+        await self._session.up.wait()
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Wait up to `drain_s` for acknowledgements, send DISCONNECT (so that no will is published), and end.
 
         Messages that are not acknowledged by then are settled with `CLOSED`.
         """
-        if drain_s > 0 and self.connected and self._sending:
-            self._drained = asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._drained], timeout=drain_s)
+        if drain_s > 0:
+            await self._session.drain(drain_s)
         self._closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})  # which leaves a cancellation of this call what it is
             self._task = None
-        self._up.clear()
-        self._upgrade.close()
-        if self._engine is not None and (sock := self._engine.disconnect()) is not None:
-            await sock.wait_closed()
-        self._sending.close()
-        self._subscriptions.close(CLOSED)
+        await self._session.close()
 
     def renew(self) -> None:
         """Disconnect and connect again, with the certificates and the password as they are on disk now.
@@ -255,9 +217,8 @@ class Connection:
         Nothing is lost: messages in flight are sent again, and a broker that keeps the session delivers
         unacknowledged ones again.
         """
-        if self.connected and self._engine is not None:
-            engine = self._engine
-            self._lost(RENEWED)
+        if (engine := self._session.engine) is not None:
+            self._session.on_lost(RENEWED)
             engine.disconnect()
 
     def publish(
@@ -311,16 +272,7 @@ class Connection:
         check_topic(topic)
         packed = encode(properties)
         if qos == 0:
-            verdict: Reason | None = NOT_CONNECTED
-            if self.connected and self._engine is not None:
-                unsent_bytes = self._engine.unsent_bytes
-                if unsent_bytes and unsent_bytes + len(payload) > _MAX_UNSENT_BYTES:
-                    verdict = QUEUE_FULL
-                else:
-                    verdict = self._engine.publish(
-                        topic, payload, packet_id=None, retain=retain, packed=packed
-                    )
-            assert verdict is not None
+            verdict = self._session.publish_once(topic, payload, retain=retain, packed=packed)
             self._settled(topic, payload, verdict)
             settle(verdict)
         elif self._closed:
@@ -332,8 +284,7 @@ class Connection:
                 settle(verdict)
 
             deadline_s = None if properties.expiry_s is None else _now_s() + properties.expiry_s
-            self._sending.add(Outgoing(topic, payload, retain, properties, settled, deadline_s, packed))
-            self._pump()
+            self._session.send(Outgoing(topic, payload, retain, properties, settled, deadline_s, packed))
 
     @property
     def max_packet_bytes(self) -> int:
@@ -371,15 +322,12 @@ class Connection:
     def ack(self, message: Message | Receipt) -> None:
         """Acknowledge a message, unless it came over an earlier connection: the broker delivers it again."""
         receipt = message.receipt if isinstance(message, Message) else message
-        if receipt is None or self._engine is None or receipt.epoch != self._negotiation.epoch:
-            return
-        # Not `self.connected`: the first messages of a session may arrive together with CONNACK.
-        if self._engine.connected:
-            self._engine.ack(receipt.packet_id, receipt.qos)
+        if receipt is not None:
+            self._session.ack(receipt)
 
     def want(self, topic_filter: str, qos: int = 1) -> None:
         """Subscribe now and after each reconnection, without waiting for the broker's verdict."""
-        self._subscriptions.add(topic_filter, qos, connected=self.connected)
+        self._session.subscriptions.add(topic_filter, qos)
 
     async def subscribe(self, topic_filter: str, qos: int = 1) -> None:
         """Subscribe now and after each reconnection; return when the broker has granted the subscription.
@@ -389,26 +337,20 @@ class Connection:
         BrokerError
             If the broker refuses the subscription.
         """
-        granted = self._subscriptions.wait_for(topic_filter)
-        self.want(topic_filter, qos)
-        try:
-            why = await granted
-        finally:
-            self._subscriptions.stop_waiting(topic_filter, granted)
+        why = await self._session.subscriptions.ask(topic_filter, qos)
         if why.failed:
-            self._subscriptions.remove(topic_filter, connected=False)
             raise BrokerError(f"the broker refused the subscription to {topic_filter}: {why}", why.code)
 
     def unsubscribe(self, topic_filter: str) -> None:
         """End a subscription."""
-        self._subscriptions.remove(topic_filter, connected=self.connected)
+        self._session.subscriptions.remove(topic_filter)
 
     async def wait_subscribed(self) -> None:
         """Return when the broker has answered every SUBSCRIBE and UNSUBSCRIBE, or the connection is lost.
 
         All messages that it sent because of an earlier subscription have arrived by then.
         """
-        await self._subscriptions.idle()
+        await self._session.subscriptions.idle()
 
     async def _stay_connected(self) -> None:
         ticking = asyncio.get_running_loop().create_task(self._keep_alive())
@@ -419,7 +361,7 @@ class Connection:
                 if not self.connected:
                     try:
                         async with asyncio.timeout(self.settings.connect_timeout_s):
-                            why = await self._negotiation.attempt(self.settings.connect_timeout_s)
+                            why = await self._attempt(self.settings.connect_timeout_s)
                     except (OSError, ConfigError, StoreError) as error:
                         # Imported late: a connected agent does without this memory.
                         from agent.mqtt.diagnosis import describe
@@ -427,14 +369,12 @@ class Connection:
                         detail = describe(error, self.settings)
                     except Exception:  # noqa: BLE001 - the outermost loop: nothing else connects again
                         _log.exception("%s: internal error while connecting", self.name)
-                        if self._engine is not None:
-                            self._engine.drop()
-                        self._lost(LOST)
+                        self._session.drop()
                 if self.connected:
                     if backoff.failures:
                         _log.info("%s: connected to %s", self.name, self.settings.url)
                     why = await self._wait_for_loss()
-                    backoff.ended(_now_s() - self._up_s)
+                    backoff.ended(_now_s() - self._session.up_s)
                 elif self._lower_will(why):
                     continue
                 else:
@@ -453,145 +393,79 @@ class Connection:
         finally:
             ticking.cancel()
 
+    async def _attempt(self, limit_s: float) -> Reason:
+        """Try to connect; return the reason if that failed."""
+        answer = await self._negotiation.attempt(limit_s)
+        if isinstance(answer, Reason):
+            return answer
+        missing = answer.limits.missing()
+        if self._is_behind:
+            missing = ("refuses MQTT 5, using 3.1.1: requests need reply_to in their JSON", *missing)
+        else:
+            self._look_for_5_s = LOOK_FOR_5_S
+        for line in missing:
+            if line not in self._said:
+                self._said.add(line)
+                _log.warning("%s: the broker %s", self.name, line)
+        return self._session.begin(answer)
+
     async def _wait_for_loss(self) -> Reason:
         """Return the reason for the end of the connection, once it has ended."""
-        assert self._down is not None
-        why = await self._down
+        looking = asyncio.ensure_future(self._look_for_5()) if self._is_behind else None
+        try:
+            why = await self._session.ended
+        finally:
+            if looking is not None:
+                looking.cancel()
         _log.warning("%s: connection to %s ended: %s", self.name, self.settings.url, why)
         return why
 
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(_KEEP_ALIVE_TICK_S)
-            if self.connected and self._engine is not None:
+            if (engine := self._session.engine) is not None:
                 try:
-                    self._engine.keep_alive()
-                    self._upgrade.tick()
+                    engine.keep_alive()
                 except Exception:  # noqa: BLE001 - the outermost loop: without pings, a silent loss stays unnoticed
                     _log.exception("%s: internal error while the connection is kept alive", self.name)
 
-    async def _speaks_5(self) -> bool:
-        return await self._negotiation.speaks_5(self.settings.connect_timeout_s)
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the broker, asked in MQTT 5, accepted only 3.1.1."""
+        return self.version != MQTT_5 and self.settings.protocol == "auto"
 
-    def _wants_5(self) -> bool:
-        behind = self.version != MQTT_5 and self.settings.protocol == "auto"
-        return self.connected and behind and not self._sending
-
-    def _upgraded(self) -> None:
-        _log.info("%s: the broker speaks MQTT 5 now, connecting again", self.name)
-        self.renew()
+    async def _look_for_5(self) -> None:
+        """Ask now and then, on another connection, whether the broker speaks MQTT 5; then connect again."""
+        while True:
+            await asyncio.sleep(self._look_for_5_s)
+            while self.unacknowledged:
+                await asyncio.sleep(_KEEP_ALIVE_TICK_S)
+            if await self._negotiation.speaks_5(self.settings.connect_timeout_s) and not self.unacknowledged:
+                self._look_for_5_s = min(2 * self._look_for_5_s, _LOOK_FOR_5_AT_MOST_S)
+                _log.info("%s: the broker speaks MQTT 5 now, connecting again", self.name)
+                self.renew()
 
     def _engine_of(self, version: int) -> Engine:
-        if self._engine is not None:
-            self._engine.drop()
-            self._dropped += self._engine.dropped
-        self._engine = engine = Engine(
+        engine = Engine(
             self.client_id,
             version,
-            callbacks=Callbacks(self._received, self._acknowledged, self._granted, self._lost, self._shed),
+            listener=self._session,
             persistent=self._persistent,
             will=self.will,
-            next_id=self._sending.next_id,
+            next_id=self._session.sending.next_id,
         )
+        self._session.use(engine)
         return engine
 
     def _lower_will(self, why: Reason) -> bool:
         """Return whether a broker that refused the will may accept it now (MQTT 5.0, 3.2.2.3.4 and 5)."""
-        will = self.will
-        if will is not None and why.code == _RETAIN_NOT_SUPPORTED and will.retain:
-            self.will = replace(will, retain=False)
-        elif will is not None and why.code == _QOS_NOT_SUPPORTED and will.qos:
-            self.will = replace(will, qos=0)
-        else:
+        if (will := self.will) is None:
             return False
-        return True
-
-    def _accepted(self, engine: Engine, connack: Connack) -> Reason:
-        if not engine.connected:  # accepted, and dropped at once
-            return LOST
-        self.limits = limits = connack.limits
-        missing = limits.missing()
-        if engine.version != MQTT_5 and self.settings.protocol == "auto":
-            missing = ("refuses MQTT 5, using 3.1.1: requests need reply_to in their JSON", *missing)
-        for line in missing:
-            if line not in self._said:
-                self._said.add(line)
-                _log.warning("%s: the broker %s", self.name, line)
-        self._upgrade.connected(in_5=engine.version == MQTT_5)
-        self._sending.limit = max(1, min(MAX_IN_FLIGHT, limits.receive_maximum))
-        self._sending.resume(session_present=connack.session_present)
-        self._down = asyncio.get_running_loop().create_future()
-        self._up.set()
-        self._up_s = _now_s()
-        self.connects += 1
-        # Answers to the waiting messages may arrive at once, and not every broker handles packets in order,
-        # so nothing is sent before the subscriptions are granted.
-        self._subscriptions.begin(limits)
-        self._pump()
-        if not self.connected:  # lost while the first packets were sent
-            return LOST
-        if self._on_up is not None:
-            self._on_up(connack.session_present)
-        return reason(0)
-
-    def _received(self, message: Message) -> None:
-        if message.refusal is not None:
-            self.over_limit += 1
-            if self._log.due("over limit"):
-                _log.warning(
-                    "%s: a message on %.200s is over a limit: %s",
-                    self.name,
-                    ascii(message.topic[:200]),
-                    message.refusal,
-                )
-        self._on_message(message)
-
-    def _lost(self, given: Reason | None) -> None:
-        if not self._up.is_set():
-            return
-        why = LOST if given is None or not given.failed else given
-        self._up.clear()
-        # First, so that no error of an owner keeps this connection from being made again.
-        if self._down is not None and not self._down.done():
-            self._down.set_result(why)
-        self._end_drain()
-        self._subscriptions.lost()
-        self._sending.lost(why)
-        if self._on_down is not None:
-            self._on_down(why)
-
-    def _pump(self) -> None:
-        if self.connected and self._engine is not None and self._subscriptions.settled:
-            self._sending.pump(self._engine)
-        if not self._sending:
-            self._end_drain()
-
-    def _end_drain(self) -> None:
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
-
-    def _acknowledged(self, packet_id: int, verdict: Reason) -> None:
-        self._sending.acknowledged(packet_id, verdict)
-        self._pump()
-
-    def _ask_for(self, filters: list[tuple[str, int]]) -> int | None:
-        assert self._engine is not None
-        return self._engine.subscribe(filters)
-
-    def _leave(self, topic_filter: str) -> int | None:
-        assert self._engine is not None
-        return self._engine.unsubscribe(topic_filter)
-
-    def _granted(self, packet_id: int, verdicts: Sequence[Reason]) -> None:
-        self._subscriptions.granted(packet_id, verdicts)
-        self._pump()
-        if self._on_subscribed is not None:
-            self._on_subscribed()
+        retain = will.retain and why.code != _RETAIN_NOT_SUPPORTED
+        qos = 0 if why.code == _QOS_NOT_SUPPORTED else will.qos
+        self.will = replace(will, retain=retain, qos=qos)
+        return self.will != will
 
 
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _call_later(delay_s: float, function: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_later(delay_s, function)

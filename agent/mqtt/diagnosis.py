@@ -14,8 +14,8 @@ import ssl
 from dataclasses import dataclass
 from typing import Final
 
-from agent.errors import EdgeError
-from agent.mqtt.reason_codes import Action, Reason
+from agent.errors import BrokerError, EdgeError
+from agent.mqtt.reason_codes import LOST, Action, Reason
 from agent.mqtt.settings import BrokerSettings
 
 # OpenSSL, x509_vfy.h: what X509_verify_cert() found.
@@ -162,7 +162,29 @@ def diagnose_refusal(why: Reason, settings: BrokerSettings) -> Diagnosis:
     return Diagnosis("broker", f"the broker at {settings.url} refused: {why}", "check the broker's log")
 
 
-def other_port(settings: BrokerSettings) -> str:
+def unreachable(error: OSError, settings: BrokerSettings) -> BrokerError:
+    """Return what to raise if no connection could be made."""
+    if isinstance(error, ssl.SSLError):
+        diagnosis = diagnose_error(error, settings)
+        return BrokerError(diagnosis.message, LOST.code, hint=diagnosis.hint)
+    other = _other_port(settings) if isinstance(error, ConnectionResetError) else ""
+    return BrokerError(
+        f"cannot reach the broker at {settings.url}: {describe(error, settings)}",
+        LOST.code,
+        hint=f"check the address, and whether the broker runs there{other}",
+    )
+
+
+def refused(why: Reason, settings: BrokerSettings) -> BrokerError:
+    """Return what to raise if the broker did not accept us."""
+    diagnosis = diagnose_refusal(why, settings)
+    other = _other_port(settings) if diagnosis.kind == "silence" else ""
+    return BrokerError(
+        f"the broker at {settings.url} refused the connection: {why}", why.code, hint=diagnosis.hint + other
+    )
+
+
+def _other_port(settings: BrokerSettings) -> str:
     """Return what to add to a hint if the port closed the connection: perhaps it speaks TLS, or does not."""
     if settings.tls is None:
         return f"; if it needs TLS, write mqtts://{settings.host}, usually with port 8883"

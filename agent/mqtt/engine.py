@@ -27,7 +27,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from agent.mqtt.limits import LARGEST_PACKET_BYTES, NO_LIMITS, BrokerLimits
-from agent.mqtt.message import Message, Will, decode_publish, encode_publish
+from agent.mqtt.message import Message, Receipt, Will, decode_publish, encode_publish
 from agent.mqtt.paho_client import PahoClient
 from agent.mqtt.reason_codes import NOT_CONNECTED, TOO_LARGE, Reason, reason
 from agent.mqtt.settings import BrokerSettings
@@ -64,43 +64,27 @@ class Connack:
     limits: BrokerLimits = NO_LIMITS
 
 
-@dataclass(frozen=True, slots=True)
-class Callbacks:
-    """What an engine calls, in the event loop; none may raise.
+class Listener:
+    """What an engine tells, in the event loop; none of these may raise. This one ignores it."""
 
-    Attributes
-    ----------
-    message
-        Called with each received message.
-    acknowledged
-        Called with a packet identifier and the broker's verdict on that message.
-    granted
-        Called with the packet identifier of a SUBSCRIBE and the broker's verdict on each of its filters, or
-        with that of an UNSUBSCRIBE and no verdict.
-    lost
-        Called once when an accepted connection is gone, with the broker's reason, or None if it gave none;
-        not called after `Engine.disconnect` and `Engine.drop`.
-    shed
-        Called with the topic of a message at QoS 0 while more arrives than can be read, and for how many
-        seconds that has been so; returns whether to drop the message. None for a connection on which every
-        message is read.
-    """
+    def on_message(self, message: Message) -> None:
+        """Take a message, which is acknowledged with `Engine.ack`."""
 
-    message: Callable[[Message], None]
-    acknowledged: Callable[[int, Reason], None]
-    granted: Callable[[int, Sequence[Reason]], None]
-    lost: Callable[[Reason | None], None]
-    shed: Callable[[str, float], bool] | None = None
+    def on_puback(self, packet_id: int, verdict: Reason) -> None:
+        """Take the broker's verdict on a published message."""
 
-    @staticmethod
-    def ignore() -> Callbacks:
-        """Return callbacks that do nothing."""
-        return Callbacks(
-            message=lambda _message: None,
-            acknowledged=lambda _packet_id, _reason: None,
-            granted=lambda _packet_id, _reasons: None,
-            lost=lambda _reason: None,
-        )
+    def on_suback(self, packet_id: int, verdicts: Sequence[Reason]) -> None:
+        """Take the broker's verdict on each filter of a SUBSCRIBE; of an UNSUBSCRIBE, none."""
+
+    def on_lost(self, why: Reason | None) -> None:
+        """Learn once that an accepted connection is gone, with the broker's reason if it gave one.
+
+        Not called after `Engine.disconnect` and `Engine.drop`.
+        """
+
+    def sheds(self, topic: str, flooded_for_s: float) -> bool:  # noqa: ARG002
+        """Return whether to drop a message at QoS 0, as more has arrived for some time than can be read."""
+        return False
 
 
 class Engine:
@@ -112,8 +96,8 @@ class Engine:
         The session's name at the broker.
     version
         5, or 4 for 3.1.1.
-    callbacks
-        What to call.
+    listener
+        Takes what arrives; by default, nothing does.
     persistent
         Whether the broker keeps the session while the client is away.
     will
@@ -134,7 +118,7 @@ class Engine:
         client_id: str,
         version: int,
         *,
-        callbacks: Callbacks,
+        listener: Listener | None = None,
         persistent: bool = False,
         will: Will | None = None,
         bare: bool = False,
@@ -146,7 +130,7 @@ class Engine:
         self._epoch = 0
         self._persistent = persistent
         self._bare = bare
-        self._callbacks = callbacks
+        self._listener = listener = listener or Listener()
         self._socket: BrokerSocket | None = None
         # Messages of QoS 1 and 2 that are not acknowledged, and how many there may be.
         self._unacknowledged = 0
@@ -173,7 +157,7 @@ class Engine:
         if will is not None:
             client.will_set(will.topic, will.payload, will.qos, will.retain)
         self._client = client
-        self._turns = Turns(client, is_over=self._is_over, ended=self._turn_ended, shed=callbacks.shed)
+        self._turns = Turns(client, is_over=self._is_over, ended=self._turn_ended, shed=listener.sheds)
 
     async def connect(
         self, sock: BrokerSocket, epoch: int, settings: BrokerSettings, password: str | None = None
@@ -279,13 +263,15 @@ class Engine:
             return NOT_CONNECTED
         return reason(0) if packet_id is None else None
 
-    def ack(self, packet_id: int, qos: int = 1) -> None:
-        """Acknowledge a received message: with PUBACK at QoS 1, with PUBREC at QoS 2."""
+    def ack(self, receipt: Receipt) -> None:
+        """Acknowledge a message of this connection: with PUBACK at QoS 1, with PUBREC at QoS 2."""
+        if self._socket is None or receipt.epoch != self._epoch:
+            return
         self._unacknowledged -= 1
-        if qos == 1:
-            self._client.ack(packet_id, 1)
+        if receipt.qos == 1:
+            self._client.ack(receipt.packet_id, 1)
         else:
-            self._client.received(packet_id)
+            self._client.received(receipt.packet_id)
 
     def subscribe(self, filters: Sequence[tuple[str, int]]) -> int | None:
         """Send a SUBSCRIBE for filters, each with its largest QoS; return its packet identifier."""
@@ -371,7 +357,7 @@ class Engine:
         if self._connack is not None and not self._connack.done():
             self._connack.set_result(Connack(None))
         elif accepted:
-            self._callbacks.lost(reason(_RECEIVE_MAXIMUM_EXCEEDED))
+            self._listener.on_lost(reason(_RECEIVE_MAXIMUM_EXCEEDED))
 
     # Called by paho.
 
@@ -400,7 +386,7 @@ class Engine:
             epoch=self._epoch,
             cut_bytes=packet.cut_bytes,
         )
-        self._callbacks.message(message)
+        self._listener.on_message(message)
 
     def _connected(
         self,
@@ -434,20 +420,20 @@ class Engine:
         if self._connack is not None and not self._connack.done():
             self._connack.set_result(Connack(why))
         elif was_accepted:
-            self._callbacks.lost(why)
+            self._listener.on_lost(why)
 
     def _acknowledged(self, packet_id: int, code: int) -> None:
-        self._callbacks.acknowledged(packet_id, reason(code))
+        self._listener.on_puback(packet_id, reason(code))
 
     def _subscribed(
         self, _client: object, _data: object, packet_id: int, codes: list[ReasonCode], _properties: object
     ) -> None:
-        self._callbacks.granted(packet_id, [reason(code.value) for code in codes])
+        self._listener.on_suback(packet_id, [reason(code.value) for code in codes])
 
     def _unsubscribed(
         self, _client: object, _data: object, packet_id: int, _codes: list[ReasonCode], _properties: object
     ) -> None:
-        self._callbacks.granted(packet_id, ())
+        self._listener.on_suback(packet_id, ())
 
 
 def _limits(properties: PahoProperties | None) -> BrokerLimits:

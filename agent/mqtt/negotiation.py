@@ -18,13 +18,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
 from agent.disk_thread import in_disk_thread
 from agent.errors import ConfigError, StoreError
-from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Callbacks, Connack, Engine
+from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Connack, Engine
 from agent.mqtt.reason_codes import SILENCE, Action, Reason
 from agent.mqtt.settings import BrokerSettings, read_secret
 from agent.mqtt.transport import BrokerSocket
@@ -50,15 +49,6 @@ class _Sign(Enum):
     HANGS_UP = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class _Asking:
-    """A CONNECT that was sent, and the answer to come."""
-
-    engine: Engine
-    sock: BrokerSocket
-    answer: asyncio.Future[Connack]
-
-
 class Negotiation:
     """Connects to a broker, and remembers between attempts whether it has spoken MQTT 5.
 
@@ -67,24 +57,17 @@ class Negotiation:
     settings
         The broker.
     engine_of
-        Returns the session to connect with, given a version.
-    accepted
-        Called with session and CONNACK when the broker has accepted; its result is the attempt's result.
+        Returns the engine to connect with, given a version.
     open_socket
         Opens a socket to the broker.
     """
 
     def __init__(
-        self,
-        settings: BrokerSettings,
-        engine_of: Callable[[int], Engine],
-        accepted: Callable[[Engine, Connack], Reason],
-        open_socket: SocketOpener,
+        self, settings: BrokerSettings, engine_of: Callable[[int], Engine], open_socket: SocketOpener
     ) -> None:
         self.epoch = 0
         self._settings = settings
         self._engine_of = engine_of
-        self._accepted = accepted
         self._open_socket = open_socket
         self._spoke_5 = False
         self._probe_after_s = FLEET_PROBE_AFTER_S if settings.reconnect_spread_s else PROBE_AFTER_S
@@ -94,8 +77,8 @@ class Negotiation:
         """The version that is tried first."""
         return _FIRST_VERSIONS[self._settings.protocol]
 
-    async def attempt(self, limit_s: float) -> Reason:
-        """Try to connect, and return the broker's last answer.
+    async def attempt(self, limit_s: float) -> Connack | Reason:
+        """Try to connect; return the broker's CONNACK if it accepts, and otherwise why it does not.
 
         Parameters
         ----------
@@ -122,48 +105,49 @@ class Negotiation:
         except OSError:  # TimeoutError is one
             return False
 
-    async def _ask(self, version: int, limit_s: float) -> Reason:
-        asking = await self._send(version)
+    async def _ask(self, version: int, limit_s: float) -> Connack | Reason:
+        answer = await self._send(version)
         try:
             async with asyncio.timeout(limit_s):
-                return self._judge(asking, await asking.answer)
+                return await answer
         except TimeoutError:
             return SILENCE
         finally:
-            asking.answer.cancel()
+            answer.cancel()
 
-    async def _ask_in_5(self, limit_s: float) -> tuple[Reason, bool]:
+    async def _ask_in_5(self, limit_s: float) -> tuple[Connack | Reason, bool]:
         """Ask in MQTT 5; return the broker's answer, and whether it shows that it does not speak 5."""
-        asking = await self._send(MQTT_5)
+        answer = await self._send(MQTT_5)
         probing: asyncio.Future[_Sign | None] | None = None
         try:
             async with asyncio.timeout(limit_s):
                 if not self._spoke_5:
-                    await asyncio.wait([asking.answer], timeout=self._probe_after_s)
-                    if not asking.answer.done():
+                    await asyncio.wait([answer], timeout=self._probe_after_s)
+                    if not answer.done():
                         probing = asyncio.ensure_future(self._probe())
-                        both: tuple[asyncio.Future[Any], ...] = (asking.answer, probing)
+                        both: tuple[asyncio.Future[Any], ...] = (answer, probing)
                         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-                        if not asking.answer.done() and probing.result() is _Sign.REFUSES_5:
+                        if not answer.done() and probing.result() is _Sign.REFUSES_5:
                             return SILENCE, True
-                why = self._judge(asking, await asking.answer)
+                why = await answer
         except TimeoutError:
             return SILENCE, False
         finally:
-            asking.answer.cancel()
+            answer.cancel()
             if probing is not None:
                 probing.cancel()
+        if isinstance(why, Connack) or (why is SILENCE and self._spoke_5):
+            return why, False
         if why is not SILENCE:
             return why, why.connecting is Action.FALL_BACK
-        if self._spoke_5:
-            return why, False
         # It closed the connection.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 return why, await self._probe() in (_Sign.REFUSES_5, _Sign.HANGS_UP)
         return why, False
 
-    async def _send(self, version: int) -> _Asking:
+    async def _send(self, version: int) -> asyncio.Task[Connack | Reason]:
+        """Send CONNECT; the task ends with the answer."""
         settings = self._settings
         password = settings.password
         if settings.password_file is not None:
@@ -171,21 +155,22 @@ class Negotiation:
         sock = await self._open_socket(settings)
         engine = self._engine_of(version)
         self.epoch += 1
-        answer = asyncio.ensure_future(engine.connect(sock, self.epoch, settings, password))
-        return _Asking(engine, sock, answer)
+        return asyncio.create_task(self._answer(engine, sock, self.epoch, password))
 
-    def _judge(self, asking: _Asking, answer: Connack) -> Reason:
-        if answer.reason is None and asking.sock.tls_error is not None:
-            raise asking.sock.tls_error
+    async def _answer(
+        self, engine: Engine, sock: BrokerSocket, epoch: int, password: str | None
+    ) -> Connack | Reason:
+        answer = await engine.connect(sock, epoch, self._settings, password)
+        if answer.reason is None and sock.tls_error is not None:
+            raise sock.tls_error
         if answer.reason is None or answer.reason.failed:
             return answer.reason or SILENCE
-        engine = asking.engine
         self._spoke_5 = self._spoke_5 or (engine.version == MQTT_5 and engine.connected)
-        return self._accepted(engine, answer)
+        return answer
 
     async def _probe(self) -> _Sign | None:
         """Send the shortest possible CONNECT of MQTT 5; return what it shows, None if nothing."""
-        probe = Engine("", MQTT_5, callbacks=Callbacks.ignore(), bare=True)
+        probe = Engine("", MQTT_5, bare=True)
         try:
             answer = await probe.connect(await self._open_socket(self._settings), 0, self._settings)
         except OSError:

@@ -13,7 +13,7 @@ message is then decoded as far as possible, and comes with the reason why it sho
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from agent.errors import MalformedPacketError
 
@@ -34,11 +34,11 @@ _TOO_MANY: Final = (
 
 _PAYLOAD_FORMAT: Final = 0x01
 _MESSAGE_EXPIRY: Final = 0x02
-_CONTENT_TYPE: Final = 0x03
-_RESPONSE_TOPIC: Final = 0x08
 _CORRELATION_DATA: Final = 0x09
 _SUBSCRIPTION_ID: Final = 0x0B
 _USER_PROPERTY: Final = 0x26
+# Those that are text: their fields, and their names.
+_TEXTS: Final = {0x03: ("content_type", "a Content Type"), 0x08: ("response_topic", "a Response Topic")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,10 @@ def encode(properties: Properties) -> bytes:
             )
         out.append(_MESSAGE_EXPIRY)
         out += properties.expiry_s.to_bytes(4, "big")
-    if properties.content_type is not None:
-        out.append(_CONTENT_TYPE)
-        _put_text(out, properties.content_type)
-    if properties.response_topic is not None:
-        out.append(_RESPONSE_TOPIC)
-        _put_text(out, properties.response_topic)
+    for identifier, (field, _) in _TEXTS.items():
+        if (text := getattr(properties, field)) is not None:
+            out.append(identifier)
+            _put_text(out, text)
     if properties.correlation_data is not None:
         out.append(_CORRELATION_DATA)
         _put(out, properties.correlation_data)
@@ -133,11 +131,7 @@ def decode(packet: memoryview, start: int) -> tuple[Properties, str | None, int]
             f"expected properties of {length} bytes, got a packet with {len(packet) - at} left"
         )
     seen: set[int] = set()
-    content_type: str | None = None
-    response_topic: str | None = None
-    correlation_data: bytes | None = None
-    expiry_s: int | None = None
-    utf8 = False
+    found: dict[str, Any] = {}
     user: list[tuple[str, str]] = []
     room = MAX_USER_PROPERTY_BYTES
     walked = 0
@@ -166,24 +160,20 @@ def decode(packet: memoryview, start: int) -> tuple[Properties, str | None, int]
             raise MalformedPacketError(f"property 0x{identifier:02x} is given twice")
         seen.add(identifier)
         begin = at
-        if identifier == _RESPONSE_TOPIC:
+        if identifier in _TEXTS:
+            field, what = _TEXTS[identifier]
             at = _skip_bytes(packet, at, end)
-            response_topic = _text(packet[begin + 2 : at])
-            if response_topic is None:
-                refusal = _not_text("a Response Topic")
+            found[field] = text = _text(packet[begin + 2 : at])
+            if text is None:
+                refusal = _not_text(what)
         elif identifier == _CORRELATION_DATA:
             at = _skip_bytes(packet, at, end)
-            correlation_data = bytes(packet[begin + 2 : at])
-        elif identifier == _CONTENT_TYPE:
-            at = _skip_bytes(packet, at, end)
-            content_type = _text(packet[begin + 2 : at])
-            if content_type is None:
-                refusal = _not_text("a Content Type")
+            found["correlation_data"] = bytes(packet[begin + 2 : at])
         elif identifier == _MESSAGE_EXPIRY:
             at += 4
-            expiry_s = int.from_bytes(packet[begin:at], "big")
+            found["expiry_s"] = int.from_bytes(packet[begin:at], "big")
         elif identifier == _PAYLOAD_FORMAT:
-            utf8 = at < end and packet[at] == 1
+            found["utf8"] = at < end and packet[at] == 1
             at += 1
         elif identifier == _SUBSCRIPTION_ID:
             _, at = _decode_varint(packet, at)
@@ -193,8 +183,7 @@ def decode(packet: memoryview, start: int) -> tuple[Properties, str | None, int]
             )
         if at > end:
             raise MalformedPacketError("a property runs past the end of the properties")
-    found = Properties(content_type, response_topic, correlation_data, expiry_s, utf8, tuple(user))
-    return found, refusal, end
+    return Properties(user=tuple(user), **found), refusal, end
 
 
 def _put(out: bytearray, value: bytes) -> None:

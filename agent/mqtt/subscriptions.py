@@ -1,15 +1,15 @@
 """The subscriptions of one connection: wanted filters, packets in flight, verdicts of the broker.
 
-A core without a socket: `ask` sends a SUBSCRIBE and `leave` an UNSUBSCRIBE; the owner calls `begin` when the
-connection is up and `lost` when it is gone.
+A core without a socket: `Subscriber` sends; the owner calls `begin` when the connection is up and `lost` when
+it is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from agent.mqtt.limits import NO_LIMITS, BrokerLimits
 from agent.mqtt.reason_codes import Reason, reason
@@ -22,36 +22,28 @@ _NO_WILDCARDS: Final = reason(0xA2)
 _NO_SHARING: Final = reason(0x9E)
 
 
+class Subscriber(Protocol):
+    """Sends packets, and returns their identifiers or None if it cannot: an engine, or a test's stand-in."""
+
+    def subscribe(self, filters: Sequence[tuple[str, int]]) -> int | None:
+        """Send a SUBSCRIBE for filters, each with its largest QoS."""
+
+    def unsubscribe(self, topic_filter: str) -> int | None:
+        """Send an UNSUBSCRIBE for a filter."""
+
+
 class Subscriptions:
-    """The filters of one connection.
+    """The filters of one connection, which has a name for the log."""
 
-    Parameters
-    ----------
-    name
-        The connection's name, for the log.
-    ask
-        Sends a SUBSCRIBE for filters, each with its largest QoS; returns the packet identifier, or None if it
-        cannot be sent now.
-    leave
-        Sends an UNSUBSCRIBE for a filter; returns the same.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        ask: Callable[[list[tuple[str, int]]], int | None],
-        leave: Callable[[str], int | None],
-    ) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._ask = ask
-        self._leave = leave
+        self._subscriber: Subscriber | None = None
         self._refused: set[str] = set()
         self._idle: asyncio.Future[None] | None = None
         self._filters: dict[str, int] = {}
         self._in_flight: dict[int, tuple[str, ...]] = {}
         self._verdicts: dict[str, asyncio.Future[Reason]] = {}
         self._first: set[int] = set()
-        self._losses = 0
         self._limits = NO_LIMITS
 
     @property
@@ -70,32 +62,34 @@ class Subscriptions:
             self._idle = self._idle or asyncio.get_running_loop().create_future()
             await asyncio.shield(self._idle)
 
-    def add(self, topic_filter: str, qos: int, *, connected: bool) -> None:
+    def add(self, topic_filter: str, qos: int) -> None:
         """Keep a filter subscribed from now on."""
         self._filters[topic_filter] = qos
-        if connected:
-            self._send((topic_filter,))
+        self._send((topic_filter,))
 
-    def remove(self, topic_filter: str, *, connected: bool) -> None:
+    def remove(self, topic_filter: str) -> None:
         """End the subscription to a filter, now and at the next connections."""
-        self._filters.pop(topic_filter, None)
-        self._refused.discard(topic_filter)
-        if connected:
-            self._note(lambda: self._leave(topic_filter), ())
+        self._forget(topic_filter)
+        if self._subscriber is not None:
+            self._note(self._subscriber.unsubscribe(topic_filter), ())
 
-    def wait_for(self, topic_filter: str) -> asyncio.Future[Reason]:
-        """Return a future for the broker's verdict on a filter."""
+    async def ask(self, topic_filter: str, qos: int) -> Reason:
+        """Keep a filter subscribed from now on unless the broker refuses it; return its verdict."""
         verdict: asyncio.Future[Reason] = asyncio.get_running_loop().create_future()
         self._verdicts[topic_filter] = verdict
-        return verdict
+        self.add(topic_filter, qos)
+        try:
+            why = await verdict
+        finally:
+            if self._verdicts.get(topic_filter) is verdict:
+                del self._verdicts[topic_filter]
+        if why.failed:
+            self._forget(topic_filter)
+        return why
 
-    def stop_waiting(self, topic_filter: str, verdict: asyncio.Future[Reason]) -> None:
-        """Forget a future that `wait_for` returned."""
-        if self._verdicts.get(topic_filter) is verdict:
-            del self._verdicts[topic_filter]
-
-    def begin(self, limits: BrokerLimits = NO_LIMITS) -> None:
+    def begin(self, subscriber: Subscriber, limits: BrokerLimits = NO_LIMITS) -> None:
         """Subscribe to every filter that the broker allows: a connection is up."""
+        self._subscriber = subscriber
         self._limits = limits
         filters = tuple(self._filters)
         for at in range(0, len(filters), MAX_FILTERS):
@@ -105,14 +99,15 @@ class Subscriptions:
 
     def lost(self) -> None:
         """Forget the packets in flight and the verdicts: the connection is gone."""
-        self._losses += 1
+        self._subscriber = None
         self._in_flight.clear()
         self._refused.clear()
         self._first.clear()
         self._end_wait()
 
     def close(self, why: Reason) -> None:
-        """Settle every future that still waits for a verdict with this one."""
+        """Send nothing more, and end every wait for a verdict with this one."""
+        self._subscriber = None
         for verdict in self._verdicts.values():
             if not verdict.done():
                 verdict.set_result(why)
@@ -141,20 +136,26 @@ class Subscriptions:
             self._idle.set_result(None)
         self._idle = None
 
+    def _forget(self, topic_filter: str) -> None:
+        self._filters.pop(topic_filter, None)
+        self._refused.discard(topic_filter)
+
     def _send(self, filters: tuple[str, ...]) -> int | None:
+        if self._subscriber is None:
+            return None
         allowed = tuple(text for text in filters if self._limits.allows(text))
         for text in filters:
             if text not in allowed:  # asking for it would end the connection (MQTT 5.0, 3.2.2.3.11 and 13)
                 self._judge(text, _NO_SHARING if text.startswith("$share/") else _NO_WILDCARDS)
         if not allowed:
             return None
-        return self._note(lambda: self._ask([(text, self._filters[text]) for text in allowed]), allowed)
+        return self._note(
+            self._subscriber.subscribe([(text, self._filters[text]) for text in allowed]), allowed
+        )
 
-    def _note(self, send: Callable[[], int | None], filters: tuple[str, ...]) -> int | None:
-        """Send a packet, and wait for its answer, unless the connection broke while it was sent."""
-        losses = self._losses
-        packet_id = send()
-        if packet_id is None or losses != self._losses:
+    def _note(self, packet_id: int | None, filters: tuple[str, ...]) -> int | None:
+        """Wait for the answer to a packet, unless the connection broke while it was sent."""
+        if packet_id is None or self._subscriber is None:
             return None
         self._in_flight[packet_id] = filters
         return packet_id

@@ -7,12 +7,12 @@ others: when to check the files (`service`), and connecting (`transport`).
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import re
 import ssl
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -118,14 +118,6 @@ def _unusable(what: str, path: Path | None, error: OSError) -> ConfigError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Stamp:
-    path: Path
-    inode: int
-    size: int
-    modified_ns: int
-
-
 class CertificateFiles:
     """The files that TLS settings name, as they were when last checked.
 
@@ -176,16 +168,15 @@ class CertificateFiles:
         """
         return self._expiries or {}
 
-    def _stamps(self) -> tuple[_Stamp, ...]:
+    def _stamps(self) -> list[tuple[Path, int, int, int]]:
+        """Return of each file what changes when it is written or replaced."""
         found = []
         for path in (self._settings.ca, self._settings.certificate, self._settings.key):
-            try:
-                status = None if path is None else path.stat()
-            except OSError:
-                continue
-            if path is not None and status is not None:
-                found.append(_Stamp(path, status.st_ino, status.st_size, status.st_mtime_ns))
-        return tuple(found)
+            with contextlib.suppress(OSError):
+                if path is not None:
+                    status = path.stat()
+                    found.append((path, status.st_ino, status.st_size, status.st_mtime_ns))
+        return found
 
 
 def _first_end_s(path: Path) -> float | None:

@@ -209,7 +209,7 @@ class BrokerSocket:
     def _fill(self, held: bytes) -> None:
         """Read what has arrived, behind the bytes that are held."""
         self._waiting = bool(held)
-        received = self._receive(_READ_AHEAD_BYTES)
+        received = self.recv(_READ_AHEAD_BYTES)
         self._waiting = False
         self._ahead = held + received
         self._at = 0
@@ -234,7 +234,7 @@ class BrokerSocket:
         for _ in range(_RECEIVES_IN_A_TURN):
             if not part.left or self._empty:
                 break
-            data = self._receive(min(max(part.left, _READ_AHEAD_BYTES), _MAX_RECEIVE_BYTES))
+            data = self.recv(min(max(part.left, _READ_AHEAD_BYTES), _MAX_RECEIVE_BYTES))
             if not data:
                 return None
             self._ahead = data[part.left :]
@@ -245,7 +245,7 @@ class BrokerSocket:
         return Packet(part.first, part.kept, part.length if part.length > self.max_packet_bytes else None)
 
     def recv(self, size: int) -> bytes:
-        """Return up to `size` bytes of a connection from which no packet was taken.
+        """Return up to `size` bytes that have arrived.
 
         Raises
         ------
@@ -254,9 +254,6 @@ class BrokerSocket:
         OSError
             If the connection is broken.
         """
-        return self._receive(size)
-
-    def _receive(self, size: int) -> bytes:
         try:
             data = self._sock.recv(size)
         except ssl.SSLError as error:
@@ -282,7 +279,7 @@ class BrokerSocket:
         except ssl.SSLEOFError:
             # The broker has closed the connection; the bytes it sent before may say why.
             with contextlib.suppress(OSError):
-                self._receive(1)
+                self.recv(1)
             raise
 
     def fileno(self) -> int:

@@ -44,7 +44,7 @@ class Turns:
         Called after each turn that left the connection up, with whether the turn was used up.
     shed
         Called with the topic of a message at QoS 0 while more arrives than can be read, and for how many
-        seconds that has been so; returns whether to drop the message. None if every message is read.
+        seconds that has been so; returns whether to drop the message.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Turns:
         *,
         is_over: Callable[[], bool],
         ended: Callable[[bool], None],
-        shed: Callable[[str, float], bool] | None,
+        shed: Callable[[str, float], bool],
     ) -> None:
         self.running = False
         self.dropped = 0
@@ -145,8 +145,6 @@ class Turns:
         return True
 
     def _is_shed(self, name: bytes) -> bool:
-        if self._shed is None:
-            return False
         is_shed = self._decided.get(name)
         if is_shed is None:
             topic = name.decode("utf-8", "replace")

@@ -20,7 +20,7 @@ from cryptography import x509
 from agent.errors import BrokerError, UnreachableError
 from agent.mqtt.connection import Connection
 from agent.mqtt.diagnosis import Diagnosis, diagnose_error, diagnose_refusal, not_tls, tls_only
-from agent.mqtt.engine import MQTT_5, Callbacks, Engine
+from agent.mqtt.engine import MQTT_5, Engine
 from agent.mqtt.message import Message
 from agent.mqtt.reason_codes import SILENCE, Reason, reason
 from agent.mqtt.settings import BrokerSettings
@@ -92,7 +92,7 @@ async def _diagnose_refusal(why: Reason, settings: BrokerSettings) -> Diagnosis:
 async def _speaks_plain(settings: BrokerSettings) -> bool:
     """Return whether the broker answers an empty CONNECT without TLS."""
     plain = replace(settings, tls=None, username=None, password_file=None, password=None)
-    probe = Engine("", MQTT_5, callbacks=Callbacks.ignore(), bare=True)
+    probe = Engine("", MQTT_5, bare=True)
     try:
         async with asyncio.timeout(_LOOK_S):
             answer = await probe.connect(await open_socket(plain), 0, plain)

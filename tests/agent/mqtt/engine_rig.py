@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from agent.mqtt.engine import MQTT_5, Callbacks, Connack, Engine
+from agent.mqtt.engine import MQTT_5, Connack, Engine, Listener
 from agent.mqtt.message import Message
 from agent.mqtt.properties import EMPTY, Properties, encode
 from agent.mqtt.reason_codes import Reason
@@ -14,7 +14,7 @@ from tests.agent.mqtt.memory_broker import Client, MemoryBroker
 SETTINGS = BrokerSettings("broker", receive_maximum=17, max_packet_bytes=1 << 20)
 
 
-class Rig:
+class Rig(Listener):
     """An engine, what it called, and the broker's end of its latest connection."""
 
     def __init__(
@@ -31,14 +31,24 @@ class Rig:
         self.acknowledged: list[tuple[int, Reason]] = []
         self.granted: list[tuple[int, Sequence[Reason]]] = []
         self.lost: list[Reason | None] = []
-        callbacks = Callbacks(
-            on_message or self.messages.append,
-            lambda packet_id, why: self.acknowledged.append((packet_id, why)),
-            lambda packet_id, verdicts: self.granted.append((packet_id, verdicts)),
-            self.lost.append,
-            shed,
-        )
-        self.engine = Engine("me", version, callbacks=callbacks, **options)  # type: ignore[arg-type]
+        self._take = on_message or self.messages.append
+        self._shed = shed
+        self.engine = Engine("me", version, listener=self, **options)  # type: ignore[arg-type]
+
+    def on_message(self, message: Message) -> None:
+        self._take(message)
+
+    def on_puback(self, packet_id: int, verdict: Reason) -> None:
+        self.acknowledged.append((packet_id, verdict))
+
+    def on_suback(self, packet_id: int, verdicts: Sequence[Reason]) -> None:
+        self.granted.append((packet_id, verdicts))
+
+    def on_lost(self, why: Reason | None) -> None:
+        self.lost.append(why)
+
+    def sheds(self, topic: str, flooded_for_s: float) -> bool:
+        return self._shed is not None and self._shed(topic, flooded_for_s)
 
     @property
     def client(self) -> Client:

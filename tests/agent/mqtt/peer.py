@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
-from agent.mqtt.reason_codes import (
-    Reason,
-)
+from agent.mqtt.reason_codes import Reason
 from agent.mqtt.settings import BrokerSettings
-from tests.agent.mqtt.memory_broker import (
-    MemoryBroker,
-)
+from tests.agent.mqtt.memory_broker import MemoryBroker
 from tests.patience import PATIENCE_S
 
 TOPIC = "edge/v1/replies/me/x"
@@ -46,6 +43,14 @@ class Peer(Connection):
     async def loss(self, limit_s: float = PATIENCE_S) -> Reason:
         """Return when a connection was lost."""
         return await asyncio.wait_for(self.losses.get(), limit_s)
+
+
+def socket_of(connection: Connection) -> socket.socket:
+    """The kernel's socket under a connection that is up: to break it without a word."""
+    engine = connection._session.engine
+    assert engine is not None
+    assert engine._socket is not None
+    return engine._socket._sock
 
 
 @contextlib.asynccontextmanager

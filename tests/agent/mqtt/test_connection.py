@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from agent.errors import BrokerError
 from agent.mqtt.message import Will
 from agent.mqtt.properties import Properties
 from agent.mqtt.settings import BrokerSettings, TlsSettings
-from tests.agent.mqtt.peer import FILTER, TOPIC, Peer, connected
+from tests.agent.mqtt.peer import FILTER, TOPIC, Peer, connected, socket_of
 from tests.agent.provision.authority import Authority
 from tests.conftest import BrokerProcess
 from tests.patience import PATIENCE_S
@@ -134,8 +135,7 @@ async def test_will_is_left_by_a_client_that_vanishes_and_not_by_one_that_says_g
             pass
         rude = Peer(BrokerSettings("127.0.0.1", mosquitto.port), "rude", will=will)
         await rude.connect()
-        assert rude._engine is not None
-        rude._engine.drop()
+        socket_of(rude).shutdown(socket.SHUT_RDWR)
         assert (await watcher.next()).payload == b"gone"
         assert watcher.inbox.empty()
         await rude.close()

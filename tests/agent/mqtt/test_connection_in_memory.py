@@ -10,8 +10,9 @@ import pytest
 from agent.errors import BrokerError, ConfigError
 from agent.mqtt import sending
 from agent.mqtt.backoff import LATER_S
+from agent.mqtt.connection import LOOK_FOR_5_S
 from agent.mqtt.engine import Engine
-from agent.mqtt.message import Will
+from agent.mqtt.message import Message, Will
 from agent.mqtt.properties import EMPTY, Properties
 from agent.mqtt.reason_codes import (
     CLOSED,
@@ -26,7 +27,6 @@ from agent.mqtt.reason_codes import (
 )
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.transport import BrokerSocket
-from agent.mqtt.upgrade import LOOK_FOR_5_S
 from tests.agent.mqtt import memory_broker
 from tests.agent.mqtt.memory_broker import (
     CONNECT,
@@ -566,8 +566,14 @@ async def test_message_that_comes_with_the_connack_can_be_acknowledged() -> None
             memory_broker.polite(client, packet)
 
     broker = MemoryBroker(answer)
-    peer = Peer(SETTINGS, open_socket=broker.open_socket, persistent=True)
-    peer._on_message = peer.ack  # as a request that is dropped at once is
+
+    class Hasty(Peer):
+        """Acknowledges at once, as a request that is dropped is."""
+
+        def _keep(self, message: Message) -> None:
+            self.ack(message)
+
+    peer = Hasty(SETTINGS, open_socket=broker.open_socket, persistent=True)
     await peer.connect()
     await settle()
     assert [packet.packet_id for packet in broker.clients[0].of_kind(PUBACK)] == [7]

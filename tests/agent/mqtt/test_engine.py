@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Callbacks, Connack, Engine
+from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Connack, Engine
 from agent.mqtt.limits import BrokerLimits
-from agent.mqtt.message import Message, Will, encode_publish
+from agent.mqtt.message import Message, Receipt, Will, encode_publish
 from agent.mqtt.properties import Properties, encode
 from agent.mqtt.reason_codes import NOT_CONNECTED, TOO_LARGE, reason
 from tests.agent.mqtt import memory_broker
@@ -65,7 +66,7 @@ async def test_connect_carries_our_limits_and_the_will() -> None:
 
 @in_virtual_time
 async def test_bare_connect_has_neither_name_nor_properties() -> None:
-    engine = Engine("", MQTT_5, callbacks=Callbacks.ignore(), bare=True)
+    engine = Engine("", MQTT_5, bare=True)
     broker = MemoryBroker()
     await engine.connect(await broker.open_socket(SETTINGS), 0, SETTINGS)
     assert broker.clients[0].packets[0].body == b"\x00\x04MQTT\x05\x02\x00\x1e\x00\x00\x00"
@@ -114,7 +115,9 @@ async def test_received_message_is_numbered_with_its_connection_and_acknowledged
     assert message.receipt is not None
     assert (message.payload, message.receipt.packet_id, message.receipt.epoch) == (b"hello", 7, 3)
     assert not rig.client.of_kind(PUBACK)
-    rig.engine.ack(7)
+    rig.engine.ack(replace(message.receipt, epoch=2))  # of an earlier connection
+    assert not rig.client.of_kind(PUBACK)
+    rig.engine.ack(message.receipt)
     assert [packet.packet_id for packet in rig.client.of_kind(PUBACK)] == [7]
 
 
@@ -126,7 +129,7 @@ async def test_who_waits_goes_on_before_the_acknowledgement_if_nothing_comes_twi
 
     def take(message: Message) -> None:
         assert message.receipt is not None
-        rig.engine.ack(message.receipt.packet_id)
+        rig.engine.ack(message.receipt)
         waiting.set_result(None)
 
     rig = Rig(on_message=take, persistent=persistent)
@@ -375,7 +378,7 @@ async def test_broker_that_exceeds_the_receive_maximum_is_left() -> None:
         rig.client.send(memory_broker.publish("a/b", b"x", packet_id))
     await settle()
     assert rig.lost == []
-    rig.engine.ack(1)
+    rig.engine.ack(Receipt(1, epoch=1))
     rig.client.send(memory_broker.publish("a/b", b"x", 1))
     await settle()
     assert rig.lost == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import ConfigError
-from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Callbacks, Connack, Engine
+from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Connack, Engine
 from agent.mqtt.negotiation import PROBE_AFTER_S, Negotiation
 from agent.mqtt.reason_codes import SILENCE, Reason, reason
 from agent.mqtt.settings import BrokerSettings
@@ -46,18 +46,18 @@ class Rig:
         self.broker = MemoryBroker(answer_connect)
         self.engines: list[Engine] = []
         self.accepted: list[Connack] = []
-        self.negotiation = Negotiation(settings, self._engine_of, self._accept, self.broker.open_socket)
+        self.negotiation = Negotiation(settings, self.engine_of, self.broker.open_socket)
 
-    def _engine_of(self, version: int) -> Engine:
-        self.engines.append(Engine("me", version, callbacks=Callbacks.ignore()))
+    def engine_of(self, version: int) -> Engine:
+        self.engines.append(Engine("me", version))
         return self.engines[-1]
 
-    def _accept(self, _engine: Engine, connack: Connack) -> Reason:
-        self.accepted.append(connack)
-        return reason(0)
-
     async def attempt(self) -> Reason:
-        return await self.negotiation.attempt(LIMIT_S)
+        answer = await self.negotiation.attempt(LIMIT_S)
+        if isinstance(answer, Reason):
+            return answer
+        self.accepted.append(answer)
+        return reason(0)
 
     def asked(self) -> list[int]:
         """Return the version of each CONNECT, in order."""
@@ -121,7 +121,7 @@ async def test_broker_that_hangs_up_once_is_asked_in_5_only(second: str) -> None
             accept(client, packet)
 
     rig = Rig(answer)
-    negotiation = Negotiation(SETTINGS, rig._engine_of, rig._accept, open_socket)
+    negotiation = Negotiation(SETTINGS, rig.engine_of, open_socket)
     assert await negotiation.attempt(LIMIT_S) is SILENCE
     assert MQTT_3_1_1 not in rig.asked()
     assert passed_s() <= LIMIT_S
@@ -278,7 +278,7 @@ async def test_unreachable_broker_is_an_error_of_the_system() -> None:
         raise ConnectionRefusedError
 
     rig = Rig(accept)
-    negotiation = Negotiation(SETTINGS, rig._engine_of, rig._accept, refuse)
+    negotiation = Negotiation(SETTINGS, rig.engine_of, refuse)
     with pytest.raises(ConnectionRefusedError):
         await negotiation.attempt(LIMIT_S)
     assert not rig.engines

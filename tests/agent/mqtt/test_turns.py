@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from dataclasses import replace
 
 import pytest
 
 from agent.mqtt import turns
-from agent.mqtt.engine import MQTT_5, Callbacks, Engine
 from agent.mqtt.message import Message
 from tests.agent.mqtt import memory_broker
-from tests.agent.mqtt.engine_rig import SETTINGS, Rig
-from tests.agent.mqtt.memory_broker import PUBACK, PUBLISH, MemoryBroker
+from tests.agent.mqtt.engine_rig import Rig
+from tests.agent.mqtt.memory_broker import PUBACK, PUBLISH
 from tests.virtual_time import in_virtual_time, settle
 
 
@@ -50,7 +48,7 @@ async def test_answers_are_written_at_the_end_of_each_turn(monkeypatch: pytest.M
 
     def answer(message: Message) -> None:
         assert message.receipt is not None
-        rig.engine.ack(message.receipt.packet_id)
+        rig.engine.ack(message.receipt)
 
     rig = Rig(on_message=answer, persistent=True)
     await rig.connect()
@@ -71,22 +69,19 @@ async def test_messages_at_qos_0_are_dropped_undecoded_once_a_flood_lasts(
     monkeypatch.setattr(turns, "TURN_S", math.inf)
     monkeypatch.setattr(turns, "SHED_AFTER_S", 1e-9)
     asked: list[str] = []
-    messages: list[Message] = []
 
     def shed(topic: str, _flooded_s: float) -> bool:
         asked.append(topic)
         return True
 
-    callbacks = replace(Callbacks.ignore(), message=messages.append, shed=shed)
-    one = Engine("me", MQTT_5, callbacks=callbacks)
-    broker = MemoryBroker()
-    await one.connect(await broker.open_socket(SETTINGS), 1, SETTINGS)
+    rig = Rig(shed=shed)
+    await rig.connect()
     broken = memory_broker.publish("a/b", b"x")[:-2] + b"\x7fx"  # the properties run past its end
     turn = memory_broker.publish("a/b", b"x") * turns.PACKETS_IN_A_TURN
-    broker.clients[0].send(turn + broken * 500 + memory_broker.publish("a/c", b"kept", 1) + broken * 500)
+    rig.client.send(turn + broken * 500 + memory_broker.publish("a/c", b"kept", 1) + broken * 500)
     await settle()
-    assert [message.topic for message in messages] == ["a/b"] * turns.PACKETS_IN_A_TURN + ["a/c"]
-    assert one.dropped == 1000
+    assert [message.topic for message in rig.messages] == ["a/b"] * turns.PACKETS_IN_A_TURN + ["a/c"]
+    assert rig.engine.dropped == 1000
     assert set(asked) == {"a/b"}
 
 

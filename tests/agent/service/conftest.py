@@ -29,6 +29,7 @@ from agent.service.service import Service
 from agent.wire.reported import Origin
 from agent.wire.topics import Infer, Reply, format_topic, reply_filter
 from tests.agent.disk_guard import disk_guard
+from tests.agent.mqtt.peer import socket_of
 from tests.bundles import Signer, sha256
 from tests.patience import PATIENCE_S, until
 
@@ -155,12 +156,10 @@ class Rig:
         """End the agent's part of its connections without a word; the broker sees it when these close."""
         left = []
         for connection in self.service.connections:
-            assert connection._engine is not None
-            sock = connection._engine._socket
-            assert sock is not None
-            left.append(sock._sock.dup())
-            connection._engine.drop()
-            connection._up.clear()
+            left.append(socket_of(connection).dup())
+            assert connection._session.engine is not None
+            connection._session.engine.drop()
+            connection._session.up.clear()
             assert connection._task is not None
             connection._task.cancel()
         return left
@@ -168,10 +167,7 @@ class Rig:
     def cut(self) -> None:
         """Cut all of the agent's connections, without a word to either side."""
         for connection in self.service.connections:
-            assert connection._engine is not None
-            sock = connection._engine._socket
-            assert sock is not None
-            sock._sock.shutdown(socket.SHUT_RDWR)
+            socket_of(connection).shutdown(socket.SHUT_RDWR)
 
 
 StartService = Callable[..., contextlib.AbstractAsyncContextManager[Rig]]

@@ -24,6 +24,7 @@ from agent.mqtt.message import Message, Will
 from agent.mqtt.properties import Properties
 from agent.mqtt.settings import BrokerSettings
 from edgebundle import AsyncClient, Broker, BrokerError, NoAnswerError, Request
+from tests.agent.mqtt.peer import socket_of
 from tests.agent.service.conftest import StartService, status_of
 from tests.conftest import BrokerProcess, debian_mosquitto
 from tests.needs import needed
@@ -425,10 +426,7 @@ async def test_will_is_not_published_where_its_user_may_not_publish(guarded: Bro
         for device in ("kitchen", "garage"):
             user = User(guarded.port, "garage", will=Will(f"edge/v1/{device}/state", b"will"))
             await user.connection.connect()
-            assert user.connection._engine is not None
-            sock = user.connection._engine._socket
-            assert sock is not None
-            sock._sock.shutdown(socket.SHUT_RDWR)
+            socket_of(user.connection).shutdown(socket.SHUT_RDWR)
             await user.connection.close()
         # The broker publishes wills in the order in which it lost their clients.
         await until(lambda: any(message.payload == b"will" for message in test.heard))

@@ -140,9 +140,7 @@ async def test_state_says_that_requests_cannot_arrive_and_that_they_can_again(
         await until(lambda: (watcher.latest("state") or {}).get("inference") == "online")
         before = len(watcher.messages)
         _control, requests = rig.service.connections
-        assert requests._engine is not None
-        requests._engine.drop()
-        requests._lost(None)
+        requests._session.drop()
         await until(lambda: (watcher.latest("state") or {}).get("inference") == "online", 10)
         await until(lambda: len(watcher.messages) > before + 1)
     said = [json.loads(m.payload) for m in watcher.messages[before:] if m.topic == "edge/v1/kitchen/state"]
