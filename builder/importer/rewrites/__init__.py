@@ -105,6 +105,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "ScatterND": indices.scatter_nd,
     "Sign": elementwise.sign,
     "Sinh": elementwise.sinh,
+    "Slice": indices.slice_of_one,
     "SpaceToDepth": layout.space_to_depth,
     "Split": layout.split_without_empty,
     "SwiGLU": elementwise.swish,

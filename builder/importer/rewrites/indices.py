@@ -52,6 +52,41 @@ def _slice(
     return new.nodes
 
 
+def slice_of_one(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Slice of one picture, whose place comes with a request, for a Resize: Gather (tf2onnx's CropAndResize).
+
+    A place outside would leave nothing, which cannot be resized.
+    """
+    if len(node.input) < 3 or graph.is_constant(start := node.input[1]) or graph.shape_of(start) != (1,):
+        return None
+    axes, steps = (
+        graph.constant(node.input[at]) if input_name(node, at) else np.array([at - 3]) for at in (3, 4)
+    )
+    end = graph.maker_of(node.input[2])
+    if end is None or end.op_type != "Add" or start not in end.input or axes is None or steps is None:
+        return None
+    count = graph.constant(end.input[1 if end.input[0] == start else 0])
+    if (
+        count is None
+        or count.tolist() != [1]
+        or steps.tolist() != [1]
+        or not _is_resized(node.output[0], graph)
+    ):
+        return None
+    new = Replacement(node, graph)
+    new.op("Gather", node.input[0], start, to=node.output[0], axis=int(axes[0]))
+    return new.nodes
+
+
+def _is_resized(name: str, graph: OnnxGraph) -> bool:
+    """Whether a value is only resized, perhaps with its axes in another order."""
+    readers = [node for node in graph.proto.node if name in node.input and node.op_type != "Shape"]
+    return bool(readers) and all(
+        node.op_type == "Resize" or (node.op_type == "Transpose" and _is_resized(node.output[0], graph))
+        for node in readers
+    )
+
+
 def top_k(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """TopK in any order: in the order of the values, which is one of them."""
     del graph

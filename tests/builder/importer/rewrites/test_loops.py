@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
+from builder.importer import import_onnx
 from tests.builder.importer.rewrites.cases import BOOL, INT64, ModelMaker, operators
 
 
@@ -83,3 +84,39 @@ def test_a_scan(make_model: ModelMaker, noise: Any, agrees: Any, backwards: int)
         [node], {"x": [3, 4]}, {"last": [3], "rows": [4, 3]}, {"start": np.zeros(3, np.float32)}
     )
     agrees(model, noise(3, 4))
+
+
+CROPS = """<ir_version: 7, opset_import: ["" : 13]>
+    g (float[2,9,11,3] x, float[3,4] boxes, int32[3] which) => (float[3,5,6,3] y) {
+        count = Size(which) yes = Constant<value = bool {1}>()
+        y = Loop(count, yes) <body = step (int64[1] i, bool c) => (bool again, float[a,b,d] crop) {
+            zero = Constant<value = int32[1] {0}>() one = Constant<value = int32[1] {1}>()
+            zero_long = Constant<value = int64[1] {0}>() one_long = Constant<value = int64[1] {1}>()
+            low = Constant<value = float[2] {0, 0}>() high = Constant<value = float[2] {1, 1}>()
+            two = Constant<value = int64[1] {2}>() four = Constant<value = int64[1] {4}>()
+            size = Constant<value = int64[2] {5, 6}>() none = Constant<value = float[0] {}>()
+            after = Add(i, one_long) first = Slice(which, i, after) last = Add(first, one)
+            picture = Slice(x, first, last, zero) turned = Transpose<perm = [0, 3, 1, 2]>(picture)
+            box = Slice(boxes, i, after, zero_long) flat = Reshape(box, four)
+            begin = Slice(flat, zero_long, two) end = Slice(flat, two, four)
+            roi = Concat<axis = 0>(low, begin, high, end)
+            shape = Shape(turned) kept = Slice(shape, zero_long, two) sizes = Concat<axis = 0>(kept, size)
+            resized = Resize<mode = "linear", extrapolation_value = 0.5,
+                coordinate_transformation_mode = "tf_crop_and_resize">(turned, roi, none, sizes)
+            back = Transpose<perm = [0, 2, 3, 1]>(resized)
+            crop = Squeeze(back, zero_long) again = Identity(c)
+        }>
+    }
+"""
+
+
+def test_crops_of_pictures_as_tf2onnx_writes_them(run_onnx: Any) -> None:
+    model = parser.parse_model(CROPS)
+    boxes = np.array([[0.1, 0.2, 0.8, 0.9], [-0.2, 0.1, 1.3, 0.6], [0.9, 0.8, 0.1, 0.2]], np.float32)
+    given = {
+        "x": np.random.default_rng(0).standard_normal((2, 9, 11, 3)).astype(np.float32),
+        "boxes": boxes,
+        "which": np.array([1, 0, -2], np.int32),
+    }
+    [found], [wanted] = run_onnx(import_onnx(model).onnx, given), run_onnx(model, given)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
