@@ -32,6 +32,7 @@ from agent.deploy.inbox import Inbox
 from agent.deploy.installer import Installer
 from agent.deploy.interfaces import Control, Models
 from agent.deploy.jobs import Job, Journal, Request
+from agent.deploy.parts import Parts
 from agent.deploy.plan import Plan
 from agent.deploy.reconcile import Attempts
 from agent.deploy.reported import Serving, reported
@@ -113,7 +114,6 @@ class Deployment:
         self._models = models
         self._on_disk_error = on_disk_error
         self._blocks = BlockSource(control, device, silence_limit_s=silence_limit_s)
-        downloader = Downloader(store, self._blocks, HttpsSource(https))
         self._inbox = Inbox(store.inbox)
         self._last_use = LastUse(store.root)
         self._attempts = Attempts()
@@ -129,47 +129,25 @@ class Deployment:
             on_disk_error=on_disk_error,
             checkpoint=checkpoint,
         )
-        self._plan = Plan(
-            store,
+        parts = Parts(
+            store=store,
+            downloader=Downloader(store, self._blocks, HttpsSource(https)),
+            models=models,
             desired=self._desired,
             journal=self._journal,
             history=self._history,
             attempts=self._attempts,
-            downloader=downloader,
             circumstances=circumstances,
-        )
-        self._installer = Installer(
-            store,
-            downloader,
-            models,
-            circumstances=circumstances,
-            record=self._history.record,
-            show=self._history.publish,
-            in_use=self._plan.in_use,
-            after_failure=self._plan.after_failure,
+            report=self._report,
             serves_revoked=serves_revoked,
             checkpoint=checkpoint,
         )
-        self._trials = TrialWatch(
-            store,
-            self._installer,
-            models,
-            desired=self._desired,
-            journal=self._journal,
-            history=self._history,
-            attempts=self._attempts,
-            report=self._report,
-        )
+        self._plan = Plan(parts)
+        self._installer = Installer(parts, self._plan)
+        self._trials = TrialWatch(parts, self._installer)
         self._work = asyncio.Event()
         self._restoration = Restoration(
-            store,
-            self._installer,
-            models,
-            last_use=self._last_use,
-            trials=self._trials,
-            attempts=self._attempts,
-            on_loaded=self._work.set,
-            report=self._report,
+            parts, self._installer, self._trials, self._last_use, on_loaded=self._work.set
         )
         self._busy = False
         # Why the state directory could not be opened, or None once it was.
@@ -243,7 +221,7 @@ class Deployment:
         self._restoration.expect(self._store.active())
         if self._desired.document is not None:
             # A crash may have separated the document from its plan.
-            self._plan.follow(self._desired.document, self._installer)
+            self._plan.follow(self._desired.document, running=None)
         self._work.set()
 
     async def run(self) -> None:
@@ -392,16 +370,19 @@ class Deployment:
 
     def _follow(self, desired: Desired) -> None:
         """Begin with what follows from a document that has come into force."""
-        self._plan.follow(desired, self._installer)
+        ending = self._plan.follow(desired, self._installer.current)
+        if ending is not None:
+            self._installer.abandon(ending)
         self._report()
         self._work.set()
 
     async def _reconcile(self) -> None:
         self._desired.retry()
-        if self._plan.compares_keys(self._installer):
+        if self._plan.compares_keys(self._installer.running):
             with contextlib.suppress(EdgeError):
                 await in_disk_thread(self._circumstances.read_keys)
-        if self._plan.reconcile(self._installer, self._restoration.loading):
+        installer = self._installer
+        if self._plan.reconcile(installer.running, installer.switched, self._restoration.loading):
             self._report()
         if self._plan.next_job() is not None:
             self._work.set()

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -26,14 +26,11 @@ from agent.bundle.admission import admit
 from agent.bundle.counter_time import highest_counter
 from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle, verify
-from agent.deploy.circumstances import Circumstances
-from agent.deploy.fetch.sources import Downloader
-from agent.deploy.interfaces import Models
 from agent.deploy.job_run import JobRun
 from agent.deploy.jobs import Job, Request
+from agent.deploy.parts import Parts
+from agent.deploy.plan import MAX_ATTEMPTS, Plan
 from agent.deploy.store.active import ActiveModel, RolledBack
-from agent.deploy.store.state_file import Checkpoint, no_checkpoint
-from agent.deploy.store.store import Store
 from agent.deploy.transitions import TRANSITIONS, Failure, classify
 from agent.deploy.trial import Trial
 from agent.disk_thread import in_disk_thread
@@ -41,8 +38,6 @@ from agent.durable import store_error
 from agent.errors import DiskError, EdgeError, MixAndMatchError, StoreError
 from agent.wire.job import Result, Status, Step
 
-# A job that was interrupted this often after its download probably crashes the agent.
-MAX_ATTEMPTS: Final = 3
 # Reading and hashing 2 GiB from a slow card takes less; a disk that does not respond takes longer.
 VERIFY_LIMIT_S: Final = 600.0
 # These steps change neither what runs nor the record of it.
@@ -58,49 +53,18 @@ class Installer:
 
     Parameters
     ----------
-    store, downloader, models
-        Keeps bundles, fetches them, and runs them.
-    circumstances
-        This machine and the trusted keys, for the admission of bundles.
-    record
-        Called with each state of the job, to store it durably and then publish it.
-    show
-        Called with a job of which only the progress changed, to publish it.
-    in_use
-        Returns the digests of bundles that should run, and those that jobs other than the given one need.
-    serves_revoked
-        Whether what was in service goes on serving after its key was revoked.
-    after_failure
-        Adds to a job that has failed when it is tried again, before it is recorded for the last time.
-    checkpoint
-        Called between the steps, for fault injection.
+    parts
+        Stores, fetches and runs bundles, and records the jobs.
+    plan
+        Says which bundles are in use, and when a job that has failed is tried again.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        downloader: Downloader,
-        models: Models,
-        *,
-        circumstances: Circumstances,
-        record: Callable[[Job], Awaitable[None]],
-        show: Callable[[Job], None],
-        in_use: Callable[[Request], Collection[str]],
-        after_failure: Callable[[Job], Job],
-        serves_revoked: bool = False,
-        checkpoint: Checkpoint = no_checkpoint,
-    ) -> None:
+    def __init__(self, parts: Parts, plan: Plan) -> None:
+        self._parts = parts
+        self._store = parts.store
+        self._plan = plan
+        self._checkpoint = parts.checkpoint
         self._switching: dict[str, asyncio.Lock] = {}
-        self._store = store
-        self._downloader = downloader
-        self._models = models
-        self._circumstances = circumstances
-        self._record = record
-        self._show = show
-        self._in_use = in_use
-        self._after_failure = after_failure
-        self._serves_revoked = serves_revoked
-        self._checkpoint = checkpoint
         self._running: dict[str, str] = {}
         self._download: asyncio.Task[None] | None = None
         self._abandoned: Status | None = None
@@ -128,6 +92,11 @@ class Installer:
         """The request of the job that runs now, or None."""
         return self._current
 
+    @property
+    def switched(self) -> set[str]:
+        """The models of which what they run changes now."""
+        return {name for name, lock in self._switching.items() if lock.locked()}
+
     def switching(self, name: str) -> asyncio.Lock:
         """Return the lock that is held while what a model runs changes; a download does not hold it."""
         return self._switching.setdefault(name, asyncio.Lock())
@@ -144,7 +113,7 @@ class Installer:
         request = job.request
         if job.step is None:
             with contextlib.suppress(EdgeError):  # its key may have been revoked a moment ago
-                await in_disk_thread(self._circumstances.read_keys)
+                await in_disk_thread(self._parts.circumstances.read_keys)
         if job.step is None and self._is_installed(request):
             try:
                 await in_disk_thread(self._store.adopt, request.model, request.job, request.origin)
@@ -222,22 +191,22 @@ class Installer:
         """Take a model out of service; its bundle stays in the store until it is collected."""
         await in_disk_thread(self._store.remove, name)
         self._running.pop(name, None)
-        await self._models.deactivate(name)
+        await self._parts.models.deactivate(name)
 
     async def suspend(self, name: str, why: str) -> None:
         """Stop a model at once, and refuse its requests with the reason until it runs again."""
         self._running.pop(name, None)
-        await self._models.suspend(name, why)
+        await self._parts.models.suspend(name, why)
 
     def _is_installed(self, request: Request) -> bool:
         active = self._store.active().get(request.model)
-        condition = self._models.condition(request.model)
+        condition = self._parts.models.condition(request.model)
         return (
             active is not None
             and active.digest == request.digest == self._running.get(request.model)
             and condition is not None
             and not condition.failed
-            and (self._serves_revoked or not condition.revoked)
+            and (self._parts.serves_revoked or not condition.revoked)
         )
 
     def _first_step(self, run: JobRun) -> Step:
@@ -287,14 +256,14 @@ class Installer:
             code=None if failure is None else failure.code,
             message=None if failure is None else failure.message,
         )
-        await self._record(run.job)
+        await self._parts.history.record(run.job)
         self._checkpoint(f"installer:{step}")
 
     async def _finish(self, job: Job, failure: Failure | None) -> Job:
         if failure is None:
             done = job.now(status=Status.SUCCEEDED, step=None, result=Result.SUCCESSFUL, progress=1.0)
         else:
-            done = self._after_failure(
+            done = self._plan.after_failure(
                 job.now(
                     status=failure.status,
                     step=None,
@@ -303,7 +272,7 @@ class Installer:
                     message=failure.message,
                 )
             )
-        await self._record(done)
+        await self._parts.history.record(done)
         self._checkpoint("installer:finished")
         _log.info("job %s: %s %s", job.request.job, done.status, done.message or "")
         return done
@@ -328,9 +297,9 @@ class Installer:
             if now - last >= PROGRESS_INTERVAL_S:
                 last = now
                 run.job = run.job.now(progress=written / request.size)
-                self._show(run.job)
+                self._parts.history.publish(run.job)
 
-        await self._downloader.fetch(request, {request.digest, *self._in_use(request)}, progress)
+        await self._parts.downloader.fetch(request, {request.digest, *self._plan.in_use(request)}, progress)
         run.job = run.job.now(progress=1.0)
 
     async def _do_verify(self, run: JobRun) -> None:
@@ -338,7 +307,7 @@ class Installer:
         active = self._store.active().get(request.model)
         is_new = active is None or request.digest not in (active.digest, active.previous)
         if is_new:
-            (await in_disk_thread(self._circumstances.read_keys)).require_complete()
+            (await in_disk_thread(self._parts.circumstances.read_keys)).require_complete()
         is_active = active is not None and active.digest == request.digest
         floor = active.counter_floor if active is not None and is_active else None
         run.verified = await self._verified(
@@ -380,8 +349,8 @@ class Installer:
 
     def _verify(self, digest: str, is_new: bool, deployed: bool) -> tuple[VerifiedBundle, int | None]:
         """Return the bundle on disk, and the highest counter that a new one may have. This blocks."""
-        keyring = self._circumstances.read_keys()
-        if self._serves_revoked and not deployed:
+        keyring = self._parts.circumstances.read_keys()
+        if self._parts.serves_revoked and not deployed:
             keyring = replace(keyring, revoked=frozenset())
         stored = self._store.has(digest)
         path = self._store.bundle_path(digest) if stored else self._store.part_path(digest)
@@ -401,7 +370,7 @@ class Installer:
         committed = self._store.committed_counter(name)
         admit(
             verified.manifest,
-            self._circumstances.machine,
+            self._parts.circumstances.machine,
             deployed_as=name,
             committed_counter=committed if counter_floor is None else counter_floor,
             highest_counter=highest,
@@ -420,16 +389,16 @@ class Installer:
         run.version = verified.manifest.version
         run.counter = verified.manifest.security_counter
         name = run.job.request.model
-        condition = self._models.condition(name)
+        condition = self._parts.models.condition(name)
         run.before_failed = run.before is not None and (
             self._running.get(name) != run.before.digest or condition is None or condition.failed
         )
-        run.baseline = self._models.score(name)
+        run.baseline = self._parts.models.score(name)
         await self._activate(verified, run.job.request.digest)
 
     async def _activate(self, verified: VerifiedBundle, digest: str) -> None:
         name = verified.manifest.name
-        await self._models.activate(verified)
+        await self._parts.models.activate(verified)
         self._running[name] = digest
 
     async def _do_activate(self, run: JobRun) -> None:
@@ -493,7 +462,7 @@ class Installer:
         request = run.job.request
         if run.failure is None or run.failure.status is Status.REJECTED:
             await in_disk_thread(self._store.discard_part, request.digest)
-        await in_disk_thread(self._store.collect, self._in_use(request))
+        await in_disk_thread(self._store.collect, self._plan.in_use(request))
 
 
 def _is_cancelled() -> bool:

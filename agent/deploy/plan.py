@@ -11,25 +11,22 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
 from agent.bundle.names import hex_digest
-from agent.deploy.circumstances import Circumstances
-from agent.deploy.desired_state import DesiredState
-from agent.deploy.fetch.sources import Downloader
-from agent.deploy.history import History
-from agent.deploy.installer import MAX_ATTEMPTS, Installer
-from agent.deploy.jobs import REPAIR, Job, Journal, Request
-from agent.deploy.reconcile import Attempts, Problem, wishes
+from agent.deploy.jobs import REPAIR, Job, Request
+from agent.deploy.parts import Parts
+from agent.deploy.reconcile import Problem, wishes
 from agent.deploy.store.active import ActiveModel
-from agent.deploy.store.store import Store
 from agent.errors import SourceError
 from agent.wire.desired import Desired, DesiredModel
 from agent.wire.job import MAX_MESSAGE_CHARACTERS, Result, Status
 from agent.wire.reported import Origin
 
+# A job that was interrupted this often after its download probably crashes the agent.
+MAX_ATTEMPTS: Final = 3
 # How often a refused bundle is compared with the trusted keys, which a person may have changed.
 KEYS_INTERVAL_S: Final = 60.0
 # What a job's message says after its reason.
@@ -46,38 +43,13 @@ class Plan:
 
     Parameters
     ----------
-    store
-        What was installed.
-    desired
-        What should run, as the fleet says.
-    journal, history
-        The jobs, and their documents at the broker.
-    attempts
-        The failed attempts, and when the next ones are due.
-    downloader
-        Says whether the sources of a bundle can be used.
-    circumstances
-        What decides, beside the document, whether a bundle is refused.
+    parts
+        What is known, and the jobs.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        desired: DesiredState,
-        journal: Journal,
-        history: History,
-        attempts: Attempts,
-        downloader: Downloader,
-        circumstances: Circumstances,
-    ) -> None:
-        self._store = store
-        self._desired = desired
-        self._journal = journal
-        self._history = history
-        self._attempts = attempts
-        self._downloader = downloader
-        self._circumstances = circumstances
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._store = parts.store
         # What a person installed here, if the record of it was lost.
         self._recovered: tuple[Request, ...] = ()
 
@@ -85,7 +57,7 @@ class Plan:
         """Let run what a person installed here, after both copies of the record were lost. This blocks."""
         installed = {
             job.request.model: replace(job.request, sources=())
-            for job in self._journal
+            for job in self._parts.journal
             if job.request.origin is Origin.LOCAL and job.status is Status.SUCCEEDED
         }
         _log.error("active.json is lost: restoring it from desired.json and the bundles on disk")
@@ -93,7 +65,7 @@ class Plan:
 
     def wishes(self) -> dict[str, Request]:
         """Return what should run, by model."""
-        return wishes(self._desired.document, self._store.active(), self._recovered)
+        return wishes(self._parts.desired.document, self._store.active(), self._recovered)
 
     def problems(self) -> dict[str, Problem]:
         """Return why each model that should run does not, as far as an attempt has failed.
@@ -102,60 +74,83 @@ class Plan:
         """
         told = {name: self._told_by_journal(wish) for name, wish in self.wishes().items()}
         return {name: problem for name, problem in told.items() if problem is not None} | {
-            **self._attempts.problems
+            **self._parts.attempts.problems
         }
 
     def in_use(self, request: Request) -> set[str]:
         """Return the digests of what should run, and those that unfinished jobs other than this one need."""
         return {wish.digest for wish in self.wishes().values()} | {
-            job.request.digest for job in self._journal if not job.status.final and job.request != request
+            job.request.digest
+            for job in self._parts.journal
+            if not job.status.final and job.request != request
         }
 
     def next_job(self) -> Job | None:
         """Return the interrupted job, or else the oldest new one, or else the oldest further attempt."""
-        waiting = [job for job in self._journal if not job.status.final]
+        waiting = [job for job in self._parts.journal if not job.status.final]
         waiting.sort(key=lambda job: (job.status is Status.QUEUED, job.message is not None))
         return waiting[0] if waiting else None
 
-    def follow(self, desired: Desired, installer: Installer) -> None:
-        """Queue the new jobs of a document, and cancel those that are no longer wanted."""
+    def follow(self, desired: Desired, running: Request | None) -> Status | None:
+        """Queue the new jobs of a document, and drop those that are no longer wanted.
+
+        Parameters
+        ----------
+        desired
+            The document.
+        running
+            The job that runs now.
+
+        Returns
+        -------
+        Status | None
+            How the job that runs now is to end; None if it is to go on.
+        """
+        ending = None
         self._recovered = tuple(kept for kept in self._recovered if desired.get(kept.model) is None)
-        for job in self._journal:
+        for job in self._parts.journal:
             request, wanted = job.request, desired.get(job.request.model)
             if job.status.final or request.origin is Origin.LOCAL or _is_for(request, wanted):
                 continue
-            self._drop(job, Status.CANCELED if wanted is None else Status.SUPERSEDED, installer)
+            status = Status.CANCELED if wanted is None else Status.SUPERSEDED
+            if request == running:
+                ending = status
+            elif job.status is Status.QUEUED:
+                self._parts.history.queue(
+                    job.now(status=status, result=Result.FAILED_NO_STATE_CHANGE, message="no longer wanted")
+                )
         for model in desired.models:
-            known = self._journal.get(model.job)
+            known = self._parts.journal.get(model.job)
             if known is not None:
-                self._history.publish(known)  # delivered again: published again
+                self._parts.history.publish(known)  # delivered again: published again
                 continue
             active = self._store.active().get(model.model)
             if active is not None and _is_rolled_back(active, Request.from_desired(model)):
                 continue  # the journal has forgotten it
             job = Job(Request.from_desired(model)).now()
             try:
-                self._downloader.check(job.request)
+                self._parts.downloader.check(job.request)
             except SourceError as error:
                 job = self.after_failure(
                     job.now(
                         status=Status.REJECTED, result=Result.REJECTED, code=error.code, message=str(error)
                     )
                 )
-            self._history.queue(job)
+            self._parts.history.queue(job)
+        return ending
 
-    def compares_keys(self, installer: Installer) -> bool:
+    def compares_keys(self, running: Mapping[str, str]) -> bool:
         """Return whether `reconcile` will compare what was refused with the trusted keys as they are now."""
         now_s = asyncio.get_running_loop().time()
         refused = {
             (job.request.model, job.request.digest)
-            for job in self._journal
+            for job in self._parts.journal
             if job.status.final and job.refused_under is not None
         }
         return bool(refused) and any(
             (name, self._due(wish).digest) in refused
-            and installer.running.get(name) != self._due(wish).digest
-            and self._attempts.due(name, now_s)
+            and running.get(name) != self._due(wish).digest
+            and self._parts.attempts.due(name, now_s)
             for name, wish in self.wishes().items()
         )
 
@@ -164,13 +159,17 @@ class Plan:
         active = self._store.active().get(wish.model)
         return _of_active(active) if active is not None and _is_rolled_back(active, wish) else wish
 
-    def reconcile(self, installer: Installer, loading: Collection[str]) -> bool:
+    def reconcile(
+        self, running: Mapping[str, str], switching: Collection[str], loading: Collection[str]
+    ) -> bool:
         """Queue another attempt for each model that does not run as it should, if one is due.
 
         Parameters
         ----------
-        installer
-            Knows what runs.
+        running
+            The digest of the bundle that each model runs.
+        switching
+            Models of which this changes now.
         loading
             Models that are not loaded yet after the start.
 
@@ -184,24 +183,25 @@ class Plan:
         for name, wish in self.wishes().items():
             active = self._store.active().get(name)
             wish = self._due(wish)  # noqa: PLW2901 - what should run now
-            if installer.running.get(name) == wish.digest:
-                if name in self._attempts.problems:
-                    self._attempts.forget(name)
+            if running.get(name) == wish.digest:
+                if name in self._parts.attempts.problems:
+                    self._parts.attempts.forget(name)
                     recovered = True
                 continue
-            if installer.switching(name).locked():
-                continue  # it is being rolled back
-            if active is not None and name in loading:
+            if name in switching or (active is not None and name in loading):
                 continue
             job = self._attempt_of(wish)
-            if not job.status.final or not self._attempts.due(name, now_s):
+            if not job.status.final or not self._parts.attempts.due(name, now_s):
                 continue
-            if job.refused_under is not None and job.refused_under == self._circumstances.name():
-                self._attempts.postpone(name, now_s + KEYS_INTERVAL_S)
+            if job.refused_under is not None and job.refused_under == self._parts.circumstances.name():
+                self._parts.attempts.postpone(name, now_s + KEYS_INTERVAL_S)
                 continue
-            if name not in self._attempts.problems and (known := self._told_by_journal(wish)) is not None:
-                self._attempts.explain(name, known)  # the journal keeps only what this attempt will say
-            self._history.queue(job.again())
+            if (
+                name not in self._parts.attempts.problems
+                and (known := self._told_by_journal(wish)) is not None
+            ):
+                self._parts.attempts.explain(name, known)  # the journal keeps only what this attempt will say
+            self._parts.history.queue(job.again())
         return recovered
 
     def after_failure(self, job: Job) -> Job:
@@ -218,44 +218,36 @@ class Plan:
             return job
         message, next_try_s, refused_under = self._reason(job), None, None
         if job.status is Status.REJECTED or job.attempts > MAX_ATTEMPTS:
-            refused_under = self._circumstances.name()
+            refused_under = self._parts.circumstances.name()
             note = _REFUSED_NOTE
         else:
-            pause_s = self._attempts.failed(request.model, asyncio.get_running_loop().time())
+            pause_s = self._parts.attempts.failed(request.model, asyncio.get_running_loop().time())
             next_try_s = time.time() + pause_s
             note = f"next attempt in {pause_s:.0f} s"
         room = MAX_MESSAGE_CHARACTERS - len(note) - len("; ")
-        self._attempts.explain(request.model, Problem(message[:room], next_try_s, job.code))
+        self._parts.attempts.explain(request.model, Problem(message[:room], next_try_s, job.code))
         return job.now(message=f"{message[:room]}; {note}", refused_under=refused_under)
 
     def _reason(self, job: Job) -> str:
         """Return why a job has failed; if its bundle did not arrive again, why it was not taken before."""
         reason = job.message or str(job.status)
-        known = self._attempts.problems.get(job.request.model)
+        known = self._parts.attempts.problems.get(job.request.model)
         if job.status is not Status.TIMED_OUT or known is None or known.message == reason:
             return reason
         room = MAX_MESSAGE_CHARACTERS // 2
         return known.message if known.message.endswith(_UNSENT) else f"{known.message[:room]}{_UNSENT}"
 
     def _told_by_journal(self, wish: Request) -> Problem | None:
-        job = self._journal.get(wish.job)
+        job = self._parts.journal.get(wish.job)
         if job is None or job.request.digest != wish.digest or job.message is None:
             return None
         if job.status in (Status.SUCCEEDED, Status.CANCELED, Status.SUPERSEDED):
             return None
         return Problem(_NOTE.sub("", job.message), None, job.code)
 
-    def _drop(self, job: Job, status: Status, installer: Installer) -> None:
-        if job.request == installer.current:
-            installer.abandon(status)
-        elif job.status is Status.QUEUED:
-            self._history.queue(
-                job.now(status=status, result=Result.FAILED_NO_STATE_CHANGE, message="no longer wanted")
-            )
-
     def _attempt_of(self, request: Request) -> Job:
         """Return the job that the next attempt belongs to; a new one, already ended, if there is none."""
-        job = self._journal.get(request.job)
+        job = self._parts.journal.get(request.job)
         if job is None or (job.request.model, job.request.digest) != (request.model, request.digest):
             job = Job(request, status=Status.FAILED)
         if job.status is not Status.SUCCEEDED and request.sources:
@@ -264,7 +256,7 @@ class Plan:
         repair = next(
             (
                 known
-                for known in self._journal
+                for known in self._parts.journal
                 if known.request.repair
                 and (known.request.model, known.request.digest) == (request.model, request.digest)
                 and known.status is not Status.SUCCEEDED

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from agent.deploy.installer import Installer
-from agent.deploy.interfaces import Models
-from agent.deploy.reconcile import Attempts, Problem
+from agent.deploy.parts import Parts
+from agent.deploy.reconcile import Problem
 from agent.deploy.store.active import ActiveModel
 from agent.deploy.store.last_use import LastUse
-from agent.deploy.store.store import Store
 from agent.deploy.trial import AGENT_ENDED
 from agent.deploy.trial_watch import TrialWatch
 from agent.errors import EdgeError
@@ -36,18 +35,16 @@ class Restoration:
 
     Parameters
     ----------
-    store, installer, models
-        Keeps bundles, switches to them, and runs them.
-    last_use
-        In which order they are loaded.
+    parts
+        Keeps and runs bundles.
+    installer
+        Switches to them.
     trials
         Counts the starts of the agent in a trial.
-    attempts
-        Where the reason is recorded if a bundle cannot run.
+    last_use
+        In which order they are loaded.
     on_loaded
         Called after each model that was loaded, or could not be.
-    report
-        Called when there is news about a model.
 
     Attributes
     ----------
@@ -59,41 +56,34 @@ class Restoration:
 
     def __init__(
         self,
-        store: Store,
+        parts: Parts,
         installer: Installer,
-        models: Models,
-        *,
-        last_use: LastUse,
         trials: TrialWatch,
-        attempts: Attempts,
+        last_use: LastUse,
         on_loaded: Callable[[], None],
-        report: Callable[[], None],
     ) -> None:
-        self._store = store
+        self._parts = parts
         self._installer = installer
-        self._models = models
-        self._last_use = last_use
         self._trials = trials
-        self._attempts = attempts
+        self._last_use = last_use
         self._on_loaded = on_loaded
-        self._report = report
         self.done = False
         self.loading: set[str] = set()
 
     def expect(self, names: Iterable[str]) -> None:
         """Let requests for these models wait until `run` has loaded them."""
         self.loading.update(names)
-        self._models.expect(self.loading)
+        self._parts.models.expect(self.loading)
 
     async def run(self, group: asyncio.TaskGroup) -> None:
         """Load the models, one after the other unless one hangs; that one goes on in `group`."""
-        active = self._store.active()
+        active = self._parts.store.active()
         for model in [active[name] for name in self._last_use.order(active)]:
             restoring = group.create_task(self._restore(model))
             done, _ = await asyncio.wait({restoring}, timeout=PATIENCE_S)
             if not done:
                 _log.error("%s is not loaded after %g s: loading the next model", model.name, PATIENCE_S)
-            self._report()
+            self._parts.report()
         self.done = True
 
     async def stop_revoked(self, models: Iterable[ActiveModel]) -> None:
@@ -101,13 +91,13 @@ class Restoration:
         revoked = []
         for model in models:
             async with self._installer.switching(model.name):
-                condition = self._models.condition(model.name)
+                condition = self._parts.models.condition(model.name)
                 if condition is not None and condition.revoked:
                     await self._installer.suspend(model.name, "the key that signed its bundle is revoked")
                     revoked.append(model)
         for model in revoked:
             await self._load(model)
-            self._report()
+            self._parts.report()
 
     async def _restore(self, model: ActiveModel) -> None:
         counted = await self._trials.count_start(model)
@@ -124,12 +114,12 @@ class Restoration:
         except EdgeError as error:
             _log.error("%s: %s cannot run: %s", model.name, model.digest, error)
             reason = str(error)[:MAX_MESSAGE_CHARACTERS]
-            self._attempts.explain(model.name, Problem(reason, None, error.code))
+            self._parts.attempts.explain(model.name, Problem(reason, None, error.code))
             other = _other(model)
             if other is not None:
                 await self._load_meanwhile(model, other)
-            if self._models.condition(model.name) is None:
-                self._models.give_up(model.name, reason)
+            if self._parts.models.condition(model.name) is None:
+                self._parts.models.give_up(model.name, reason)
 
     async def _load_meanwhile(self, model: ActiveModel, digest: str) -> None:
         """Run another bundle than the active one; the record of what should run stays as it is."""

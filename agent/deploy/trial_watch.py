@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from agent.deploy.desired_state import DesiredState
-from agent.deploy.history import History
 from agent.deploy.installer import Installer
-from agent.deploy.interfaces import Models
-from agent.deploy.jobs import Journal
-from agent.deploy.reconcile import Attempts
+from agent.deploy.parts import Parts
 from agent.deploy.store.active import ActiveModel, RolledBack
 from agent.deploy.store.state_file import SAVE_LIMIT_S
-from agent.deploy.store.store import Store
 from agent.deploy.trial import STEADY_S, Score, Trial, fault, over, slowness, slowness_is_explained
 from agent.disk_thread import in_disk_thread
 from agent.errors import EdgeError, SelfTestError, StoreError
@@ -36,38 +30,15 @@ class TrialWatch:
 
     Parameters
     ----------
-    store, installer, models
-        Keeps bundles, switches between them, and runs them.
-    desired
-        What should run.
-    journal, history
-        The jobs: a rollback ends the one that asked for the bundle.
-    attempts
-        The failed rollbacks.
-    report
-        Called after a rollback.
+    parts
+        Knows and runs the bundles, and the jobs that asked for them.
+    installer
+        Switches between them.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        installer: Installer,
-        models: Models,
-        *,
-        desired: DesiredState,
-        journal: Journal,
-        history: History,
-        attempts: Attempts,
-        report: Callable[[], None],
-    ) -> None:
-        self._store = store
+    def __init__(self, parts: Parts, installer: Installer) -> None:
+        self._parts = parts
         self._installer = installer
-        self._models = models
-        self._desired = desired
-        self._journal = journal
-        self._history = history
-        self._attempts = attempts
-        self._report = report
         # Since when each bundle on trial has been in service, on the event loop's clock.
         self._since_s: dict[str, float] = {}
         # Digests of bundles whose slowness was logged.
@@ -77,7 +48,7 @@ class TrialWatch:
         """Once a second, look whether a bundle on trial has failed or passed."""
         while True:
             await asyncio.sleep(INTERVAL_S)
-            for model in tuple(self._store.active().values()):
+            for model in tuple(self._parts.store.active().values()):
                 if model.trial is not None and not self._installer.switching(model.name).locked():
                     await self._judge(model, model.trial)
 
@@ -103,18 +74,18 @@ class TrialWatch:
 
     async def end_cleanly(self, limit_s: float) -> None:
         """Record that this stop of the agent is no failure of a bundle on trial."""
-        for model in tuple(self._store.active().values()):
+        for model in tuple(self._parts.store.active().values()):
             if model.trial is not None and model.trial.starts:
                 await self._record(replace(model, trial=model.trial.steady()), model, limit_s)
 
     async def _judge(self, model: ActiveModel, trial: Trial) -> None:
-        condition = self._models.condition(model.name)
+        condition = self._parts.models.condition(model.name)
         if self._installer.running.get(model.name) != model.digest or condition is None:
             self.forget(model.name)
             return
         now_s = asyncio.get_running_loop().time()
         served_s = now_s - self._since_s.setdefault(model.name, now_s)
-        score = self._models.score(model.name)
+        score = self._parts.models.score(model.name)
         out_of_service = condition.message if condition.failed else None
         why = fault(replace(trial, starts=0), out_of_service=out_of_service, score=score)
         self._note_slowness(model, trial, score)
@@ -140,35 +111,35 @@ class TrialWatch:
         """Record what has become of a trial, if the disk allows it."""
         try:
             async with asyncio.timeout(limit_s):
-                await in_disk_thread(self._store.record, model, instead_of=before)
+                await in_disk_thread(self._parts.store.record, model, instead_of=before)
         except (TimeoutError, StoreError) as error:
             _log.error("%s: its trial is not stored: %s", model.name, error or "the disk does not respond")
 
     async def _roll_back(self, model: ActiveModel, why: str) -> bool:
         """Return from a bundle that failed on trial to the one before it; return whether that worked."""
         key = f"{model.name} rollback"
-        if not self._attempts.due(key, asyncio.get_running_loop().time()):
+        if not self._parts.attempts.due(key, asyncio.get_running_loop().time()):
             return False
-        desired = self._desired.document
+        desired = self._parts.desired.document
         wanted = None if desired is None else desired.get(model.name)
         job = wanted.job if wanted is not None and wanted.digest == model.digest else model.job
         reason = why[:MAX_MESSAGE_CHARACTERS]
         try:
             async with self._installer.switching(model.name):
-                if self._store.active().get(model.name) != model:
+                if self._parts.store.active().get(model.name) != model:
                     return False  # a deployment was faster
                 back = RolledBack(model.digest, model.version, job, reason)
                 await self._installer.roll_back(model, back)
         except EdgeError as error:
-            pause_s = self._attempts.failed(key, asyncio.get_running_loop().time())
+            pause_s = self._parts.attempts.failed(key, asyncio.get_running_loop().time())
             _log.error("%s: cannot roll back, next attempt in %.0f s: %s", model.name, pause_s, error)
             return False
-        self._attempts.forget(key)
+        self._parts.attempts.forget(key)
         self.forget(model.name)
         _log.error("%s: rolled back from %s: %s", model.name, model.version, why)
-        known = self._journal.get(job)
+        known = self._parts.journal.get(job)
         if known is not None:
-            await self._history.record(
+            await self._parts.history.record(
                 known.now(
                     status=Status.FAILED,
                     step=None,
@@ -177,5 +148,5 @@ class TrialWatch:
                     message=f"rolled back: {reason}",
                 )
             )
-        self._report()
+        self._parts.report()
         return True

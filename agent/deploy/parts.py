@@ -1,0 +1,53 @@
+"""What the parts of a deployment share; `deployment` makes it once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agent.deploy.circumstances import Circumstances
+from agent.deploy.desired_state import DesiredState
+from agent.deploy.fetch.sources import Downloader
+from agent.deploy.history import History
+from agent.deploy.interfaces import Models
+from agent.deploy.jobs import Journal
+from agent.deploy.reconcile import Attempts
+from agent.deploy.store.state_file import Checkpoint
+from agent.deploy.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of one deployment.
+
+    Attributes
+    ----------
+    store, downloader, models
+        Keeps bundles, fetches them, and runs them.
+    desired
+        What should run, as the fleet says.
+    journal, history
+        The jobs, and their documents at the broker.
+    attempts
+        The failed attempts, and when the next ones are due.
+    circumstances
+        This machine and the trusted keys: what decides, beside the document, whether a bundle is refused.
+    report
+        Publishes the reported document.
+    serves_revoked
+        Whether what was in service goes on serving after its key was revoked.
+    checkpoint
+        Called after each durable step, for fault injection.
+    """
+
+    store: Store
+    downloader: Downloader
+    models: Models
+    desired: DesiredState
+    journal: Journal
+    history: History
+    attempts: Attempts
+    circumstances: Circumstances
+    report: Callable[[], None]
+    serves_revoked: bool
+    checkpoint: Checkpoint
