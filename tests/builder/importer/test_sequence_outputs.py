@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from builder.compiling.judge import Judge
 from builder.compiling.parity import run_as_defined
+from builder.errors import ModelError
 from builder.importer import import_onnx
 
 X = np.random.default_rng(0).standard_normal((3, 2)).astype("f4")
@@ -74,3 +75,40 @@ def test_many_targets(tables: list[str], tmp_path: Path) -> None:
     for got, want in zip(judge.outputs({"x": X}), found, strict=True):
         np.testing.assert_allclose(got.astype("f4"), want.astype("f4"), rtol=1e-6)
     assert judge.reference.endswith("running the file itself")
+
+
+SPLITS = {
+    "equal parts": "n = Constant<value = int64 {2}>() s = SplitToSequence<axis = 1>(x, n)",
+    "given parts": "n = Constant<value = int64[2] {1, 4}>() s = SplitToSequence<axis = -1>(x, n)",
+    "single rows": "s = SplitToSequence<keepdims = 0>(x)",
+    "inserted and erased": """
+        e = SequenceEmpty() a = SequenceInsert(e, x) y = Neg(x) b = SequenceInsert(a, y)
+        z = Abs(x) zero = Constant<value = int64 {0}>() c = SequenceInsert(b, z, zero)
+        s = SequenceErase(c, zero)
+    """,
+    "mapped": """
+        y = Neg(x) p = SequenceConstruct(x, y)
+        s = SequenceMap(p) <body = f (float[m,n] v) => (float[m,n] w) { w = Exp(v) }>
+    """,
+}
+
+
+@pytest.mark.parametrize("case", SPLITS)
+def test_sequences_of_tensors(case: str) -> None:
+    head = f'<ir_version: 8, opset_import: ["" : 17]> g (float[3,5] x) => (seq(float) s) {{ {SPLITS[case]} }}'
+    model = onnx.parser.parse_model(head)
+    imported = import_onnx(model)
+    x = {"x": np.random.default_rng(1).standard_normal((3, 5)).astype("f4")}
+    [wanted] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, x)
+    assert [spec.name for spec in imported.outputs] == [f"s_{place}" for place in range(len(wanted))]
+    for got, want in zip(run_as_defined(imported.onnx, x), wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_sequence_of_unknown_length_is_refused() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[4] x, int64 n) => (seq(float) s)'
+        "{ s = SplitToSequence(x, n) }"
+    )
+    with pytest.raises(ModelError, match="SplitToSequence"):
+        import_onnx(model)
