@@ -1,7 +1,7 @@
 """A compiled model beside the reference: its outputs, its parts where it is quantised, and special numbers.
 
 Promises that a model which differs by more than rounding is refused. Leaves to others: what the right numbers
-are (`judge`), and what is compiled (`compilation`, `bucketed_compilation`).
+are (`judge`), and what is compiled at which sizes (`compilation`, `bucket_comparison`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
@@ -19,33 +19,29 @@ import tvm
 
 from agent import __version__
 from agent.bundle.buckets import Buckets
-from agent.bundle.graph import Graph
 from agent.bundle.manifest import Manifest, Resources, Runtime, Samples
 from agent.bundle.manifest import Target as ManifestTarget
 from agent.bundle.params import dump_params
 from agent.bundle.provenance import Provenance, Tuning
 from agent.bundle.tensor_spec import TensorSpec
-from agent.runtime import debug_executor
-from agent.runtime.debug_executor import GraphModuleDebug
 from builder.bundles.package import Package, digests
 from builder.codegen.graph_codegen import generate
 from builder.codegen.kernel_object import compile_kernels, compile_object, count_flops
 from builder.codegen.link.linker import describe, link
-from builder.compiling import (
-    audio_presets,
-    tolerances,
-)
+from builder.codegen.merged_graphs import MergedGraphs
+from builder.compiling import audio_presets, tolerances
+from builder.compiling.bucket_comparison import compare_sizes
+from builder.compiling.bucket_plan import check_declared
 from builder.compiling.columns import Names
-from builder.compiling.comparison import Array, Compared, compare_model, look_at_sample
-from builder.compiling.defined_samples import choose
+from builder.compiling.comparison import Array, Compared, look_at_sample
 from builder.compiling.footprint import resources_of
 from builder.compiling.identity import DESCRIBABLE, Identity, bundle_name
 from builder.compiling.integer_share import integer_work
 from builder.compiling.labels import Labels, label_lines
 from builder.compiling.layers import Layers
-from builder.compiling.lower import lower
+from builder.compiling.lower import LoweredModule, lower
 from builder.compiling.over_time import Declarations, over_time_of
-from builder.compiling.sample_inputs import samples
+from builder.compiling.plan import Plan
 from builder.compiling.uncovered import fallbacks, uncovered_kernels
 from builder.errors import ModelError
 from builder.importer import ImportedModel, load
@@ -54,7 +50,6 @@ from builder.kernels.passes.halves import floats_of
 from builder.kernels.spaces.concatenation import joins_of
 from builder.records.best_records import BestRecords
 from builder.records.folder import Records
-from builder.running.in_memory import load_kernels
 from builder.target.device_target import DeviceTarget, resolve
 from builder.target.half_arithmetic import require_half_arithmetic
 
@@ -128,70 +123,118 @@ def compile(
     if not isinstance(model, ImportedModel):
         progress("importing the model")
         model = load(model, **audio_presets.import_options(preprocess, input_shapes), progress=progress)
-    if floats_of(model.mod) is not None:
-        require_half_arithmetic(device)
-    over_time = over_time_of(model, preprocess, postprocess, states, columns, progress)
-    before = over_time.preprocess
-    after = over_time.postprocess
-    labels = labels or over_time.labels
-    names_of_classes = label_lines(labels, model.labels, model.outputs, after, model.class_counts)
+    return build(
+        Plan.fixed(model),
+        device,
+        identity=identity,
+        preprocess=preprocess,
+        postprocess=postprocess,
+        labels=labels,
+        states=states,
+        columns=columns,
+        tolerance=tolerance,
+        tuning_records=tuning_records,
+        progress=progress,
+    )
 
-    progress(f"lowering for {device.name} ({device.cpu})")
-    tuned = choose_records(tuning_records, device, model, progress)
-    lowered = lower(model.mod, device, Schedules(tuned.best, progress=progress))
+
+def build(
+    plan: Plan,
+    device: DeviceTarget,
+    *,
+    identity: Identity,
+    preprocess: str | None,
+    postprocess: str | None,
+    labels: Labels | None,
+    states: Sequence[str],
+    columns: Names | None,
+    tolerance: float | None,
+    tuning_records: Records | str | os.PathLike[str] | None,
+    progress: Progress,
+) -> Package:
+    """Compile a model at the sizes of a plan; the other parameters and errors are those of `compile`."""
+    smallest, largest = plan.smallest, plan.largest
+    if floats_of(largest.mod) is not None:
+        require_half_arithmetic(device)
+    over_time = over_time_of(smallest, preprocess, postprocess, states, columns, progress)
+    before, after = over_time.preprocess, over_time.postprocess
+    if plan.buckets is not None:
+        check_declared(plan.buckets, before, after)
+    labels = labels or over_time.labels
+    names_of_classes = label_lines(labels, smallest.labels, smallest.outputs, after, smallest.class_counts)
+
+    tuned = choose_records(tuning_records, device, largest, progress)
+    merged, lowered, layers = _lower(plan, device, Schedules(tuned.best, progress=progress), progress)
     if tuned.best is not None:
         progress(f"schedules from tuning records for {len(tuned.best.used)} kernels")
-    names = [s.name for s in model.inputs], [s.name for s in model.outputs]
-    layers = Layers(model, lowered.main)
-    graph = generate(
-        lowered.main, *names, count_flops(lowered.kernels), layers.by_call, joins_of(lowered.kernels)
-    )
-    progress(f"generating code for {len(lowered.kernels.functions)} kernels")
-    kernels = compile_kernels(lowered.kernels, device)
+    more = f", of {sum(merged.calls)} in all graphs" if len(merged.graphs) > 1 else ""
+    progress(f"generating code for {len(merged.kernels)} kernels{more}")
+    kernels = compile_kernels(merged.module(), device)
     code = link(kernels.code, device)
-    params = dump_params((spec, data.data) for spec, data in graph.params)
+    params = dump_params((spec, data.data) for spec, data in merged.weights)
+    runnable = code if device.is_native else build_for_host(merged.module())
+    samples = compare_sizes(plan, merged, runnable, params, before, tolerance, progress)
+    look_at_sample(smallest, after, samples[0][1], postprocess or "", progress)
 
-    progress("comparing with the reference")
-    inputs = choose(model.onnx, samples(model.inputs, model.onnx, before), progress)
-    runnable = code if device.is_native else build_for_host(lowered.kernels)
-    module = _debug_executor(runnable, graph.graph, params)
-    compared = compare_model(model, module, graph.sources, inputs, before, tolerance, progress)
-    look_at_sample(model, after, compared, postprocess or "", progress)
-
+    names = ("mod.json",) if plan.buckets is None else plan.buckets.members()
+    outputs = [
+        {spec.name: array for spec, array in zip(largest.outputs, compared.samples, strict=True)}
+        for _, compared in samples
+    ]
     members = {
         "mod.so": code,
-        "mod.json": graph.graph.to_json(),
         "mod.params": params,
-        "samples/inputs.params": _dump_samples(model.inputs, [inputs[s.name] for s in model.inputs]),
-        "samples/outputs.params": _dump_samples(model.outputs, compared.samples),
+        **{name: graph.to_json() for name, graph in zip(names, merged.graphs, strict=True)},
+        "samples/inputs.params": _dump_samples(largest.inputs, [inputs for inputs, _ in samples]),
+        "samples/outputs.params": _dump_samples(largest.outputs, outputs),
     }
     if names_of_classes is not None:
         members["labels.txt"] = names_of_classes
+    worst = max((compared for _, compared in samples), key=lambda compared: compared.agreement.error)
     manifest = describe_model(
         identity,
         device,
-        model,
+        largest,
         members,
         over_time=over_time,
-        resources=resources_of(graph.graph, (spec.name for spec, _ in graph.params), kernels.workspaces),
-        compared=compared,
+        resources=resources_of(
+            merged.graphs,
+            [spec.name for spec, _ in merged.weights],
+            kernels.workspaces,
+            plan.buckets,
+            largest.inputs,
+        ),
+        compared=replace(worst, self_test_rtol=max(compared.self_test_rtol for _, compared in samples)),
         tuned=tuned,
+        buckets=plan.buckets,
     )
     return Package(
         manifest,
         members,
         uncovered=uncovered_kernels(lowered, device),
-        fallbacks=fallbacks(model, lowered),
+        fallbacks=fallbacks(largest, lowered),
         nodes=layers.fates,
-        integers=integer_work(model, lowered, layers.fates),
+        integers=integer_work(largest, lowered, layers.fates),
     )
 
 
-def _debug_executor(code: bytes, graph: Graph, params: bytes) -> GraphModuleDebug:
-    """Create an executor whose single nodes can be inspected, and load its weights."""
-    module = debug_executor.create(graph, load_kernels(code))
-    module.load_params(params)
-    return module
+def _lower(
+    plan: Plan, device: DeviceTarget, schedules: Schedules, progress: Progress
+) -> tuple[MergedGraphs, LoweredModule, Layers]:
+    """Lower the model at each size; return the graphs together, and the parts of the largest."""
+    merged = MergedGraphs()
+    for place, each in enumerate(plan.sizes, 1):
+        number = "" if plan.buckets is None else f" ({place} of {plan.buckets.count})"
+        progress(f"lowering{plan.describe(each)}{number} for {device.name} ({device.cpu})")
+        model = plan.models.at(each)
+        lowered = lower(model.mod, device, schedules)
+        layers = Layers(model, lowered.main)
+        names = [spec.name for spec in model.inputs], [spec.name for spec in model.outputs]
+        generated = generate(
+            lowered.main, *names, count_flops(lowered.kernels), layers.by_call, joins_of(lowered.kernels)
+        )
+        merged.add(generated, lowered.kernels)
+    return merged, lowered, layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,8 +388,12 @@ def _runtime(code: bytes) -> Runtime:
     )
 
 
-def _dump_samples(specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> bytes:
+def _dump_samples(specs: Sequence[TensorSpec], samples: Sequence[Mapping[str, Array]]) -> bytes:
     return dump_params(
-        (TensorSpec(f"0/{spec.name}", spec.datatype, spec.shape), np.array(array, order="C").data)
-        for spec, array in zip(specs, arrays, strict=True)
+        (
+            TensorSpec(f"{index}/{spec.name}", spec.datatype, sample[spec.name].shape),
+            np.array(sample[spec.name], order="C").data,
+        )
+        for index, sample in enumerate(samples)
+        for spec in specs
     )

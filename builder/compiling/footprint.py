@@ -20,58 +20,24 @@ from agent.runtime.storage import ALIGNMENT
 from builder.codegen.workspaces import Workspaces
 
 
-def resources_of(graph: Graph, params: Iterable[str], workspaces: Workspaces) -> Resources:
+def resources_of(
+    graphs: Sequence[Graph],
+    params: Iterable[str],
+    workspaces: Workspaces,
+    buckets: Buckets | None,
+    inputs: Sequence[TensorSpec],
+) -> Resources:
     """Add up what a model needs to run.
 
     Parameters
     ----------
-    graph
-        The graph, with planned storages.
-    params
-        Names of its weights.
-    workspaces
-        The memory that its kernels take while they run.
-    """
-    memory = GraphMemory(graph)
-    names = set(params)
-    arguments = {graph.node_row_ptr[i]: graph.nodes[i].name for i in graph.arg_nodes}
-    weights = {entry for entry, name in arguments.items() if name in names}
-    found = load_time.find(graph, memory, weights)
-    memory.set_constant(found.constant)
-    steps, rest = load_time.steps_of(graph, memory, found, weights)
-
-    def allocated(roots: Iterable[int]) -> int:
-        return sum(graph.spec(root).nbytes + ALIGNMENT for root in roots)
-
-    held: set[int] = set()
-    loading = 0
-    for step in steps:
-        held.update(step.loads, range(graph.node_row_ptr[step.node], graph.node_row_ptr[step.node + 1]))
-        loading = max(loading, allocated(held))
-        held.difference_update(step.frees)
-    kept = allocated(held.union(rest))
-    storages = sum(size + ALIGNMENT for size in memory.storage_bytes().values())
-    running = kept + allocated(arguments.keys() - weights) + storages
-    return Resources(
-        arena_bytes=max(running, loading) - kept + workspaces.caller_bytes,
-        params_bytes=kept,
-        thread_bytes=workspaces.worker_bytes,
-    )
-
-
-def resources_of_buckets(
-    graphs: Sequence[Graph],
-    params: Iterable[str],
-    workspaces: Workspaces,
-    buckets: Buckets,
-    inputs: Sequence[TensorSpec],
-) -> Resources:
-    """Add up what a model with buckets needs to run; other parameters are those of `resources_of`.
-
-    Parameters
-    ----------
     graphs
-        One for each bucket, the largest last: they are loaded from the last to the first.
+        The graphs with planned storages, one for each bucket, the largest last: they are loaded from the last
+        to the first.
+    params
+        Names of the weights.
+    workspaces
+        The memory that the kernels take while they run.
     buckets, inputs
         The manifest's.
     """
@@ -95,7 +61,8 @@ def resources_of_buckets(
         kept |= {key: graph.spec(root).nbytes + ALIGNMENT for root, key in reuse.keys.items()}
         shared.reserve(memory.input_bytes(), memory.storage_bytes().values())
     constants = sum(kept.values())
-    running = constants + shared.input_and_pool_bytes + staged_bytes(buckets, inputs)
+    staged = 0 if buckets is None else staged_bytes(buckets, inputs)
+    running = constants + shared.input_and_pool_bytes + staged
     return Resources(
         arena_bytes=max(running, loading) - constants + workspaces.caller_bytes,
         params_bytes=constants,

@@ -5,7 +5,7 @@ elements along a dimension do not influence each other. It is wrong for a mean o
 along it, or a recurrent network that reads it backwards. Promises that the reference gives, for padded
 inputs, what it gives for the exact ones: on inputs just above each smaller bucket, where padding is longest,
 also with large negative numbers, which a maximum with zeros would hide. Leaves the compiled kernels to
-`builder.compiling.bucketed_compilation`.
+`builder.compiling.bucket_comparison`.
 """
 
 from __future__ import annotations

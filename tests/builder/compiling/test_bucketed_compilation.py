@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,8 +16,9 @@ from agent.bundle.manifest import Manifest
 from agent.runtime.bucketed_module import BucketedModule
 from agent.runtime.graph_executor import GraphModule
 from builder.bundles.package import Package
-from builder.compiling import bucketed_compilation, compilation
+from builder.compiling import compilation
 from builder.compiling.compilation import compile as compile_model
+from builder.compiling.lower import LoweredModule
 from builder.errors import ModelError, ShapeError
 from builder.running.in_memory import load_kernels
 from builder.running.local_run import profile, run
@@ -74,18 +75,17 @@ def test_a_bucket_at_its_edge_runs_the_kernels_of_the_exact_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cost at the edge is that of the exact shape: the same functions, called in the same order."""
-    lowered: dict[str, list[object]] = {"buckets": [], "exact": []}
-    for module, name in ((bucketed_compilation, "buckets"), (compilation, "exact")):
-        inner = module.lower
+    lowered: list[LoweredModule] = []
+    inner = compilation.lower
 
-        def keep(*args: object, name: str = name, inner: Callable[..., object] = inner) -> object:
-            lowered[name].append(inner(*args))
-            return lowered[name][-1]
+    def keep(*args: Any) -> LoweredModule:
+        lowered.append(inner(*args))
+        return lowered[-1]
 
-        monkeypatch.setattr(module, "lower", keep)
+    monkeypatch.setattr(compilation, "lower", keep)
     package = changing_models.compiled(changing_models.rows(), tmp_path, "x:[1..8,3]", sizes={"": (2, 8)})
     exact = compile_model(tmp_path / "model.onnx", input_shapes={"x": (8, 3)})
-    ours, theirs = lowered["buckets"][-1].kernels, lowered["exact"][0].kernels  # type: ignore[attr-defined]
+    _, ours, theirs = (each.kernels for each in lowered)
     assert len(ours.functions) == len(theirs.functions)
     by_name = {var.name_hint: function for var, function in theirs.functions.items()}
     for var, function in ours.functions.items():
