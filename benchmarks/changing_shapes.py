@@ -56,16 +56,14 @@ def tokens(length: int, real: int | None = None) -> dict[str, np.ndarray[Any, An
 
 def compiled(path: Path, lengths: Sequence[int]) -> Package:
     """Compile a model for one length, or with bounds from 1 to the last of several, which are its buckets."""
-    from builder.compiling.bucketed_compilation import compile_buckets
-    from builder.compiling.compilation import compile as compile_model
-    from builder.importer.bounded_shapes import declared_dims, parse_bounded_shapes, resolve_bounds
+    from builder import Options
+    from builder import compile as compile_model
 
     if len(lengths) == 1:
         shapes = dict.fromkeys(tokens(1), (1, lengths[0]))
-        return compile_model(path, TARGET, input_shapes=shapes)
-    text = " ".join(f"{name}:[1,length=1..{lengths[-1]}]" for name in tokens(1))
-    bounds = resolve_bounds(parse_bounded_shapes(text), declared_dims(path))
-    return compile_buckets(path, bounds, TARGET, sizes={"length": lengths})
+        return compile_model(path, TARGET, Options(input_shapes=shapes))
+    bounds = dict.fromkeys(tokens(1), (1, f"length=1..{lengths[-1]}"))
+    return compile_model(path, TARGET, Options(input_shapes=bounds, buckets={"length": lengths}))
 
 
 def prepare(package: Package, requests: Sequence[Arrays], folder: Path) -> Path:

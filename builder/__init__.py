@@ -2,13 +2,12 @@
 
 The calls of `tvmc` (`load`, `tune`, `compile`, `run`) in Python::
 
-    from builder import compile, load, read_private, run, tune
+    from builder import Options, compile, load, read_private, run, tune
 
     model = load("resnet50-v2-7.onnx")
     records = tune(model, target="host", records_path="records")  # optional
-    package = compile(
-        model, target="host", preprocess="imagenet", postprocess="softmax,top5", tuning_records=records
-    )
+    options = Options(preprocess="imagenet", postprocess="softmax,top5")
+    package = compile(model, "host", options, tuning_records=records)
     package.sign(read_private("keys/signing.key")).save("resnet50.bundle")
     result = run(package, "cat.jpg", benchmark=True)
     print(result.times, result.get_output("output_0"))
@@ -26,8 +25,9 @@ if TYPE_CHECKING:
     from builder.boards.measuring_process import RunnerOptions
     from builder.bundles.key_files import read_private
     from builder.bundles.package import Package
-    from builder.compiling.compilation import compile
+    from builder.compiler import compile
     from builder.compiling.identity import Identity
+    from builder.compiling.options import Options
     from builder.compiling.repack import repack
     from builder.importer import ImportedModel, load
     from builder.quantising.quantise import Limits, QuantisedModel, quantize
@@ -49,6 +49,7 @@ _MODULE_OF: Final = {
     "Identity": "builder.compiling.identity",
     "ImportedModel": "builder.importer",
     "Limits": "builder.quantising.quantise",
+    "Options": "builder.compiling.options",
     "Package": "builder.bundles.package",
     "QuantisedModel": "builder.quantising.quantise",
     "Records": "builder.records.folder",
@@ -57,7 +58,7 @@ _MODULE_OF: Final = {
     "Task": "builder.records.task",
     "TuneOptions": "builder.tuning.options",
     "WeightsOnlyModel": "builder.quantising.weights_only",
-    "compile": "builder.compiling.compilation",
+    "compile": "builder.compiler",
     "extract_tasks": "builder.tuning.tasks.extraction",
     "load": "builder.importer",
     "pick_best": "builder.records.best_records",
@@ -76,6 +77,7 @@ __all__ = [
     "Identity",
     "ImportedModel",
     "Limits",
+    "Options",
     "Package",
     "QuantisedModel",
     "Records",

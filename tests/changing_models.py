@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,15 +126,19 @@ def smooth() -> onnx.ModelProto:
     )
 
 
-def compiled(model: onnx.ModelProto, folder: Path, bounds: str, **options: Any) -> Package:
-    """Compile a model for this machine; the options are those of `compile_buckets`."""
-    from builder.compiling.bucketed_compilation import compile_buckets
-    from builder.importer.bounded_shapes import declared_dims, parse_bounded_shapes, resolve_bounds
+def compiled(
+    model: onnx.ModelProto,
+    folder: Path,
+    bounds: str,
+    progress: Callable[[str], None] | None = None,
+    **options: Any,
+) -> Package:
+    """Compile a model for this machine; the options are those of `builder.Options`."""
+    from builder import Options, compile
 
     path = folder / "model.onnx"
     onnx.save(model, str(path))
-    shapes = resolve_bounds(parse_bounded_shapes(bounds), declared_dims(path))
-    return compile_buckets(path, shapes, **options)
+    return compile(path, options=Options(input_shapes=bounds, **options), progress=progress)
 
 
 def compiled_attention(folder: Path) -> Package:
@@ -143,6 +147,6 @@ def compiled_attention(folder: Path) -> Package:
         attention(),
         folder,
         "ids:[batch=1..3,sequence=1..16]",
-        sizes={"batch": (1, 3), "sequence": (4, 16)},
-        pads={"ids": ("constant", 7.0)},
+        buckets={"batch": (1, 3), "sequence": (4, 16)},
+        pad={"ids": ("constant", 7.0)},
     )

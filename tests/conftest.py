@@ -240,16 +240,18 @@ def attention_bundle(shared_file: Callable[[str, Callable[[Path], None]], Path])
 @pytest.fixture(scope="session")
 def digits_bundle(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     """The example model for this machine with all of its processing, not signed."""
-    from builder import compile
+    from builder import Options, compile
 
     folder = Path(__file__).parents[1] / "examples" / "digits"
 
     def write(path: Path) -> None:
         compile(
             folder / "digits.onnx",
-            preprocess=str(folder / "preprocess.toml"),
-            postprocess="softmax,top3",
-            labels=folder / "labels.txt",
+            options=Options(
+                preprocess=str(folder / "preprocess.toml"),
+                postprocess="softmax,top3",
+                labels=folder / "labels.txt",
+            ),
         ).save(path)
 
     return shared_file("digits.bundle", write)

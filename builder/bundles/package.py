@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -71,6 +71,18 @@ class NodeFate:
     fused_with: tuple[str, ...] = ()
 
 
+class QuantisingReport(Protocol):
+    """What quantising a model did and cost."""
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        ...
+
+    def lines(self) -> list[str]:
+        """Return it as text."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Package:
     """A compiled model.
@@ -94,6 +106,9 @@ class Package:
     integers
         How much of a quantised model's work is done with integers; None for other models, and in a package
         that was loaded.
+    quantisation
+        What quantising did and cost; None if the compilation did not quantise, and in a package that was
+        loaded.
     """
 
     manifest: Manifest
@@ -103,6 +118,7 @@ class Package:
     nodes: tuple[NodeFate, ...] = ()
     integers: IntegerWork | None = None
     fallbacks: tuple[str, ...] = ()
+    quantisation: QuantisingReport | None = None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Package:

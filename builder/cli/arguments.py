@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import fields
+from typing import TYPE_CHECKING, Final
 
 from builder.cli import Parser
+from builder.compiling.options import Options
 from builder.target.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ def add_model_file(parser: Parser) -> None:
     )
     parser.add_argument(
         "--trust-model",
+        dest="trusted",
         action="store_true",
         help="let PyTorch or Keras use all of your files and the network for this model; without it they see "
         "their own installation and a copy of the model only",
@@ -96,33 +99,20 @@ def add_declarations(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def load_model(args: argparse.Namespace, progress: Callable[[str], None] | None = None) -> ImportedModel:
-    """Import the model that the flags of `add_model` describe."""
+def options_of(args: argparse.Namespace) -> Options:
+    """Return the options of a compilation that a verb's flags give; the others keep their defaults."""
+    given = {each.name: getattr(args, each.name, None) for each in fields(Options)}
+    return Options(**{name: value for name, value in given.items() if value is not None})
+
+
+def load_model(path: str, options: Options, progress: Callable[[str], None] | None = None) -> ImportedModel:
+    """Import a model."""
     from builder.importer import native
 
     native.start()  # it is ready when the compiler has been loaded, which takes longer
     from builder.importer import load
 
-    return load(
-        args.model,
-        **import_options(args),
-        max_iterations=args.max_iterations,
-        python=args.python,
-        trusted=args.trust_model,
-        progress=progress,
-    )
-
-
-def import_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the shapes and values for an import: those of the flags, and of a preset for recordings."""
-    from builder.compiling import audio_presets
-    from builder.importer import parse_input_shapes, parse_input_values
-
-    return audio_presets.import_options(
-        getattr(args, "preprocess", None),
-        parse_input_shapes(args.input_shapes) if args.input_shapes else None,
-        parse_input_values(args.input_values) if args.input_values else None,
-    )
+    return load(path, **options.fixed_inputs(), **options.import_options(), progress=progress)
 
 
 def add_json(parser: Parser) -> None:

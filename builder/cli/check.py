@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
 from agent.terminal import say, say_json
 from builder.cli import SubParsers
-from builder.cli.arguments import add_json, add_model_file, load_model
-from builder.cli.bounded import at_upper_bounds
-from builder.cli.early_checks import check_inputs, check_model_file, read_tensors
+from builder.cli.arguments import add_json, add_model_file, load_model, options_of
+from builder.cli.early_checks import check_model_file, read_tensors
 from builder.cli.progress import show_steps
 
 if TYPE_CHECKING:
@@ -45,15 +44,15 @@ def _check(args: argparse.Namespace) -> int:
 
     try:
         check_model_file(args.model)
-        check_inputs(args)
-        args.input_shapes = at_upper_bounds(args.model, args.input_shapes)
-        read_tensors(args)
+        shapes = _at_upper_bounds(args.model, args.input_shapes)
+        options = replace(options_of(args), input_shapes=shapes)
+        read_tensors(args.model, options)
         with show_steps(quiet=args.quiet or args.json) as progress:
             progress(f"importing {args.model}")
             from builder.compiling.framework_parity import check_import
             from builder.compiling.parity import session
 
-            model = load_model(args, progress)
+            model = load_model(args.model, options, progress)
             session(model.onnx)
             agreement = check_import(model)
     except (ModelError, ParityError) as error:
@@ -75,6 +74,22 @@ def _check(args: argparse.Namespace) -> int:
     if agreement is not None:
         say(f"  {agreement.text}")
     return 0
+
+
+def _at_upper_bounds(model: str, text: str | None) -> str | None:
+    """Return a text of `--input-shapes` with the upper bound of each dimension in place of its bounds."""
+    from builder.importer.bounded_shapes import (
+        declared_dims,
+        has_bounds,
+        parse_bounded_shapes,
+        resolve_bounds,
+    )
+
+    if not has_bounds(text):
+        return text
+    shapes = resolve_bounds(parse_bounded_shapes(text or ""), declared_dims(model))
+    largest = shapes.at([dimension.high for dimension in shapes.dimensions])
+    return " ".join(f"{name}:[{','.join(map(str, shape))}]" for name, shape in largest.items())
 
 
 def _requested(model: ImportedModel) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:

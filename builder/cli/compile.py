@@ -4,44 +4,37 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
 from agent.terminal import say, say_json
-from builder.cli import SubParsers
+from builder.cli import Parser, SubParsers
 from builder.cli.arguments import (
     add_declarations,
     add_json,
     add_model,
     add_sign_key,
     integer,
-    load_model,
+    options_of,
     tolerance,
 )
-from builder.cli.bounded import add_bounds, bucket_lines, check_bounds, compile_bounded, load_with_states
 from builder.cli.early_checks import (
     check_folder_of,
-    check_inputs,
     check_model,
     check_records,
     read_tensors,
     sound_note,
 )
 from builder.cli.progress import show_steps
-from builder.cli.quantize import HALVES, PRECISIONS, add_quantising, check_flags, quantise
+from builder.cli.quantize import add_quantising
 from builder.compiling import tolerances
+from builder.compiling.options import HALVES, PRECISIONS, Options
 
 if TYPE_CHECKING:
-    from agent.bundle.state import State
+    from agent.bundle.buckets import Buckets
+    from agent.bundle.manifest import Manifest
     from builder.bundles.package import Package
-    from builder.compiling.audio_presets import AudioPreset
-    from builder.compiling.outline import Outline
     from builder.compiling.recognition import Proposal
-    from builder.quantising.halves import HalvesReport
-    from builder.quantising.report import QuantisationReport
-    from builder.quantising.weights_only import WeightsReport
-
-    Quantisation = QuantisationReport | WeightsReport | HalvesReport
 
 _NAMED: Final = 3  # kernels without a design space, or layers in float32, that the summary names
 
@@ -91,7 +84,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         "target can, as rpi5 does",
     )
     add_quantising(parser)
-    add_bounds(parser)
+    _add_bounds(parser)
     manifest = parser.add_argument_group("manifest")
     manifest.add_argument("--name", help="the model's name on devices (default: from the file's name)")
     manifest.add_argument(
@@ -122,6 +115,7 @@ def add_parsers(subparsers: SubParsers) -> None:
     add_declarations(manifest)
     manifest.add_argument(
         "--state",
+        dest="states",
         action="append",
         metavar='"IN:OUT ..."',
         help="outputs that are inputs of the next run, such as h:hn c:cn; devices keep them for each session "
@@ -152,6 +146,24 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.set_defaults(handler=_compile)
 
 
+def _add_bounds(parser: Parser) -> None:
+    """Add the flags for dimensions with bounds."""
+    bounds = parser.add_argument_group(
+        "shapes that change", 'with bounds in --input-shapes, such as "ids:[1,s=1..512] mask:[1,s]"'
+    )
+    bounds.add_argument(
+        "--buckets",
+        metavar="SIZES",
+        help="the sizes to compile, such as 16,64,128, or s=16,64 for one of several dimensions (default: "
+        "powers of two and 1.5 times these, at most 8)",
+    )
+    bounds.add_argument(
+        "--pad",
+        metavar='"NAME=VALUE ..."',
+        help="what inputs are padded with: a number, or `edge` for their last element (default: 0)",
+    )
+
+
 def _compile(args: argparse.Namespace) -> int:
     from builder.bundles.key_files import read_private
     from builder.compiling.identity import Identity
@@ -161,70 +173,33 @@ def _compile(args: argparse.Namespace) -> int:
         args.name, args.model_version, args.security_counter, args.compatible, args.counter_ahead_of_time
     )
     identity.check()
-    check_model(args)
-    check_inputs(args)
+    check_model(args.model, args.target)
     check_records(args.tuning_records)
     key = read_private(args.sign_key) if args.sign_key else None
-    check_flags(args)
-    is_bounded = check_bounds(args)
-    output = _output(args)
+    options = options_of(args)
+    options.check()
+    output = _output(args.model, args.output)
     if args.report:
         _check_report(args.report)
     with show_steps(quiet=args.quiet or args.json) as progress:
-        proposal, labels, notes = _check_declarations(args, is_bounded=is_bounded)
+        proposal, notes = _first_look(args.model, options, args.picture, args.show_input)
         for note in notes:
             progress(note)
-        if labels is not None:
-            progress(f"labels: the {len(labels)} names in the model file")
         progress("loading the compiler")
-        from agent.bundle.output_length import answered
-        from builder.compiling.audio_presets import is_audio
-        from builder.compiling.compilation import compile
+        from builder.compiler import compile
         from builder.compiling.first_look import confirmed
-        from builder.compiling.recognition import recognise
-        from builder.target.device_target import resolve
+        from builder.importer import native
 
-        target = resolve(args.target)
-        if args.precision == HALVES:
-            from builder.target.half_arithmetic import require_half_arithmetic
-
-            require_half_arithmetic(target)
-        progress(f"importing {args.model}")
-        model, states = None, tuple(args.state or ())
-        if is_bounded and args.state:
-            model, states = load_with_states(args, progress)
-        elif not is_bounded:
-            model = load_model(args, progress)
-        quantisation: Quantisation | None = None
-        if model is not None and args.precision == HALVES:
-            from builder.quantising.halves import to_halves
-
-            halves = to_halves(
-                model, target, calibration=args.calibration, preprocess=args.preprocess, progress=progress
-            )
-            model, quantisation = halves.model, halves.report
-        elif model is not None and args.precision is not None:
-            quantised = quantise(args, model, target, progress)
-            model, quantisation = quantised.imported(progress), quantised.report
-        declares = args.postprocess or args.state or is_audio(args.preprocess or "")
-        if model is not None and proposal is None and not declares:  # the file does not give its shapes
-            proposal = recognise(model.inputs, answered(model.outputs, model.lengths))
-        if model is None:
-            package, quantisation = compile_bounded(args, target, identity, labels, progress)
-        else:
-            package = compile(
-                model,
-                target,
-                identity=identity,
-                preprocess=args.preprocess,
-                postprocess=args.postprocess,
-                labels=args.labels or labels,
-                states=states,
-                columns=args.columns,
-                tolerance=args.tolerance,
-                tuning_records=args.tuning_records,
-                progress=progress,
-            )
+        native.start()  # it is ready when the model is read
+        package = compile(
+            args.model,
+            args.target,
+            options,
+            identity=identity,
+            tuning_records=args.tuning_records,
+            progress=progress,
+        )
+        proposal = proposal or _late_proposal(package.manifest)
         if proposal is not None:
             proposal = confirmed(proposal, package)
         if key is not None:
@@ -235,135 +210,95 @@ def _compile(args: argparse.Namespace) -> int:
         from builder.bundles.node_report import write_report
 
         write_report(package, args.report)
-    _report(package, output, proposal, quantisation, as_json=args.json)
+    _report(package, output, proposal, as_json=args.json)
     return 0
 
 
-def _check_declarations(
-    args: argparse.Namespace, *, is_bounded: bool
-) -> tuple[Proposal | None, Sequence[str] | None, Sequence[str]]:
+def _first_look(
+    path: str, options: Options, picture: str | None, shown: str | None
+) -> tuple[Proposal | None, Sequence[str]]:
     """Refuse what cannot work before the compiler is loaded, and show what the model gets of a picture.
 
     Returns
     -------
     Proposal or None
         The presets that fit the outputs, if the user declares no postprocess, or one that surely fits less.
-    sequence or None
-        The labels in the model file, if the user gives none and the postprocess has a use for them.
     sequence
-        Lines about states and labels that the user may want to declare.
+        Lines about states, labels and presets that the user may want to declare.
     """
-    from builder.compiling import audio_presets, declarations
-    from builder.compiling.columns import declare_columns, read_names
+    from agent.bundle.quantisation import by_name
+    from builder.compiling.audio_presets import is_audio
+    from builder.compiling.declared import declare
+    from builder.compiling.name_recognition import label_hint, recognise_states
+    from builder.compiling.outline import read_outline
+    from builder.compiling.recognition import contradicts, hint_note, recognise
     from builder.errors import ModelError
+    from builder.importer.bounded_shapes import declared_dims, resolve_bounds
+    from builder.running.shown_input import show_input
 
-    if (args.show_input is None) != (args.picture is None):
+    hears = is_audio(options.preprocess or "")
+    if (shown is None) != (picture is None):
         raise ModelError(
             "expected both --show-input and --picture, or neither",
             hint="give --picture IN.jpg --show-input OUT.png",
         )
-    declarations.check_names(args.preprocess, args.postprocess)
-
-    from builder.compiling.labels import read_labels, read_named_labels, usable_labels
-
-    preset = audio_presets.preset_of(args.preprocess)
-    if args.labels:
-        read_labels(args.labels)
-        if postprocess := args.postprocess or (preset.postprocess if preset is not None else None):
-            declarations.check_labels_are_used(args.labels, postprocess)
-    names = read_names(args.columns) if args.columns else None
-    # From here on, the model's file is read.
-    from agent.bundle.quantisation import by_name
-    from agent.bundle.state import requested
-    from builder.compiling.name_recognition import label_hint, recognise_states
-    from builder.compiling.outline import read_outline
-    from builder.compiling.recognition import check_hints, contradicts, hint_note, recognise
-    from builder.compiling.states import states as declare_states
-    from builder.running.shown_input import show_input
-
-    if preset is not None and args.show_input:
+    if shown is not None and hears:
         raise ModelError(
             "--show-input: expected a preprocess for pictures, got one for recordings",
             hint="leave out --show-input and --picture: nothing of a recording can be shown",
         )
-    outline = read_outline(args.model) if is_bounded else read_tensors(args)
-    if preset is not None:
-        if outline is not None and not is_bounded:
-            _check_sound(args, preset, outline)
-        return None, None, ()
-    proposal = None
-    if outline is not None:
-        proposal = recognise(outline.inputs, outline.outputs, outline.hints)
-    if args.labels and not args.postprocess:
-        raise ModelError(
-            "--labels: expected a --postprocess that names classes, got none",
-            hint=str(proposal) if proposal else "for example --postprocess softmax,top5",
-        )
+    if options.has_bounds:
+        if not options.states:
+            resolve_bounds(options.shapes(), declared_dims(path))
+        # Shapes of states are only known when the model is imported.
+        outline, options = read_outline(path), replace(options, states=())
+    else:
+        outline = read_tensors(path, options)
+    notes = [sound_note(path, options.preprocess)]
     if outline is None:
-        if args.show_input is not None:
+        if shown is not None:
             raise ModelError(
-                f"--show-input: expected an ONNX model whose shapes are fixed, got {args.model}",
+                f"--show-input: expected an ONNX model whose shapes are fixed, got {path}",
                 hint="compile it, then: edgebundle run BUNDLE --inputs PICTURE --show-input OUT.png",
             )
-        return None, None, [note for note in (sound_note(args),) if note]
-    kept: Sequence[State] = ()
-    if args.state and not is_bounded:
-        kept = declare_states(args.state, outline.inputs, outline.outputs) or ()
-    inputs = requested(outline.inputs, [state.input for state in kept])
-    outputs = requested(outline.outputs, [state.output for state in kept])
-    before = declarations.preprocess(args.preprocess, inputs, outline.scales) if args.preprocess else None
-    if names is not None:
-        declare_columns(names, inputs)
-    if args.show_input is not None:
-        quantised = by_name(outline.scales.quantisation.inputs)
-        show_input(
-            before, inputs, args.picture, args.show_input, quantised.get(before.input) if before else None
-        )
-    after = None
-    if args.postprocess:
-        after = declarations.postprocess(args.postprocess, outputs, inputs, outline.scales)
-    is_explicit = "normalised" in (args.postprocess or "") or (args.postprocess or "").endswith(".toml")
-    check_hints(outline.hints, after, is_explicit=is_explicit)
-    counts = outline.class_counts
-    labels = None if args.labels else usable_labels(outline.labels, outputs, after, counts)
-    read_named_labels(args.labels or labels, outputs, after, counts)
+        return None, [note for note in notes if note]
+    declared = declare(outline, options)
+    before, after = declared.preprocess, declared.postprocess
+    if shown is not None and picture is not None:
+        scales = by_name(outline.scales.quantisation.inputs)
+        show_input(before, declared.inputs, picture, shown, scales.get(before.input) if before else None)
+    if hears:
+        return None, ()
+    proposal = recognise(outline.inputs, outline.outputs, outline.hints)
     if proposal is not None and after is not None:
-        is_preset = not args.postprocess.endswith(".toml")
-        if not (is_preset and contradicts(proposal, after, inputs, outputs)):
+        is_preset = not (options.postprocess or "").endswith(".toml")
+        if not (is_preset and contradicts(proposal, after, declared.inputs, declared.outputs)):
             proposal = None
-    notes = [sound_note(args), hint_note(outline.hints, after)]
-    if labels is None and not args.labels:
-        notes.append(label_hint(after, inputs, outputs))
-    states = None if args.state else recognise_states(outline.inputs, outline.outputs)
+    notes.append(hint_note(outline.hints, after))
+    if declared.labels is None:
+        notes.append(label_hint(after, declared.inputs, declared.outputs))
+    states = None if options.states else recognise_states(outline.inputs, outline.outputs)
     if states is not None:
         notes.append(f'some outputs may be inputs of the next run: --state "{states}"')
-    return proposal, labels, [note for note in notes if note]
+    return proposal, [note for note in notes if note]
 
 
-def _check_sound(args: argparse.Namespace, preset: AudioPreset, outline: Outline) -> None:
-    """Refuse what does not fit a model that takes recordings, before the compiler is loaded."""
-    from agent.bundle.state import requested
-    from builder.compiling import audio_presets, declarations
-    from builder.compiling.labels import read_named_labels, usable_labels
-    from builder.compiling.states import states as declare_states
+def _late_proposal(manifest: Manifest) -> Proposal | None:
+    """Return the presets that fit a bundle which declares nothing, whose file did not give its shapes."""
+    from agent.bundle.output_length import answered
+    from builder.compiling.recognition import recognise
 
-    kept = declare_states([*preset.states, *(args.state or ())], outline.inputs, outline.outputs) or ()
-    inputs = requested(outline.inputs, [state.input for state in kept])
-    outputs = requested(outline.outputs, [state.output for state in kept])
-    audio_presets.audio(args.preprocess, inputs)
-    postprocess = args.postprocess or preset.postprocess
-    after = declarations.postprocess(postprocess, outputs, inputs) if postprocess else None
-    own = audio_presets.labels_for(preset, outputs) or usable_labels(outline.labels, outputs, after)
-    if after is not None or args.labels:
-        read_named_labels(args.labels or own, outputs, after)
+    if manifest.postprocess or manifest.states or manifest.audio or manifest.buckets:
+        return None
+    return recognise(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()))
 
 
-def _output(args: argparse.Namespace) -> str:
+def _output(model: str, output: str | None) -> str:
     from pathlib import Path
 
-    output = args.output or f"{Path(args.model).stem}.bundle"
+    output = output or f"{Path(model).stem}.bundle"
     check_folder_of(output)
-    return str(output)
+    return output
 
 
 def _check_report(path: str) -> None:
@@ -380,15 +315,8 @@ def _check_report(path: str) -> None:
     check_folder_of(path)
 
 
-def _report(
-    package: Package,
-    output: str,
-    proposal: Proposal | None,
-    quantisation: Quantisation | None,
-    *,
-    as_json: bool,
-) -> None:
-    manifest = package.manifest
+def _report(package: Package, output: str, proposal: Proposal | None, *, as_json: bool) -> None:
+    manifest, quantisation = package.manifest, package.quantisation
     size = sum(len(data) for data in package.members.values())
     if as_json:
         document = {
@@ -422,7 +350,7 @@ def _report(
         f"needs {manifest.resources.needed_bytes(1) / 1e6:.1f} MB of memory to run"
     )
     say(f"  agrees to {manifest.provenance.parity_error:.1e} with {manifest.provenance.reference}")
-    for line in bucket_lines(manifest.buckets):
+    for line in _bucket_lines(manifest.buckets):
         say(f"  {line}")
     if quantisation is not None:
         say(*quantisation.lines())
@@ -459,3 +387,21 @@ def _named(package: Package, kernel: str) -> str:
     nodes = package.nodes_of(kernel)
     more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
     return f"{kernel[:40]} ({nodes[0][:60]}{more})" if nodes else kernel[:40]
+
+
+def _bucket_lines(buckets: Buckets | None) -> list[str]:
+    """Return what the summary says: each dimension, its sizes, and how its inputs are padded."""
+    if buckets is None:
+        return []
+    lines = []
+    for dimension in buckets.dimensions:
+        pads = ", ".join(
+            f"{axis.tensor} {'repeats its edge' if axis.pad == 'edge' else f'with {axis.value:g}'}"
+            for axis in buckets.inputs
+            if axis.dimension == dimension.name
+        )
+        every = list(dimension.sizes) == list(range(dimension.low, dimension.high + 1))
+        padded = "no padding" if every else f"padded: {pads}"
+        sizes = ", ".join(map(str, dimension.sizes))
+        lines.append(f"{dimension}: compiled for {sizes} ({padded})")
+    return lines

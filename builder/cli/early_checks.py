@@ -6,22 +6,20 @@ tell the same mistakes earlier. They are silent about what only the compiler can
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.cli.arguments import import_options
 from builder.errors import OTHER_FOLDER, PackageError, RecordsError, ShapeError
 from builder.model_path import check_exists, check_format
-from builder.spelling import did_you_mean
 from builder.target.presets import PRESETS, unknown_target
 
 if TYPE_CHECKING:  # which loads ONNX
+    from builder.compiling.options import Options
     from builder.compiling.outline import Outline
 
 
-def check_model(args: argparse.Namespace) -> None:
+def check_model(path: str, target: str) -> None:
     """Check the model's file and the target's name.
 
     Raises
@@ -31,10 +29,10 @@ def check_model(args: argparse.Namespace) -> None:
     TargetError
         If the target is neither a preset nor LLVM options nor JSON.
     """
-    check_model_file(args.model)
-    target = args.target.strip()
-    if target not in PRESETS and not target.startswith("{") and target.split(maxsplit=1)[:1] != ["llvm"]:
-        raise unknown_target(args.target)
+    check_model_file(path)
+    text = target.strip()
+    if text not in PRESETS and not text.startswith("{") and text.split(maxsplit=1)[:1] != ["llvm"]:
+        raise unknown_target(target)
 
 
 def check_model_file(path: str) -> None:
@@ -53,36 +51,8 @@ def check_model_file(path: str) -> None:
         raise describe_pt(Path(path))
 
 
-def check_inputs(args: argparse.Namespace) -> None:
-    """Check the names in `--input-shapes` and `--input-values`, if the file says which inputs it has.
-
-    Raises
-    ------
-    ShapeError
-        If a text is malformed, or the model has no input of a name.
-    """
-    if not args.input_shapes and not args.input_values:
-        return
-    from builder.compiling.outline import tensor_names
-    from builder.importer.input_shapes import parse_input_values, split_entries
-
-    given = [
-        *(split_entries(args.input_shapes) if args.input_shapes else ()),
-        *(parse_input_values(args.input_values) if args.input_values else ()),
-    ]
-    found = tensor_names(args.model)
-    names = () if found is None else found[0]
-    for name in given if names else ():
-        if name not in names:
-            known = ", ".join(names)
-            raise ShapeError(
-                f"the model has no input {name[:80]!r}; its inputs are {known[:300]}",
-                hint=did_you_mean(name, names, otherwise=f"use one of {known[:300]}"),
-            )
-
-
-def read_tensors(args: argparse.Namespace) -> Outline | None:
-    """Read the model's tensors, with the shapes and values that the flags give.
+def read_tensors(path: str, options: Options) -> Outline | None:
+    """Read the model's tensors, with the shapes and values that the options give.
 
     Returns
     -------
@@ -96,21 +66,20 @@ def read_tensors(args: argparse.Namespace) -> Outline | None:
     """
     from builder.compiling.outline import fixed_outline
 
-    options = import_options(args)
     try:
-        return fixed_outline(args.model, options["input_shapes"], options["input_values"])
+        return fixed_outline(path, **options.fixed_inputs())
     except ShapeError as error:
-        if (note := sound_note(args)) is not None:
+        if (note := sound_note(path, options.preprocess)) is not None:
             raise ShapeError(str(error), hint=note) from error
         raise
 
 
-def sound_note(args: argparse.Namespace) -> str | None:
-    """Return a line about the preset for recordings whose inputs the model has."""
+def sound_note(path: str, preprocess: str | None) -> str | None:
+    """Return a line about the preset for recordings whose inputs the model has, unless a preset is given."""
     from builder.compiling.name_recognition import recognise_sound
     from builder.compiling.outline import tensor_names
 
-    names = None if getattr(args, "preprocess", None) else tensor_names(args.model)
+    names = None if preprocess else tensor_names(path)
     preset = None if names is None else recognise_sound(*names)
     if preset is None:
         return None

@@ -78,7 +78,7 @@ def _new(args: argparse.Namespace) -> int:
             f"{folder}: the folder {folder.parent} does not exist", hint=f"make it: mkdir -p {folder.parent}"
         )
     if args.model:
-        check_model(args)
+        check_model(args.model, args.target)
     proposal = _proposal(args.model) if args.model and not args.postprocess else None
     text = _toml(args, folder, proposal)
     try:

@@ -5,35 +5,21 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from agent.terminal import say, say_json
 from builder.cli import Parser, SubParsers
-from builder.cli.arguments import add_json, add_model, load_model
-from builder.cli.early_checks import check_inputs, check_model, read_tensors
+from builder.cli.arguments import add_json, add_model, load_model, options_of
+from builder.cli.early_checks import check_model, read_tensors
 from builder.cli.progress import show_steps
+from builder.compiling.options import PRECISIONS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from builder.importer import ImportedModel
-    from builder.quantising.quantise import QuantisedModel
-    from builder.quantising.weights_only import WeightsOnlyModel
-    from builder.target.device_target import DeviceTarget
-
-# What `quantize` takes; all but the first are weights-only. `compile` also takes arithmetic in float16.
-PRECISIONS: Final = ("int8", "weights-int8", "weights-int4", "weights-fp16")
-HALVES: Final = "fp16"
 EXAMPLES: Final = """examples:
   edgebundle quantize model.onnx --calibration pictures/ --preprocess imagenet -o model-int8.onnx
   edgebundle quantize model.onnx --calibration samples.npz --max-drop 1 --report model-int8.html
   edgebundle quantize model.onnx --calibration pictures/ --calibration-labels classes.csv
   edgebundle quantize model.onnx --precision weights-int4
 """
-_WANTED: Final = (
-    "give --calibration a folder of about 100 to 300 pictures (with --preprocess), or an .npz file with an "
-    "array for each input, samples along its first axis"
-)
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -119,99 +105,6 @@ def add_quantising(parser: Parser) -> None:
     )
 
 
-def quantise(
-    args: argparse.Namespace,
-    model: ImportedModel,
-    target: DeviceTarget,
-    progress: Callable[[str], None],
-) -> QuantisedModel | WeightsOnlyModel:
-    """Quantise a model as `--precision` and the flags of `add_quantising` say."""
-    if args.precision != "int8":
-        from builder.quantising.weights_only import quantize_weights
-
-        return quantize_weights(
-            model,
-            args.precision,
-            calibration=args.calibration,
-            preprocess=args.preprocess,
-            labels=args.calibration_labels,
-            progress=progress,
-        )
-    from builder.quantising.quantise import MAX_DROP, MAX_FLOAT, Limits, quantize
-
-    limits = Limits(
-        MAX_DROP if args.max_drop is None else args.max_drop,
-        args.min_sqnr,
-        MAX_FLOAT if args.max_float is None else args.max_float,
-        args.metric or "auto",
-    )
-    return quantize(
-        model,
-        args.calibration,
-        preprocess=args.preprocess,
-        labels=args.calibration_labels,
-        target=target,
-        activations=args.activations,
-        limits=limits,
-        progress=progress,
-    )
-
-
-def _check_calibration(path: str | None) -> None:
-    """Check that calibration data exist, before the compiler is loaded; errors are those of reading them."""
-    from builder.errors import ModelError
-
-    if path is not None and not Path(path).exists():
-        hint = _WANTED.replace("give --calibration", "give")
-        raise ModelError(f"no such file or folder: {path}", hint=hint)
-
-
-def check_flags(args: argparse.Namespace) -> None:
-    """Refuse quantising without calibration data, and the flags of `add_quantising` without quantising."""
-    from builder.errors import ModelError
-
-    if args.precision is not None:
-        if args.precision != "int8":
-            _check_weights_only(args)
-        elif args.calibration is None:
-            raise ModelError("expected calibration data to quantise with, got none", hint=_WANTED)
-        _check_calibration(args.calibration)
-        return
-    flags = (
-        "calibration",
-        "calibration_labels",
-        "max_drop",
-        "min_sqnr",
-        "max_float",
-        "metric",
-        "activations",
-    )
-    given = [f"--{name.replace('_', '-')}" for name in flags if getattr(args, name) is not None]
-    if given:
-        raise ModelError(
-            f"{given[0]}: expected --precision int8 beside it, got none", hint="add --precision int8"
-        )
-
-
-def _check_weights_only(args: argparse.Namespace) -> None:
-    """Refuse flags that the precision has no use for, and labels without samples."""
-    from builder.errors import ModelError
-
-    flags = ["max_drop", "min_sqnr", "max_float", "metric", "activations"]
-    if args.precision == HALVES:
-        flags.append("calibration_labels")
-    given = [f"--{name.replace('_', '-')}" for name in flags if getattr(args, name) is not None]
-    if given:
-        raise ModelError(
-            f"{given[0]}: expected --precision int8 beside it, got {args.precision}",
-            hint="other precisions have no limits to set: they say what they cost",
-        )
-    if args.calibration_labels is not None and args.calibration is None:
-        raise ModelError(
-            "expected calibration data beside the labels, got none", hint="name them with --calibration"
-        )
-
-
 def _quantize(args: argparse.Namespace) -> int:
     from builder.errors import ModelError
 
@@ -228,10 +121,10 @@ def _quantize(args: argparse.Namespace) -> int:
         raise ModelError(
             f"{output}: expected another file than the model itself", hint="name another with -o"
         )
-    check_model(args)
-    check_inputs(args)
-    check_flags(args)
-    read_tensors(args)
+    check_model(args.model, args.target)
+    options = options_of(args)
+    options.check()
+    read_tensors(args.model, options)
     if args.report is not None and args.precision != "int8":
         raise ModelError(
             f"--report: expected --precision int8 beside it, got {args.precision}",
@@ -239,11 +132,13 @@ def _quantize(args: argparse.Namespace) -> int:
         )
     with show_steps(quiet=args.quiet or args.json) as progress:
         progress("loading the compiler")
+        from builder.quantising.precisions import Quantiser
         from builder.target.device_target import resolve
 
         target = resolve(args.target)
         progress(f"importing {args.model}")
-        result = quantise(args, load_model(args, progress), target, progress)
+        model = load_model(args.model, options, progress)
+        result = Quantiser(target, options, progress).quantised(model)
         from builder.quantising.picture import write_picture
         from builder.quantising.report import QuantisationReport
 

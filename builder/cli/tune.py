@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Final
 
 from agent.terminal import note, say, say_json, say_text
 from builder.cli import Parser, SubParsers
-from builder.cli.arguments import add_model, integer, load_model, milliseconds, not_negative, positive
-from builder.cli.early_checks import check_inputs, check_model, check_records, read_tensors
+from builder.cli.arguments import (
+    add_model,
+    integer,
+    load_model,
+    milliseconds,
+    not_negative,
+    options_of,
+    positive,
+)
+from builder.cli.early_checks import check_model, check_records, read_tensors
 
 if TYPE_CHECKING:
     from builder.boards.measuring_process import RunnerOptions
@@ -161,11 +169,11 @@ def _add_measuring(parser: Parser) -> None:
 
 
 def _tune(args: argparse.Namespace) -> int:
-    check_model(args)
-    check_inputs(args)
+    options = options_of(args)
+    check_model(args.model, args.target)
     for folder in args.tuning_records:
         check_records(folder)
-    read_tensors(args)
+    read_tensors(args.model, options)
     from builder.target.device_target import resolve
     from builder.tuning.search.strategies import TUNERS
     from builder.tuning.tuner import tune
@@ -174,17 +182,17 @@ def _tune(args: argparse.Namespace) -> int:
 
     assert args.tuner in TUNERS
     device = resolve(args.target)
-    model = load_model(args)
+    model = load_model(args.model, options)
     if args.tasks == "list":
         return _list(model, device, as_json=args.json)
-    options, runner = _options(args)
+    searching, runner = _options(args)
     try:
         with watch(quiet=args.quiet, as_json=args.json) as view:
             records = tune(
                 model,
                 device,
                 args.output,
-                options=options,
+                options=searching,
                 runner=runner,
                 tracker=args.rpc_tracker,
                 key=args.rpc_key,

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
-from typing import Any
 
 import numpy as np
 import tvm
@@ -29,22 +28,22 @@ from builder.codegen.graph_codegen import generate
 from builder.codegen.kernel_object import compile_kernels, compile_object, count_flops
 from builder.codegen.link.linker import describe, link
 from builder.codegen.merged_graphs import MergedGraphs
-from builder.compiling import audio_presets, tolerances
+from builder.compiling import tolerances
 from builder.compiling.bucket_comparison import compare_sizes
 from builder.compiling.bucket_plan import check_declared
-from builder.compiling.columns import Names
 from builder.compiling.comparison import Array, Compared, look_at_sample
+from builder.compiling.declared import Declared, declare
 from builder.compiling.footprint import resources_of
 from builder.compiling.identity import DESCRIBABLE, Identity, bundle_name
 from builder.compiling.integer_share import integer_work
-from builder.compiling.labels import Labels, label_lines
 from builder.compiling.layers import Layers
 from builder.compiling.lower import LoweredModule, lower
-from builder.compiling.over_time import Declarations, over_time_of
+from builder.compiling.options import Options
+from builder.compiling.outline import Outline
 from builder.compiling.plan import Plan
 from builder.compiling.uncovered import fallbacks, uncovered_kernels
 from builder.errors import ModelError
-from builder.importer import ImportedModel, load
+from builder.importer import ImportedModel
 from builder.kernels.decisions import Schedules
 from builder.kernels.passes.halves import floats_of
 from builder.kernels.spaces.concatenation import joins_of
@@ -56,112 +55,44 @@ from builder.target.half_arithmetic import require_half_arithmetic
 Progress = Callable[[str], None]
 
 
-def compile(
-    model: ImportedModel | str | os.PathLike[str],
-    target: str | Mapping[str, Any] | DeviceTarget = "host",
+def build(
+    plan: Plan,
+    device: DeviceTarget,
+    options: Options,
     *,
-    identity: Identity | None = None,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
-    preprocess: str | None = None,
-    postprocess: str | None = None,
-    labels: Labels | None = None,
-    states: Sequence[str] = (),
-    columns: Names | None = None,
-    tolerance: float | None = None,
-    tuning_records: Records | str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    identity: Identity,
+    tuning_records: Records | str | os.PathLike[str] | None,
+    progress: Progress,
 ) -> Package:
-    """Compile a model for a device.
+    """Compile a model at the sizes of a plan.
 
     Parameters
     ----------
-    model
-        The result of `builder.load`, or a path, which is loaded with `input_shapes`.
-    target
-        A preset's name, a TVM target as JSON or in TVM's old command-line syntax, or a resolved target.
-    identity
-        Name, version, counter and compatible devices.
-    input_shapes
-        Input name -> shape, for a path with symbolic dimensions.
-    preprocess, postprocess
-        Presets or TOML files, see `builder.compiling.declarations`. With None, the preprocess is what the
-        model's file says itself.
-    labels
-        The labels, a file with one label per line, or `coco` for the 80 classes of COCO. With None, the
-        labels that are in the model's file, unless there is a postprocess that has no use for them.
-    states
-        Outputs that are inputs of the next run, as `builder.compiling.states` takes them; added to those of
-        an audio preset.
-    columns
-        Names of the columns of a table that the inputs take: the names, a text with commas between them, or
-        the path of a CSV file whose first line has them. With None, the names that the model's file has.
-    tolerance
-        Largest relative error that is allowed against the reference. With None, it is
-        `builder.compiling.tolerances.PARITY`, or more if the model amplifies rounding.
-    tuning_records
-        The result of `builder.tune`, or its folder; its schedules replace the heuristic's where they are
-        faster.
-    progress
-        Called with each step as it begins.
-
-    Returns
-    -------
-    Package
-        The package, unsigned.
+    plan
+        The imported model, and its sizes.
+    device
+        The device.
+    options
+        Its declarations, and the tolerance.
+    identity, tuning_records, progress
+        As in `builder.compile`.
 
     Raises
     ------
     InputFault
-        If the identity, model, target, shapes, declarations or records cannot be used, or parity fails.
+        If the declarations or records do not fit the model, or parity fails.
     BuildError
         If the builder itself fails.
     """
-    progress = progress or (lambda _: None)
-    identity = identity or Identity()
-    identity.check()
-    device = target if isinstance(target, DeviceTarget) else resolve(target)
-    if not isinstance(model, ImportedModel):
-        progress("importing the model")
-        model = load(model, **audio_presets.import_options(preprocess, input_shapes), progress=progress)
-    return build(
-        Plan.fixed(model),
-        device,
-        identity=identity,
-        preprocess=preprocess,
-        postprocess=postprocess,
-        labels=labels,
-        states=states,
-        columns=columns,
-        tolerance=tolerance,
-        tuning_records=tuning_records,
-        progress=progress,
-    )
-
-
-def build(
-    plan: Plan,
-    device: DeviceTarget,
-    *,
-    identity: Identity,
-    preprocess: str | None,
-    postprocess: str | None,
-    labels: Labels | None,
-    states: Sequence[str],
-    columns: Names | None,
-    tolerance: float | None,
-    tuning_records: Records | str | os.PathLike[str] | None,
-    progress: Progress,
-) -> Package:
-    """Compile a model at the sizes of a plan; the other parameters and errors are those of `compile`."""
     smallest, largest = plan.smallest, plan.largest
     if floats_of(largest.mod) is not None:
         require_half_arithmetic(device)
-    over_time = over_time_of(smallest, preprocess, postprocess, states, columns, progress)
-    before, after = over_time.preprocess, over_time.postprocess
+    declared = declare(Outline.of(smallest), options)
+    for note in declared.notes:
+        progress(note)
+    before, after = declared.preprocess, declared.postprocess
     if plan.buckets is not None:
         check_declared(plan.buckets, before, after)
-    labels = labels or over_time.labels
-    names_of_classes = label_lines(labels, smallest.labels, smallest.outputs, after, smallest.class_counts)
 
     tuned = choose_records(tuning_records, device, largest, progress)
     merged, lowered, layers = _lower(plan, device, Schedules(tuned.best, progress=progress), progress)
@@ -173,8 +104,8 @@ def build(
     code = link(kernels.code, device)
     params = dump_params((spec, data.data) for spec, data in merged.weights)
     runnable = code if device.is_native else build_for_host(merged.module())
-    samples = compare_sizes(plan, merged, runnable, params, before, tolerance, progress)
-    look_at_sample(smallest, after, samples[0][1], postprocess or "", progress)
+    samples = compare_sizes(plan, merged, runnable, params, before, options.tolerance, progress)
+    look_at_sample(smallest, after, samples[0][1], options.postprocess or "", progress)
 
     names = ("mod.json",) if plan.buckets is None else plan.buckets.members()
     outputs = [
@@ -188,15 +119,15 @@ def build(
         "samples/inputs.params": _dump_samples(largest.inputs, [inputs for inputs, _ in samples]),
         "samples/outputs.params": _dump_samples(largest.outputs, outputs),
     }
-    if names_of_classes is not None:
-        members["labels.txt"] = names_of_classes
+    if declared.labels is not None:
+        members["labels.txt"] = declared.labels
     worst = max((compared for _, compared in samples), key=lambda compared: compared.agreement.error)
     manifest = describe_model(
         identity,
         device,
         largest,
         members,
-        over_time=over_time,
+        declared=declared,
         resources=resources_of(
             merged.graphs,
             [spec.name for spec, _ in merged.weights],
@@ -267,7 +198,7 @@ def choose_records(
     Parameters
     ----------
     records
-        As `tuning_records` of `compile`.
+        As `tuning_records` of `builder.compile`.
     device, model
         What is compiled.
     progress
@@ -311,7 +242,7 @@ def describe_model(
     model: ImportedModel,
     members: Mapping[str, bytes],
     *,
-    over_time: Declarations,
+    declared: Declared,
     resources: Resources,
     compared: Compared,
     tuned: Tuned,
@@ -336,11 +267,11 @@ def describe_model(
             runtime=_runtime(code),
             inputs=model.inputs,
             outputs=model.outputs,
-            preprocess=over_time.preprocess,
-            postprocess=over_time.postprocess,
-            states=over_time.states,
-            audio=over_time.audio,
-            columns=over_time.columns,
+            preprocess=declared.preprocess,
+            postprocess=declared.postprocess,
+            states=declared.states,
+            audio=declared.audio,
+            columns=declared.columns,
             lengths=model.lengths or None,
             quantisation=model.scales.declared,
             class_counts=_counts(model),

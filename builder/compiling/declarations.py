@@ -18,7 +18,7 @@ from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from agent.bundle import canonical_json
 from agent.bundle.audio import Keywords, Speech
@@ -45,6 +45,9 @@ from builder.compiling.recognition import recognise
 from builder.errors import ModelError, ShapeError
 from builder.importer.edge_scales import NO_SCALES, EdgeScales
 from builder.spelling import similar_file
+
+if TYPE_CHECKING:
+    from builder.compiling.labels import Labels
 
 _DECLARATION: Final = "docs/your-detector.md shows files of declarations, and what each field takes"
 
@@ -120,7 +123,7 @@ def check_names(preprocess: str | None, postprocess: str | None) -> None:
         _read_toml(postprocess)
 
 
-def check_labels_are_used(labels: str, postprocess: str) -> None:
+def check_labels_are_used(labels: Labels, postprocess: str) -> None:
     """Check, without a model, that a postprocess may name classes.
 
     Raises
@@ -133,7 +136,7 @@ def check_labels_are_used(labels: str, postprocess: str) -> None:
     words = [word for word, _ in _words(postprocess)]
     if set(words) <= _NAMELESS:
         raise ModelError(
-            f"--labels {labels}: expected a postprocess that names classes, got {','.join(words)[:80]}",
+            f"--labels {labels!s:.80}: expected a postprocess that names classes, got {','.join(words)[:80]}",
             hint="leave out --labels, or add a --postprocess such as softmax,top5",
         )
 

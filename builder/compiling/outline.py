@@ -9,21 +9,29 @@ better messages.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import onnx
 from google.protobuf.message import DecodeError
 
+from agent.bundle.output_length import OutputLength
+from agent.bundle.processing import Preprocess
+from agent.bundle.state import State
 from agent.bundle.tensor_spec import TensorSpec
+from builder.compiling.missing_values import takes_nan
 from builder.compiling.recognition import NO_HINTS, Hints
 from builder.errors import ModelError, NativeError, ShapeError
 from builder.importer import advice, native
 from builder.importer.edge_scales import NO_SCALES, EdgeScales, onnx_scales
-from builder.importer.ultralytics_metadata import from_fields
+from builder.importer.ultralytics_metadata import from_onnx
 from builder.spelling import did_you_mean
+
+if TYPE_CHECKING:  # which load a compiler
+    from builder.importer.classic.string_inputs import Texts
+    from builder.importer.onnx_import import ImportedModel
 
 # Larger files take seconds to read.
 MAX_OUTLINED_BYTES: Final = 256 << 20
@@ -53,6 +61,10 @@ class Outline:
         The scales of quantised inputs and outputs.
     class_counts
         Outputs that are numbers of classes -> how many classes there are.
+    states, lengths, preprocess, columns, texts
+        As in `ImportedModel`; empty before the model is imported.
+    takes_nan
+        Whether NaN in an input is a missing value.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -61,6 +73,29 @@ class Outline:
     hints: Hints = field(default=NO_HINTS, compare=False)
     scales: EdgeScales = field(default=NO_SCALES, compare=False)
     class_counts: Mapping[str, int] = field(default_factory=dict, compare=False)
+    states: tuple[State, ...] = ()
+    lengths: tuple[OutputLength, ...] = ()
+    preprocess: Preprocess | None = None
+    columns: tuple[str, ...] = ()
+    texts: Mapping[str, tuple[Texts, ...]] = field(default_factory=dict, compare=False)
+    takes_nan: Callable[[str], bool] = field(default=lambda _: False, compare=False)
+
+    @classmethod
+    def of(cls, model: ImportedModel) -> Outline:
+        """Return what an imported model says, which is more than its file says by itself."""
+        return cls(
+            model.inputs,
+            model.outputs,
+            model.labels,
+            scales=model.scales,
+            class_counts=model.class_counts,
+            states=model.states,
+            lengths=model.lengths,
+            preprocess=model.preprocess,
+            columns=model.columns,
+            texts=model.texts,
+            takes_nan=lambda name: name in model.nan_inputs or takes_nan(model.onnx, name),
+        )
 
 
 def read_outline(path: str | Path) -> Outline | None:
@@ -194,7 +229,7 @@ def _declared(model: onnx.ModelProto) -> Outline | None:
     if len(known) != len(inputs) + len(outputs) or not inputs or not outputs:
         return None
     specs = tuple(known[: len(inputs)]), tuple(known[len(inputs) :])
-    said = from_fields({prop.key: prop.value for prop in model.metadata_props})
+    said = from_onnx(model)
     scales = onnx_scales(model)
     hints = replace(_hints(model, said.task), steps=_steps(scales))
     return Outline(*specs, said.labels, hints, scales)

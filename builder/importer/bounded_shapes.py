@@ -16,6 +16,7 @@ from typing import Final
 from agent.bundle.buckets import MAX_DIMENSIONS
 from builder.errors import ShapeError
 from builder.importer.input_shapes import MAX_DIM, MAX_RANK, split_entries
+from builder.spelling import did_you_mean
 
 BOUNDS_HINT: Final = 'write --input-shapes "ids:[1,s=1..512] mask:[1,s]"'
 _DIM: Final = re.compile(
@@ -44,6 +45,7 @@ class Bounds:
 
 
 Parsed = Mapping[str, tuple[int | str | Bounds, ...]]
+Shapes = Mapping[str, Sequence[int | str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +72,32 @@ class BoundedShapes:
         }
 
 
-def has_bounds(text: str | None) -> bool:
+def has_bounds(text: str | Shapes | None) -> bool:
     """Whether a text of `--input-shapes` has a dimension with bounds."""
-    return text is not None and any(".." in dims for dims in split_entries(text).values())
+    return any(".." in dims for dims in _entries(text or {}).values())
 
 
-def parse_bounded_shapes(text: str) -> Parsed:
+def _entries(text: str | Shapes) -> Mapping[str, str]:
+    if isinstance(text, str):
+        return split_entries(text)
+    return {name: ",".join(map(str, dims)) for name, dims in text.items()}
+
+
+def parse_bounded_shapes(text: str | Shapes) -> Parsed:
     """Read `"ids:[1,s=1..512] mask:[1,s]"`.
 
     Parameters
     ----------
     text
-        As for `parse_input_shapes`; a dimension may also be `LOW..HIGH`, `NAME=LOW..HIGH`, or a NAME.
+        As for `parse_input_shapes`, or input name -> dimensions; a dimension may also be `LOW..HIGH`,
+        `NAME=LOW..HIGH`, or a NAME.
 
     Raises
     ------
     ShapeError
         If the text is malformed, a name is repeated, or bounds are not positive and in order.
     """
-    return {name: _dims(name, dims) for name, dims in split_entries(text).items()}
+    return {name: _dims(name, dims) for name, dims in _entries(text).items()}
 
 
 def _dims(name: str, text: str) -> tuple[int | str | Bounds, ...]:
@@ -134,11 +143,17 @@ def resolve_bounds(parsed: Parsed, declared: Mapping[str, Sequence[str | int | N
     Raises
     ------
     ShapeError
-        If a name has no bounds or two, or too many dimensions change.
+        If there is no such input, a name has no bounds or two, or too many dimensions change.
     """
     bounds: dict[str, Bounds] = {}
     shapes: dict[str, tuple[int | str, ...]] = {}
     for name, dims in parsed.items():
+        if declared and name not in declared:
+            known = ", ".join(declared)[:300]
+            raise ShapeError(
+                f"the model has no input {name[:80]!r}; its inputs are {known}",
+                hint=did_you_mean(name, declared, otherwise=f"use one of {known}"),
+            )
         shape: list[int | str] = []
         for axis, dim in enumerate(dims):
             if not isinstance(dim, Bounds):
@@ -148,9 +163,9 @@ def resolve_bounds(parsed: Parsed, declared: Mapping[str, Sequence[str | int | N
             symbol = dim.name or _symbol(name, axis, declared.get(name, ()))
             named = Bounds(symbol, dim.low, dim.high)
             if bounds.setdefault(symbol, named) != named:
-                known = bounds[symbol]
+                other = bounds[symbol]
                 raise ShapeError(
-                    f"dimension '{symbol}': expected one range, got {known.low}..{known.high} "
+                    f"dimension '{symbol}': expected one range, got {other.low}..{other.high} "
                     f"and {dim.low}..{dim.high}",
                     hint="inputs whose dimensions have the same name in the model change together",
                 )

@@ -34,6 +34,7 @@ from builder.importer.relax_module import RelaxModel, to_relax
 from builder.importer.sequence_outputs import split_sequences
 from builder.importer.source_nodes import SourceNodes
 from builder.importer.structure import prepare
+from builder.importer.ultralytics_metadata import from_onnx
 from builder.importer.unsupported import explain, refuse_unsupported, refused_operators
 
 _LIMITED: Final = "because --max-iterations limits its loops"
@@ -163,7 +164,7 @@ def import_onnx(
 
     native.start()  # it is ready when the file has been read
     file = _in_memory(source) if isinstance(source, onnx.ModelProto) else read_model(source)
-    producer = file.model.producer_name
+    producer, said = file.model.producer_name, from_onnx(file.model)
     try:
         model = prepare(file.model)
         source_nodes = SourceNodes.of(model)
@@ -198,7 +199,7 @@ def import_onnx(
         tuple(collected),
         name,
         source_nodes.normalised_as(model),
-        labels=_one_table(tables),
+        labels=_one_table(tables) or said.labels,
         texts=texts,
         lengths=bounded_outputs(model),
         scales=fitting(onnx_scales(model), relax.inputs, relax.outputs),

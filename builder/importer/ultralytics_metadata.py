@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import onnx
+
 _MAX_NAMES: Final = 100_000
 _MAX_CHARACTERS: Final = 4 << 20
 _MAX_TASK_CHARACTERS: Final = 32
@@ -45,6 +47,11 @@ class Exported:
     labels: tuple[str, ...] = ()
     task: str = ""
     is_final: bool = False
+
+
+def from_onnx(model: onnx.ModelProto) -> Exported:
+    """Return what an ONNX model says."""
+    return from_fields({prop.key: prop.value for prop in model.metadata_props})
 
 
 def from_fields(fields: Mapping[str, object]) -> Exported:

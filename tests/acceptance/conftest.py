@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from benchmarks.architectures import generate
-from builder import Package, compile, load
+from builder import Options, Package, compile, load
 
 SharedFile = Callable[[str, Callable[[Path], None]], Path]
 RealPackage = Callable[[str, str], Package]
@@ -61,7 +61,7 @@ def real_package(shared_file: SharedFile, models: Path) -> RealPackage:
         processing = PROCESSING.get(name, {}) if target == "host" else {}
 
         def write(path: Path) -> None:
-            compile(models / f"{name}.onnx", target, **processing).save(path)
+            compile(models / f"{name}.onnx", target, Options(**processing)).save(path)
 
         return Package.load(shared_file(f"{name}-{target}.bundle", write))
 

@@ -14,7 +14,8 @@ import pytest
 from agent.runtime.debug_executor import GraphModuleDebug
 from agent.runtime.graph_executor import load
 from benchmarks.changing_shapes import WORST_EDGE, WORST_MASKED, edge_costs, encoder, masked_costs, tokens
-from builder.compiling.compilation import compile as compile_model
+from builder.compiler import compile as compile_model
+from builder.compiling.options import Options
 from builder.running.in_memory import load_kernels
 
 pytestmark = pytest.mark.slow
@@ -45,7 +46,7 @@ def test_masked_tokens_leave_no_denormal_numbers(tmp_path: Path) -> None:
     """Some processors take a hundred times as long for each. Here, kernels do not replace them by zeros."""
     path = tmp_path / "model.onnx"
     onnx.save(encoder(64, 4), str(path))
-    package = compile_model(path, input_shapes=dict.fromkeys(tokens(1), (1, 32)))
+    package = compile_model(path, options=Options(input_shapes=dict.fromkeys(tokens(1), (1, 32))))
     graph, kernels = load(package.members["mod.json"], load_kernels(package.members["mod.so"]))
     module = GraphModuleDebug(graph, kernels)
     module.load_params(package.members["mod.params"])

@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 
 from builder.bundles.package import Package
-from builder.cli.quantize import PRECISIONS
+from builder.compiling.options import PRECISIONS
 from builder.quantising.session import Session
 from builder.quantising.weights_only import WEIGHTS_PRECISIONS
 from tests.cli.terminal import Terminal

@@ -23,10 +23,10 @@ import pytest
 
 from agent.mqtt.message import Message
 from agent.mqtt.settings import BrokerSettings
-from builder import cli
+from builder import Options, cli
 from builder.bundles import key_files
 from builder.bundles.package import Package
-from builder.compiling.compilation import compile
+from builder.compiler import compile
 from builder.compiling.identity import Identity
 from builder.importer import import_onnx
 from edgebundle import Broker
@@ -226,7 +226,9 @@ def run_house(folder: Path, digits_bundle: Path, *, has_users: bool = False) -> 
         model = import_onnx(onnx.parser.parse_model(HEATING))
         columns, labels = ("flow", "return", "outside"), ("heating", "idle")
         package = compile(
-            model, identity=Identity("heating"), columns=columns, postprocess="softmax,top1", labels=labels
+            model,
+            options=Options(columns=columns, postprocess="softmax,top1", labels=labels),
+            identity=Identity("heating"),
         )
         deploy(site, package, "heating")
         yield site

@@ -17,7 +17,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from builder.bundles.package import Package
-from builder.compiling.compilation import compile
+from builder.compiler import compile
 from builder.compiling.identity import Identity
 from builder.importer import import_onnx
 from edgebundle import Client

@@ -14,8 +14,9 @@ import pytest
 from PIL import Image
 
 from builder.bundles.package import Package
-from builder.compiling.compilation import compile
+from builder.compiler import compile
 from builder.compiling.identity import Identity
+from builder.compiling.options import Options
 from builder.dashboard.server import Dashboard
 from builder.running.local_run import run
 from edgebundle import Client
@@ -56,7 +57,7 @@ Scores = dict[int, float]
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     model = means(tmp_path_factory.mktemp("means") / "means.onnx", "uint8", SCALE, ZERO, "NHWC")
-    return compile(model, identity=Identity("means"), preprocess="unit", postprocess="top3")
+    return compile(model, options=Options(preprocess="unit", postprocess="top3"), identity=Identity("means"))
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from builder import cli
+from builder import Options, cli
 from builder.bundles.package import Package
-from builder.compiling.compilation import compile
+from builder.compiler import compile
 from builder.compiling.identity import Identity
 from builder.compiling.repack import repack
 from builder.importer import import_onnx
@@ -71,7 +71,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Itera
 @pytest.fixture(scope="module")
 def counter(site: Site) -> Package:
     """The model `counter`, whose state is h."""
-    package = compile(import_onnx(recurrent()), identity=Identity("counter"), states=STATES)
+    package = compile(import_onnx(recurrent()), options=Options(states=STATES), identity=Identity("counter"))
     deploy(site, package, "counter")
     return package
 
@@ -81,10 +81,10 @@ def hearer(site: Site) -> Package:
     """The model `hearer`, with a state, on windows of samples."""
     package = compile(
         import_onnx(recurrent(WINDOW)),
+        options=Options(
+            states=STATES, preprocess=LISTEN, postprocess="speech,min_speech_ms=4,min_silence_ms=6,pad_ms=1"
+        ),
         identity=Identity("hearer"),
-        states=STATES,
-        preprocess=LISTEN,
-        postprocess="speech,min_speech_ms=4,min_silence_ms=6,pad_ms=1",
     )
     deploy(site, package, "hearer")
     return package
@@ -162,7 +162,7 @@ def writer(site: Site) -> Package:
     onnx.save(decoder(), str(path))
     shapes = parse_bounded_shapes(f"past.key:[1,0..{CAPACITY},8]")
     model, states = load_growing(path, shapes, ["past.*:present.*"], {"mask": 1}, progress=lambda _: None)
-    package = compile(model, identity=Identity("writer"), states=states)
+    package = compile(model, options=Options(states=states), identity=Identity("writer"))
     deploy(site, package, "writer")
     return package
 

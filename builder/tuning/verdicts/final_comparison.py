@@ -86,7 +86,7 @@ class FinalComparison:
 
     def compare_models(self, runs: Sequence[TaskRun]) -> None:
         """Compile the model with and without its records, and time the two alternately."""
-        from builder.compiling.compilation import compile
+        from builder.compiler import compile
 
         context = self._context
         meta, digest = self._records.meta, context.model.source_sha256

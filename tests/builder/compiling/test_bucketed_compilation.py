@@ -16,9 +16,10 @@ from agent.bundle.manifest import Manifest
 from agent.runtime.bucketed_module import BucketedModule
 from agent.runtime.graph_executor import GraphModule
 from builder.bundles.package import Package
+from builder.compiler import compile as compile_model
 from builder.compiling import compilation
-from builder.compiling.compilation import compile as compile_model
-from builder.compiling.lower import LoweredModule
+from builder.compiling.lower import LoweredModule, lower
+from builder.compiling.options import Options
 from builder.errors import ModelError, ShapeError
 from builder.running.in_memory import load_kernels
 from builder.running.local_run import profile, run
@@ -56,7 +57,9 @@ def test_any_size_and_any_mask_gives_the_answer_at_the_exact_size(attention: Pac
 
 def test_weights_exist_once_in_the_file_and_in_memory(attention: Package, tmp_path: Path) -> None:
     onnx.save(changing_models.attention(), str(tmp_path / "model.onnx"))
-    exact = compile_model(tmp_path / "model.onnx", input_shapes={"ids": (3, 16), "mask": (3, 16)})
+    exact = compile_model(
+        tmp_path / "model.onnx", options=Options(input_shapes={"ids": (3, 16), "mask": (3, 16)})
+    )
     more = len(attention.members["mod.params"]) - len(exact.members["mod.params"])
     assert more < 100  # a few shapes' worth of constants at most
     module = module_of(attention)
@@ -76,15 +79,14 @@ def test_a_bucket_at_its_edge_runs_the_kernels_of_the_exact_size(
 ) -> None:
     """The cost at the edge is that of the exact shape: the same functions, called in the same order."""
     lowered: list[LoweredModule] = []
-    inner = compilation.lower
 
     def keep(*args: Any) -> LoweredModule:
-        lowered.append(inner(*args))
+        lowered.append(lower(*args))
         return lowered[-1]
 
     monkeypatch.setattr(compilation, "lower", keep)
-    package = changing_models.compiled(changing_models.rows(), tmp_path, "x:[1..8,3]", sizes={"": (2, 8)})
-    exact = compile_model(tmp_path / "model.onnx", input_shapes={"x": (8, 3)})
+    package = changing_models.compiled(changing_models.rows(), tmp_path, "x:[1..8,3]", buckets={"": (2, 8)})
+    exact = compile_model(tmp_path / "model.onnx", options=Options(input_shapes={"x": (8, 3)}))
     _, ours, theirs = (each.kernels for each in lowered)
     assert len(ours.functions) == len(theirs.functions)
     by_name = {var.name_hint: function for var, function in theirs.functions.items()}
@@ -132,7 +134,7 @@ def test_run_and_profile_take_any_size(attention: Package) -> None:
 
 def test_an_output_shorter_than_its_input_is_cut_by_its_rule(tmp_path: Path) -> None:
     model = changing_models.frames()
-    module = module_of(changing_models.compiled(model, tmp_path, "x:[1,1,5..20]", sizes={"": (12,)}))
+    module = module_of(changing_models.compiled(model, tmp_path, "x:[1,1,5..20]", buckets={"": (12,)}))
     session = ort.InferenceSession(model.SerializeToString())
     for length in range(5, 21):
         x = np.random.default_rng(length).standard_normal((1, 1, length)).astype(np.float32)
@@ -182,6 +184,7 @@ def test_the_sample_of_the_smallest_size_is_looked_at(tmp_path: Path) -> None:
       y = Add(column, rows) }"""
     model = onnx.parser.parse_model(source)
     model.graph.initializer.append(onnx.numpy_helper.from_array(rows, "rows"))
-    declared = {"preprocess": "yolov8", "postprocess": "yolov8"}
     with pytest.raises(ModelError, match=r"expected boxes as pixels .* as fractions of the picture do"):
-        changing_models.compiled(model, tmp_path, "x:[1..2,3,32,32]", **declared)
+        changing_models.compiled(
+            model, tmp_path, "x:[1..2,3,32,32]", preprocess="yolov8", postprocess="yolov8"
+        )

@@ -14,7 +14,7 @@ import pytest
 import tvm
 
 from agent.bundle.graph import Graph
-from builder import Identity, Package, compile, run
+from builder import Identity, Options, Package, compile, run
 from builder.codegen.link.linker import describe
 from builder.errors import ModelError, ParityError
 from builder.importer import ImportedModel, import_onnx
@@ -79,9 +79,10 @@ def small_network() -> ImportedModel:
 
 SCRIPT = """
 import sys
-from builder.compiling.compilation import compile
+from builder.compiler import compile
 from builder.bundles.key_files import read_private
-package = compile(sys.argv[1], sys.argv[2], postprocess="softmax,top3")
+from builder.compiling.options import Options
+package = compile(sys.argv[1], sys.argv[2], Options(postprocess="softmax,top3"))
 package.sign(read_private(sys.argv[3])).save(sys.argv[4])
 """
 
@@ -119,7 +120,7 @@ def test_every_target_gets_a_bundle_that_agrees_with_the_reference(target: str) 
 @pytest.mark.slow
 def test_no_package_is_made_beyond_the_tolerance() -> None:
     with pytest.raises(ParityError, match="expected a relative error of at most 0"):
-        compile(small_network(), tolerance=0.0)
+        compile(small_network(), options=Options(tolerance=0.0))
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from sklearn import (
     tree,
 )
 
-from builder.compiling.compilation import compile as compile_model
+from builder.compiler import compile as compile_model
 from builder.importer import import_onnx
 from builder.running.in_memory import execute
 

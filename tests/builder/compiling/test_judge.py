@@ -14,8 +14,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from builder.compiler import compile as compile_model
 from builder.compiling.comparison import check_rounding
-from builder.compiling.compilation import compile as compile_model
 from builder.compiling.judge import Judge
 from builder.compiling.parity import compare, run_as_defined
 from builder.compiling.sample_inputs import make_inputs

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from agent.bundle.tensor_spec import TensorSpec
-from builder.compiling.compilation import compile
+from builder.compiler import compile
 from builder.compiling.special_samples import MOST, special_samples
 from builder.errors import ParityError
 from builder.importer import import_onnx

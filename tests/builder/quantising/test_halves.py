@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from builder.compiling.compilation import compile
+from builder.compiler import compile
 from builder.compiling.lower import lower
 from builder.errors import TargetError
 from builder.importer import import_onnx

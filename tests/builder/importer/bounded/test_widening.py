@@ -76,7 +76,7 @@ def test_a_length_at_some_sizes_only_is_refused() -> None:
 @pytest.mark.slow
 def test_a_bundle_of_buckets_answers_as_the_exact_size(tmp_path: Path) -> None:
     bounds = f"boxes:[1,n={SIZES[0]}..{SIZES[-1]},4] scores:[1,2,n]"
-    package = changing_models.compiled(model(), tmp_path, bounds, sizes={"": SIZES[1:]})
+    package = changing_models.compiled(model(), tmp_path, bounds, buckets={"": SIZES[1:]})
     assert package.manifest.buckets is not None
     assert not package.manifest.buckets.outputs
     assert {length.output for length in package.manifest.lengths or ()} == {"chosen", "best"}

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from builder.compiling.compilation import compile
+from builder.compiler import compile
 from builder.importer import import_onnx
 from builder.importer.rewrites import apply_rewrites
 from tests.builder.importer.rewrites.cases import BOOL, INT64, Case, ModelMaker, check_case, one, operators

@@ -14,9 +14,7 @@ import flatbuffers
 import numpy as np
 import pytest
 
-from builder import compile, load
-from builder.compiling.bucketed_compilation import compile_buckets
-from builder.importer.bounded_shapes import declared_dims, parse_bounded_shapes, resolve_bounds
+from builder import Options, compile, load
 from builder.importer.tflite.metadata import Declared, describe, read_metadata
 from builder.importer.tflite.schema import read
 from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
@@ -167,7 +165,7 @@ def test_a_bundle_takes_them_over(tmp_path: Path) -> None:
     package = compile(model)
     assert package.manifest.preprocess == model.preprocess
     assert package.members["labels.txt"].decode() == "cat\ndog\nGänse\n"
-    other = compile(model, preprocess="unit").manifest.preprocess
+    other = compile(model, options=Options(preprocess="unit")).manifest.preprocess
     assert other is not None and other.scale == 1 / 255
 
 
@@ -178,9 +176,11 @@ def test_another_shape_has_no_pictures(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("bounds", "has_pictures"), [("1..2,4,6,3", True), ("1,4..5,6,3", False)])
+@pytest.mark.parametrize(
+    ("bounds", "sizes", "has_pictures"), [("1..2,4,6,3", "1,2", True), ("1,4..5,6,3", "4,5", False)]
+)
 def test_bounds_of_the_batch_leave_it_its_pictures(
-    tmp_path: Path, bounds: str, *, has_pictures: bool
+    tmp_path: Path, bounds: str, sizes: str, *, has_pictures: bool
 ) -> None:
     path = tmp_path / "classifier.tflite"
     graph = FileSubgraph()
@@ -188,9 +188,8 @@ def test_bounds_of_the_batch_leave_it_its_pictures(
     graph.outputs = [graph.tensor((1, 3))]
     graph.op("MEAN", [0, graph.constant([1, 2])], graph.outputs, "ReducerOptions")
     path.write_bytes(write(graph, metadata={"TFLITE_METADATA": metadata([127.5], [127.5])}))
-    shapes = resolve_bounds(parse_bounded_shapes(f"picture:[{bounds}]"), declared_dims(str(path)))
-    sizes = {"": range(shapes.dimensions[0].low, shapes.dimensions[0].high + 1)}
-    manifest = compile_buckets(path, shapes, sizes={k: tuple(v) for k, v in sizes.items()}).manifest
+    options = Options(input_shapes=f"picture:[{bounds}]", buckets=sizes)
+    manifest = compile(path, options=options).manifest
     assert manifest.preprocess == (load(path).preprocess if has_pictures else None)
 
 

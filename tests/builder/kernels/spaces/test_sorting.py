@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
-from builder.compiling.compilation import compile
+from builder.compiler import compile
 from builder.errors import UnsupportedOperatorError
 from builder.importer.onnx_import import import_onnx
 from builder.kernels.spaces import selection, sorting

@@ -10,11 +10,13 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from builder.compiling.options import Options
 from builder.errors import ModelError
 from builder.importer import import_onnx
-from builder.quantising.sized_weights import SizedWeights
-from builder.quantising.weights_only import WEIGHTS_PRECISIONS, WeightsPrecision
+from builder.quantising.precisions import Quantiser
+from builder.quantising.weights_only import WEIGHTS_PRECISIONS, WeightsPrecision, WeightsReport
 from builder.running.local_run import Runner
+from builder.target.device_target import resolve
 from tests import changing_models
 
 WIDTH = 64
@@ -41,9 +43,9 @@ def layers() -> onnx.ModelProto:
 
 @pytest.mark.parametrize("precision", WEIGHTS_PRECISIONS)
 def test_each_size_has_the_same_weights(precision: WeightsPrecision) -> None:
-    weights = SizedWeights(precision, progress=lambda _: None)
+    weights = Quantiser(resolve("host"), Options(precision=precision), lambda _: None)
     models = [weights(import_onnx(layers(), input_shapes={"x": (batch, WIDTH)})) for batch in (4, 2, 1)]
-    assert weights.report is not None
+    assert isinstance(weights.report, WeightsReport)
     assert weights.report.quantised == 2 * WIDTH * WIDTH
     stored = [sorted(t.raw_data for t in model.onnx.graph.initializer) for model in models]
     assert stored[0] == stored[1] == stored[2]
@@ -56,7 +58,7 @@ def test_each_size_has_the_same_weights(precision: WeightsPrecision) -> None:
 
 def test_a_model_without_weights_is_refused() -> None:
     with pytest.raises(ModelError, match="float32 weights of matrix products"):
-        SizedWeights("weights-int8", progress=lambda _: None)(
+        Quantiser(resolve("host"), Options(precision="weights-int8"), lambda _: None)(
             import_onnx(changing_models.largest(), input_shapes={"x": (1, 4)})
         )
 
@@ -64,8 +66,9 @@ def test_a_model_without_weights_is_refused() -> None:
 @pytest.mark.slow
 def test_a_bundle_of_buckets_with_weights_of_few_bits(tmp_path: Path) -> None:
     sizes = {"batch": (2, 4)}
-    quantise = SizedWeights("weights-int8", progress=lambda _: None)
-    small = changing_models.compiled(layers(), tmp_path, "x:[1..4,64]", sizes=sizes, quantise=quantise)
+    small = changing_models.compiled(
+        layers(), tmp_path, "x:[1..4,64]", buckets=sizes, precision="weights-int8"
+    )
     # Two layers of one byte for each weight, and the scales.
     assert len(small.members["mod.params"]) < 2 * WIDTH * WIDTH * 1.2
     runner = Runner(small)
