@@ -22,7 +22,8 @@ from typing import Final, Generic, TypeVar
 from agent.errors import SessionGoneError, SessionStepError
 
 # Ended sessions whose reason is remembered. A client that does not count its steps learns only from it that
-# its session has begun again, so it is larger than the number of sessions that a device usually has.
+# its session has begun again, so it is larger than the number of sessions that a device usually has, and a
+# client that ends many sessions makes those of no other be forgotten.
 MAX_GONE: Final = 1024
 _SHOWN: Final = 80
 # Entries of the order for each client, most of them no longer true: beyond that, it is sorted again.
@@ -56,6 +57,41 @@ class _Session(Generic[Kept]):
     kept: Kept
     next_step: int
     used_s: float
+
+
+class _Reasons:
+    """Why sessions have ended: `MAX_GONE` at most, of which the client with the most loses its oldest."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, OrderedDict[str, str]] = {}
+        self._count = 0
+
+    def get(self, key: Key) -> str:
+        """Return the reason, or an empty text if it is not known."""
+        of_client = self._of.get(key[0])
+        return "" if of_client is None else of_client.get(key[1], "")
+
+    def pop(self, key: Key) -> str:
+        """Return the reason, and forget it."""
+        why = self.get(key)
+        if why:
+            self._remove(key[0], key[1])
+        return why
+
+    def put(self, key: Key, why: str) -> None:
+        """Remember a reason."""
+        self.pop(key)
+        self._of.setdefault(key[0], OrderedDict())[key[1]] = why
+        self._count += 1
+        if self._count > MAX_GONE:
+            most = max(self._of, key=lambda client: len(self._of[client]))
+            self._remove(most, next(iter(self._of[most])))
+
+    def _remove(self, client: str, name: str) -> None:
+        del self._of[client][name]
+        self._count -= 1
+        if not self._of[client]:
+            del self._of[client]
 
 
 class Sessions(Generic[Kept]):
@@ -98,7 +134,7 @@ class Sessions(Generic[Kept]):
         # Who must give way first: the client with the most sessions, of several the one that used its oldest
         # session least recently. An entry that is no longer true stays until it comes to the top.
         self._order: list[tuple[int, int, str]] = []
-        self._gone: OrderedDict[Key, str] = OrderedDict()
+        self._gone = _Reasons()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -123,10 +159,10 @@ class Sessions(Generic[Kept]):
         self._end_idle()
         key = (client, name)
         session = self._sessions.get(key)
-        if step == 0 or (step is None and session is None and key not in self._gone):
+        if step == 0 or (step is None and session is None and not self._gone.get(key)):
             return Visit(key, 0, self._begin())
         if session is None:
-            why = self._gone.pop(key, "") if step is None else self._gone.get(key, "")
+            why = self._gone.pop(key) if step is None else self._gone.get(key)
             why = why or "the model was restarted or replaced, or the session began elsewhere"
             raise SessionGoneError(
                 f"session {name[:_SHOWN]!r} has ended: {why}", hint="begin again, with session_step 0"
@@ -137,7 +173,7 @@ class Sessions(Generic[Kept]):
 
     def leave(self, visit: Visit[Kept], *, end: bool = False) -> None:
         """Record that a request was answered; with `end`, its session ends."""
-        self._gone.pop(visit.key, None)
+        self._gone.pop(visit.key)
         if end:
             self._drop(visit.key)
             return
@@ -163,7 +199,7 @@ class Sessions(Generic[Kept]):
         session = self._sessions.get(key)
         if session is not None and step is not None:
             _check_step(name, session.next_step, step)
-        self._gone.pop(key, None)
+        self._gone.pop(key)
         self._drop(key)
 
     def _surplus(self, client: str) -> Key:
@@ -213,9 +249,7 @@ class Sessions(Generic[Kept]):
     def _evict(self, key: Key, why: str) -> None:
         self._drop(key)
         self.evicted += 1
-        self._gone[key] = why
-        if len(self._gone) > MAX_GONE:
-            self._gone.popitem(last=False)
+        self._gone.put(key, why)
 
     def _drop(self, key: Key) -> None:
         if self._sessions.pop(key, None) is not None:

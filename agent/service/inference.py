@@ -227,7 +227,7 @@ class Inference:
                 message,
                 # The filter also matches names that no model can have.
                 "" if topic is None else topic.model,
-                asking_user(message.topic) if topic is None else topic.user,
+                asking_user(message.topic) if topic is None else topic.user or None,
                 seq=next(self._numbers),
                 now_s=_now_s(),
                 default_deadline_s=self._default_deadline_s,

@@ -127,7 +127,7 @@ class InferMessage:
         )
 
     @classmethod
-    def from_message(cls, message: Message, user: str = "") -> InferMessage:
+    def from_message(cls, message: Message, user: str | None = None) -> InferMessage:
         """Read a request.
 
         Parameters
@@ -135,7 +135,7 @@ class InferMessage:
         message
             The message.
         user
-            Who asks, by its topic; empty if the topic does not say.
+            Who asks, by its topic; None if the topic does not say.
 
         Raises
         ------
@@ -167,7 +167,7 @@ class InferMessage:
                 "foreign_response_topic",
                 f"expected a topic below {PREFIX}/replies/ for the answer, got {request.reply_to[:200]!r}",
             )
-        return _of_user(request, reply, user) if user else _of_anybody(request)
+        return _of_anybody(request) if user is None else _of_user(request, reply, user)
 
 
 def _of_user(request: InferMessage, reply: Reply, user: str) -> InferMessage:

@@ -270,10 +270,10 @@ def _parse_device_topic(device: str, levels: list[str]) -> Topic | None:
     return None
 
 
-def asking_user(text: str) -> str:
-    """Return the user in the topic of a request that `parse_topic` refuses; empty if it has none."""
+def asking_user(text: str) -> str | None:
+    """Return the user in the topic of a request that `parse_topic` refuses; None if it has no such level."""
     before, _, last = text.rpartition("/")
-    return last if before.endswith("/infer") else ""
+    return last if before.endswith("/infer") else None
 
 
 def infer_filters(device: str) -> tuple[str, str]:

@@ -117,7 +117,7 @@ class Pending:
         cls,
         message: Message,
         model: str,
-        user: str = "",
+        user: str | None = None,
         *,
         seq: int,
         now_s: float,
@@ -136,7 +136,7 @@ class Pending:
         model
             The model's name, from the topic.
         user
-            Who asks, from the topic; empty if it does not say.
+            Who asks, from the topic; None if it does not say.
         seq
             A number that no other request of this process has.
         now_s

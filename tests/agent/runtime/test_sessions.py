@@ -136,7 +136,19 @@ def test_what_is_remembered_of_ended_sessions_is_bounded() -> None:
     sessions, _ = make(most=1)
     for number in range(MAX_GONE + 10):
         step(sessions, "a", f"s{number}", 0)
-    assert len(sessions._gone) == MAX_GONE
+    assert sessions._gone._count == MAX_GONE
+
+
+def test_what_a_client_ends_does_not_make_that_of_another_be_forgotten() -> None:
+    sessions, clock = make()
+    step(sessions, "alice", "cam")
+    clock.now_s += 11
+    for number in range(MAX_GONE + 10):
+        step(sessions, "mallory", f"s{number}")
+    with pytest.raises(SessionGoneError, match="unused for 10 s"):
+        sessions.enter("alice", "cam", None)
+    # She was told: now it begins again.
+    assert step(sessions, "alice", "cam") == [0]
 
 
 @given(

@@ -37,6 +37,7 @@ RECIPES = ROOT / "examples" / "clients"
 BOB = """
 user bob
 topic write edge/v1/+/models/+/infer/bob
+topic read edge/v1/replies/bob/#
 topic read edge/v1/+/state
 """
 TEST = """
@@ -384,6 +385,9 @@ READS = [
     ("fleet", "edge/v1/kitchen/models/echo/infer/alice", REFUSED),
     ("dashboard", "edge/v1/kitchen/metrics", ALLOWED),
     ("homeassistant", "edge/v1/replies/alice/kitchen/1", REFUSED),
+    # Nor is a name with a wildcard or a level of a topic another name.
+    ("alice/kitchen", "edge/v1/replies/alice/kitchen/1", REFUSED),
+    ("alice/#", "edge/v1/replies/alice/kitchen/1", REFUSED),
     ("+", "edge/v1/replies/alice/kitchen/1", REFUSED),
     ("#", "edge/v1/replies/alice/kitchen/1", REFUSED),
 ]

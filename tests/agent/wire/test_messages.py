@@ -302,7 +302,7 @@ def test_refusal_of_another_users_response_topic_is_short_whatever_the_names() -
             InferMessage.from_message(message, "m" * 128)
 
 
-@pytest.mark.parametrize("user", ["a b", "+", "m" * 129, "groups", "$x"])
+@pytest.mark.parametrize("user", ["", "a b", "+", "m" * 129, "groups", "$x"])
 def test_user_that_no_answer_can_reach_is_unanswerable(user: str) -> None:
     for message in asked(REPLY):
         with pytest.raises(UnanswerableError, match="expected the name of a user") as caught:

@@ -129,7 +129,7 @@ def test_user_is_the_level_after_infer() -> None:
 def test_name_that_cannot_be_a_user_is_in_no_topic(kind: type[Infer | GroupInfer], user: str) -> None:
     text = f"{format_topic(kind('kitchen', 'm'))}/{user}"
     assert parse_topic(text) is None
-    assert topics.asking_user(text) == ("" if "/" in user else user)
+    assert topics.asking_user(text) == (None if "/" in user else user)
     if user:
         with pytest.raises(ValueError, match="topic"):
             format_topic(kind("kitchen", "m", user))

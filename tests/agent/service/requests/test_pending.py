@@ -16,7 +16,7 @@ from agent.worker.frames import MAX_HEADER_BYTES, encode
 TOPIC = "edge/v1/kitchen/models/echo/infer"
 
 
-def read(payload: bytes = b"", asked_by: str = "", **properties: object) -> Pending:
+def read(payload: bytes = b"", asked_by: str | None = None, **properties: object) -> Pending:
     made = Properties(**{"response_topic": "edge/v1/replies/alice/1/2", **properties})  # type: ignore[arg-type]
     return Pending.read(
         Message(TOPIC, payload, 1, properties=made),
