@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.conformance.case import Array
 
@@ -69,29 +70,30 @@ def difference(found: Array, want: Array, rtol: float = 0.0, atol: float = 0.0) 
     """
     if found.shape != want.shape:
         return f"expected shape {list(want.shape)}, got {list(found.shape)}"
-    if want.dtype.kind in "US":
-        equal = np.asarray(found.astype(str) == want.astype(str))
-        return _counted(~equal, found, want)
-    is_standard = want.dtype.isbuiltin == 1
-    if is_standard and found.dtype != want.dtype:
+    if want.dtype.isbuiltin == 1 and want.dtype.kind not in "US" and found.dtype != want.dtype:
         return f"expected {want.dtype}, got {found.dtype}"
+    return _counted(differing(found, want, rtol, atol), found, want)
+
+
+def differing(found: Array, want: Array, rtol: float = 0.0, atol: float = 0.0) -> npt.NDArray[np.bool_]:
+    """Return which elements of two outputs of one shape differ; parameters as in `difference`."""
+    if want.dtype.kind in "US":
+        return np.asarray(found.astype(str) != want.astype(str))
     if want.dtype.kind in "biu":
-        return _counted(np.asarray(found != want), found, want)
+        return np.asarray(found != want)
     if want.dtype.kind == "c":
-        close = np.isclose(found, want, max(rtol, RTOL), max(atol, ATOL), equal_nan=True)
-        return _counted(~close, found, want)
+        return ~np.isclose(found, want, max(rtol, RTOL), max(atol, ATOL), equal_nan=True)
     is_short = want.dtype.itemsize < 4
     right = want.astype(np.float64)
     finite = np.abs(right[np.isfinite(right)])
     scale = max(1.0, float(np.median(finite))) if finite.size else 1.0
-    close = np.isclose(
+    return ~np.isclose(
         found.astype(np.float64),
         right,
         rtol=max(rtol, RTOL_SHORT if is_short else RTOL),
         atol=max(atol, (ATOL_SHORT if is_short else ATOL) * scale),
         equal_nan=True,
     )
-    return _counted(~close, found, want)
 
 
 def _counted(differs: Array, found: Array, want: Array) -> str:

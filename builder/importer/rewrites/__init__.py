@@ -48,6 +48,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "ConvTranspose": convolution.conv_transpose,
     "Cosh": elementwise.cosh,
     "CumProd": scatter.cumulative_product,
+    "CumSum": scatter.cumulative_sum,
     "DFT": fourier.dft,
     "DeformConv": scatter.deformable_convolution,
     "DequantizeLinear": quantised.dequantise_blocks,

@@ -55,6 +55,21 @@ def compress(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto]
     return new.nodes
 
 
+def cumulative_sum(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """CumSum of a scalar, which PyTorch's exporter writes with axis 0: the scalar itself."""
+    return _of_scalar(node, graph, 0) if graph.shape_of(node.input[0]) == () else None
+
+
+def _of_scalar(node: onnx.NodeProto, graph: OnnxGraph, nothing: int) -> Sequence[onnx.NodeProto] | None:
+    found = graph.type_of(node.input[0])
+    if found is None:
+        return None
+    new = Replacement(node, graph)
+    exclusive = attributes(node).get("exclusive", 0)
+    new.op("Identity", new.constant(nothing, found.dtype) if exclusive else node.input[0], to=node.output[0])
+    return new.nodes
+
+
 def cumulative_product(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """CumProd along a constant axis: products with copies that are shifted by 1, 2, 4 ... places."""
     options = attributes(node)
@@ -62,6 +77,8 @@ def cumulative_product(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.
     place = graph.constant(node.input[1])
     if found is None or shape is None or place is None or place.size != 1:
         return None
+    if not shape:
+        return _of_scalar(node, graph, 1)
     axis = int(place.reshape(())) % len(shape)
     reverse, extent = bool(options.get("reverse", 0)), shape[axis]
     new = Replacement(node, graph)

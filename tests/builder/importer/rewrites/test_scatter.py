@@ -85,3 +85,14 @@ def test_determinants(make_model: ModelMaker, noise: Any, run_onnx: Any, size: i
 
 def test_the_determinant_of_one_matrix(make_model: ModelMaker, noise: Any, agrees: Any) -> None:
     agrees(make_model([one("Det", ["x"])], {"x": [5, 5]}, {"y": []}), noise(5, 5))
+
+
+@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize(("kind", "nothing"), [("CumSum", 0), ("CumProd", 1)])
+def test_a_scalar_is_its_own_sum_and_product(
+    make_model: ModelMaker, run_onnx: Any, kind: str, nothing: int, exclusive: int
+) -> None:
+    node = one(kind, ["x", "axis"], exclusive=exclusive)
+    model = make_model([node], {"x": []}, {"y": []}, {"axis": np.int64(0)}, opset=26)
+    (found,) = run_onnx(import_onnx(model).onnx, {"x": np.array(7, np.float32)})
+    np.testing.assert_array_equal(found, np.float32(nothing if exclusive else 7))
