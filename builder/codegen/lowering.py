@@ -12,6 +12,7 @@ from builder.codegen.bodies import with_bodies
 from builder.codegen.byte_rounding import write_byte_rounding
 from builder.codegen.byte_tables import write_byte_tables
 from builder.codegen.carried_nan import carry_nan
+from builder.codegen.conditions import write_choices
 from builder.codegen.dot_products import write_dot_products
 from builder.codegen.joined_bytes import join_byte_stores
 from builder.codegen.linear_indices import simplify_indices
@@ -88,7 +89,7 @@ def lower_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
     tables = write_byte_tables(join_byte_stores(apart, features), features)
     rounded = write_byte_rounding(tables, arch_of(target))
     functions = keep_on_stack(tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(rounded))
-    final = carry_nan(expand_functions(functions), arch_of(target))
+    final = carry_nan(expand_functions(write_choices(functions)), arch_of(target))
     return t.LowerIntrin()(hide_remainders(final))
 
 
