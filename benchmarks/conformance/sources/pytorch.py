@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.conformance.case import Array, Case
 from benchmarks.conformance.sources.makers import Maker
+from benchmarks.conformance.sources.onnx_nodes import apart as why_apart
 
 # Of an operator's calls, so many are written by the exporter of TorchScript, evenly spread over them.
 SAMPLES: Final = 3
@@ -89,19 +90,17 @@ def make(name: str, operator: str, info: Any, index: int, exporter: str, folder:
     with torch.no_grad():
         outputs = call(*(tensor.clone() for tensor in tensors))
         again = call(*(tensor.clone() for tensor in tensors))
-    apart = "" if tensors else "no inputs"
-    if not all(map(_is_same, outputs, again)):
-        apart = "random numbers"
+    apart = "" if all(map(_is_same, outputs, again)) else "random numbers"
     path = folder / "model.onnx"
     names = [f"x{place}" for place in range(len(tensors))]
     export(call, tensors, names, path, exporter)
-    graph = onnx.load(path).graph
+    model = onnx.load(path)
+    graph = model.graph
     if len(graph.output) != len(outputs):
         raise ValueError(f"expected {len(outputs)} outputs, got {len(graph.output)}")
     given = dict(zip(names, tensors, strict=True))
     inputs = {value.name: _array(given[value.name]) for value in graph.input}
-    if not inputs:
-        apart = "no inputs"
+    apart = why_apart(model) or apart
     return Case("pytorch", name, operator, path, inputs, [_array(value) for value in outputs], apart=apart)
 
 
