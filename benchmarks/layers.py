@@ -135,8 +135,8 @@ def roof(threads: int) -> Roof:
 def profile(bundle: Path, threads: int) -> tuple[Layer, ...]:
     """Time every layer of a bundle, in order of execution."""
     from agent.bundle.graph import Graph
-    from agent.runtime import debug_executor
     from builder.bundles.package import Package
+    from builder.running import debug_executor
     from builder.running.in_memory import load_kernels
 
     package = Package.load(bundle)

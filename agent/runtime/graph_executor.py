@@ -29,7 +29,6 @@ from agent.bundle.params import ParamEntry, index_params
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import FormatError, IncompatibleError, InputError
 from agent.runtime import load_time
-from agent.runtime.benchmark import BenchmarkResult, time_calls
 from agent.runtime.host_tensor import as_array, check_adoptable, check_fits, copy_of
 from agent.runtime.memory import GraphMemory
 from agent.runtime.module import KernelModule
@@ -39,6 +38,8 @@ from agent.runtime.storage import Array
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+    from agent.runtime.benchmark import BenchmarkResult
 
 
 def create(
@@ -348,6 +349,9 @@ class GraphModule:
         ExecutionError
             If a kernel fails.
         """
+        # Imported late: a worker times nothing, and does without 300 KiB of statistics.
+        from agent.runtime.benchmark import time_calls
+
         if func_name != "run":
             raise InputError(f"func_name: expected run, got {func_name!r:.80}")
         for name, value in inputs.items():

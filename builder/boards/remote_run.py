@@ -14,11 +14,11 @@ from typing import Any, Final
 from agent.array_file import damage, read_arrays, reason_of, write_arrays
 from agent.runtime.benchmark import BenchmarkResult
 from agent.runtime.postprocess import Value
-from agent.runtime.report import Report
 from builder.boards.measuring_process import MeasuringProcess
 from builder.boards.rpc_boards import NO_BOARD_S, SESSION_S
 from builder.boards.tracker_client import Tracker
 from builder.bundles.package import Package
+from builder.bundles.profile_report import Report
 from builder.errors import BoardError, CandidateError, FleetError, ModelError, PackageError
 from builder.running.inputs import Inputs, Picture, Sound, read_inputs
 from builder.running.local_run import FillMode, RunResult

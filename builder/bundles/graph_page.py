@@ -23,8 +23,8 @@ from agent.bundle.layer import Layer
 from agent.bundle.node import NOP
 from agent.bundle.params import index_params
 from agent.durable import replacing
-from agent.runtime.report import Report, Row
 from builder.bundles.package import Package
+from builder.bundles.profile_report import Report, Row
 from builder.errors import OTHER_FOLDER, PackageError
 
 _DATA: Final = "/*data*/null"

@@ -19,8 +19,8 @@ from builder.cli.input_names import check_named, is_many, named_inputs
 from builder.spelling import similar_file
 
 if TYPE_CHECKING:
-    from agent.runtime.report import Report
     from builder.bundles.package import Package
+    from builder.bundles.profile_report import Report
     from builder.running.local_run import RunResult
 
 MAX_REPORT_BYTES: Final = 64 << 20  # 65536 calls with long names take some 40 MB
@@ -421,7 +421,7 @@ def _read_report(args: argparse.Namespace) -> Report | None:
     """Read the profile to compare with; check the page's path, too, before anything is run."""
     from pathlib import Path
 
-    from agent.runtime.report import Report
+    from builder.bundles.profile_report import Report
     from builder.errors import PackageError
 
     if args.html:

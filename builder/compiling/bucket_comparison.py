@@ -15,7 +15,6 @@ import numpy.typing as npt
 from agent.bundle.buckets import Buckets
 from agent.bundle.processing import Preprocess
 from agent.runtime.bucketed_module import BucketedModule
-from agent.runtime.debug_executor import GraphModuleDebug
 from builder.codegen.merged_graphs import MergedGraphs
 from builder.compiling import block_parity, framework_parity, parity, tolerances
 from builder.compiling.comparison import Compared, check_rounding, compare_model
@@ -25,6 +24,7 @@ from builder.compiling.padding import request_samples
 from builder.compiling.plan import Plan
 from builder.compiling.sample_inputs import samples
 from builder.compiling.sized_models import Sizes
+from builder.running.debug_executor import GraphModuleDebug
 from builder.running.in_memory import load_kernels
 
 Progress = Callable[[str], None]

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from agent.bundle.processing import Postprocess, Preprocess
 from agent.bundle.quantisation import by_name
-from agent.runtime.debug_executor import GraphModuleDebug
 from builder.compiling import (
     block_parity,
     framework_parity,
@@ -30,6 +29,7 @@ from builder.compiling.output_presets import Signature
 from builder.compiling.special_samples import is_elementwise, special_samples
 from builder.importer import ImportedModel
 from builder.kernels.passes.halves import floats_of
+from builder.running.debug_executor import GraphModuleDebug
 
 Progress = Callable[[str], None]
 Array = npt.NDArray[np.generic]

@@ -23,7 +23,6 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
 from agent.runtime.benchmark import BenchmarkResult
 from agent.runtime.bucketed_module import BucketedModule
-from agent.runtime.debug_executor import GraphModuleDebug
 from agent.runtime.graph_executor import GraphModule, load
 from agent.runtime.lengths import cut, cut_objects
 from agent.runtime.module import KernelModule
@@ -31,12 +30,13 @@ from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Postprocessor, Value
 from agent.runtime.preprocess import Preprocessor
 from agent.runtime.quantisation import to_input
-from agent.runtime.report import Report, Stage
 from agent.runtime.streaming import StreamingModel, is_streaming
 from agent.runtime.wav import read_recording
 from agent.wire.content_types import WAV
 from builder.bundles.package import Package
+from builder.bundles.profile_report import Report, Stage
 from builder.errors import ModelError, PackageError, ShapeError
+from builder.running.debug_executor import GraphModuleDebug
 from builder.running.in_memory import load_kernels
 from builder.running.inputs import Arrays, Inputs, Picture, Sound, read_inputs
 from builder.running.nearest import Nearest, nearest_of

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from agent.bundle.params import dump_params
-from agent.runtime import debug_executor
 from builder.codegen.graph_codegen import generate
 from builder.compiling.compilation import build_for_host
 from builder.compiling.lower import lower
 from builder.compiling.parity import run_as_defined
 from builder.importer import load
 from builder.quantising.halves import to_halves
+from builder.running import debug_executor
 from builder.running.in_memory import load_kernels
 from builder.target.device_target import resolve
 

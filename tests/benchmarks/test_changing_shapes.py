@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 import pytest
 
-from agent.runtime.debug_executor import GraphModuleDebug
 from agent.runtime.graph_executor import load
 from benchmarks.changing_shapes import WORST_EDGE, WORST_MASKED, edge_costs, encoder, masked_costs, tokens
 from builder.compiler import compile as compile_model
 from builder.compiling.options import Options
+from builder.running.debug_executor import GraphModuleDebug
 from builder.running.in_memory import load_kernels
 
 pytestmark = pytest.mark.slow

@@ -9,9 +9,10 @@ import pytest
 
 from agent.bundle.graph import Graph
 from agent.errors import InputError
-from agent.runtime import debug_executor, graph_executor
+from agent.runtime import graph_executor
 from agent.runtime.memory import GraphMemory
 from agent.runtime.storage import Array, Block, allocate
+from builder.running import debug_executor
 from tests.fake_module import FakeModule, GraphBuilder, aligned, params
 
 X = np.random.default_rng(3).standard_normal(16, dtype=np.float32)

@@ -246,7 +246,8 @@ def test_the_worker_holds_only_what_it_needs(kernel_library: Path, tmp_path: Pat
         from agent.worker import __main__ as worker
         status = worker.main([sys.argv[1]])
         held = {name for name, module in sys.modules.items() if module}
-        forbidden = "torch ml_dtypes tvm onnx onnxruntime builder paho agent.service agent.deploy agent.mqtt"
+        forbidden = "torch ml_dtypes tvm onnx onnxruntime builder paho statistics"
+        forbidden += " agent.service agent.deploy agent.mqtt agent.runtime.benchmark"
         print(status, sorted(held & set(forbidden.split())), "PIL" in held, "cryptography" in held)
     """
     from agent.worker.channel import Channel, send_load

@@ -16,9 +16,9 @@ from agent.bundle.layer import Layer
 from agent.bundle.node import Node, NodeEntry
 from agent.bundle.params import dump_params
 from agent.bundle.tensor_spec import TensorSpec
-from agent.runtime.report import Report, Row
 from builder.bundles.graph_page import write_page
 from builder.bundles.package import Package
+from builder.bundles.profile_report import Report, Row
 from builder.errors import PackageError
 from tests.bundles import make_manifest
 from tests.needs import needed

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from agent.bundle.params import dump_params
-from agent.runtime import debug_executor
 from builder.codegen.graph_codegen import GeneratedGraph
 from builder.compiling.block_agreement import Step
+from builder.running import debug_executor
 from builder.running.in_memory import load_kernels
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from agent.errors import InputError
-from agent.runtime import debug_executor
+from builder.running import debug_executor
 from tests.fake_module import FakeModule, GraphBuilder, params
 
 X = np.array([1, -2, 3, -4], np.float32)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agent.bundle.layer import Layer
-from agent.runtime.report import Report, Row, Stage
+from builder.bundles.profile_report import Report, Row, Stage
 
 CONV = Layer.of([("Conv", "/a/conv"), ("Relu", "/a/relu")], "3x3 /2", [(1, 3, 8, 8)], [(1, 4, 4, 4)])
 REPORT = Report(

@@ -17,8 +17,8 @@ from agent.runtime.benchmark import BenchmarkResult, time_calls
 from agent.runtime.graph_executor import GraphModule, load
 from agent.runtime.host_tensor import check_fits, copy_of
 from agent.runtime.program import Kernels
-from agent.runtime.report import Report, Row
 from agent.runtime.storage import Array
+from builder.bundles.profile_report import Report, Row
 
 
 def create(
