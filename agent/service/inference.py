@@ -323,7 +323,9 @@ class Inference:
                 answer = refusal(self._undeliverable(answer, TOO_LARGE), pending.head)
                 properties = self._properties(pending.reply, answer)
             if pending.key is not None:
-                self._answers.put(AnswerRecord(pending.key, pending.reply, answer), cheap=cheap)
+                self._answers.put(
+                    AnswerRecord(pending.key, pending.reply, answer, pending.client), cheap=cheap
+                )
         except Exception:  # noqa: BLE001 - the outermost loop of an answer: it must not hold up all others
             _log.exception("internal error while an answer is prepared")
             self._metrics.count("edge_faults_total")

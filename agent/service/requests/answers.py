@@ -4,7 +4,8 @@ Two requests are the same if their topic, Response Topic, Correlation Data and t
 are equal; clients that happen to choose equal Correlation Data are kept apart. An answer is remembered until
 `GRACE_S` after the request's expiry, because a second delivery may be that late, in a broker or on a busy
 machine. Refusals that cost nothing (a full queue, an unknown model) have a separate limit, so that a storm of
-them drops no answer that took work.
+them drops no answer that took work. When there are too many, the client with the most loses its oldest: one
+that asks much does not make the answers of others be forgotten.
 
 The answers are in an SQLite database. It is written before an answer is published and never waits for the
 disk: it must outlive this process, not the machine. After a power cut its content is not trusted (it holds
@@ -28,7 +29,7 @@ import sqlite3
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -50,7 +51,7 @@ _LENGTH: Final = struct.Struct(">I")
 
 FILE: Final = "answers.db"
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_SCHEMA: Final = 5
+_SCHEMA: Final = 6
 _MEMORY: Final = ":memory:"
 # How often a file is tried again that could not be written.
 _RETRY_INTERVAL_S: Final = 60.0
@@ -64,7 +65,8 @@ _LOG_INTERVAL_S: Final = 60.0
 _TABLES: Final = """
 CREATE TABLE meta (schema INTEGER, boot TEXT);
 CREATE TABLE answers (
-  number INTEGER PRIMARY KEY, key BLOB, deadline_s REAL, cheap INTEGER, bytes INTEGER, head TEXT, payload BLOB
+  number INTEGER PRIMARY KEY, key BLOB, deadline_s REAL, cheap INTEGER, bytes INTEGER, client TEXT, head TEXT,
+  payload BLOB
 );
 CREATE TABLE undelivered (number INTEGER PRIMARY KEY);
 """
@@ -72,6 +74,9 @@ CREATE TABLE undelivered (number INTEGER PRIMARY KEY);
 _CACHE_KIB: Final = 256
 # Answers that took work are class 0, refusals class 1.
 _CLASSES: Final = 2
+# More clients than this share one account, so that the one with the most is found in microseconds.
+_MAX_ACCOUNTS: Final = 256
+_SHARED: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +124,70 @@ class ReplyTo:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """An answer, the request that it answers, and where it goes."""
+    """An answer, the request that it answers, where it goes, and who asked, unless that was in a file."""
 
     key: RequestKey
     reply: ReplyTo
     answer: FinalAnswer
+    client: str = field(default=_SHARED, compare=False)
+
+
+class _Account:
+    """The numbers of a client's answers, the oldest first, and their bytes together."""
+
+    __slots__ = ("nbytes", "numbers")
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {}
+        self.nbytes = 0
+
+
+class _Index:
+    """Where the answers of one class are, and whose.
+
+    Attributes
+    ----------
+    numbers
+        Key -> number.
+    nbytes
+        The bytes of all.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: dict[bytes, int] = {}
+        self.nbytes = 0
+        self._accounts: dict[str, _Account] = {}
+        self._clients: dict[int, str] = {}
+
+    def add(self, key: bytes, number: int, client: str, nbytes: int) -> None:
+        """Enter an answer, the newest."""
+        self.numbers[key] = number
+        self.nbytes += nbytes
+        if client not in self._accounts and len(self._accounts) >= _MAX_ACCOUNTS:
+            client = _SHARED
+        account = self._accounts.setdefault(client, _Account())
+        account.numbers[number] = nbytes
+        account.nbytes += nbytes
+        self._clients[number] = client
+
+    def remove(self, key: bytes, number: int) -> None:
+        """Take out an answer, if it is here."""
+        client = self._clients.pop(number, None)
+        if client is None:
+            return
+        self.numbers.pop(key, None)
+        account = self._accounts[client]
+        nbytes = account.numbers.pop(number)
+        account.nbytes -= nbytes
+        self.nbytes -= nbytes
+        if not account.numbers:
+            del self._accounts[client]
+
+    def surplus(self, newest: int, *, in_bytes: bool) -> int:
+        """Return the number of the oldest answer of the client with the most, which is not `newest`."""
+        full = [each for each in self._accounts.values() if next(iter(each.numbers)) != newest]
+        most = max(full, key=lambda each: each.nbytes if in_bytes else len(each.numbers))
+        return next(iter(most.numbers))
 
 
 class AnswerStore:
@@ -153,9 +217,8 @@ class AnswerStore:
         self._has_file = folder is not None
         self._boot = _boot_id() if boot is None else boot
         self._next = 1
-        # Key -> number, the oldest first; one for answers that took work, one for refusals.
-        self._numbers: tuple[dict[bytes, int], dict[bytes, int]] = ({}, {})
-        self._bytes = [0] * _CLASSES
+        # One for answers that took work, one for refusals.
+        self._indexes = [_Index() for _ in range(_CLASSES)]
         self._delivered: list[tuple[int]] = []
         self._swept_s = clock()
         self._rate_limited_log = RateLimitedLog(_log, _LOG_INTERVAL_S)
@@ -216,22 +279,22 @@ class AnswerStore:
             self._forget(before)
         number = self._next
         database.execute(
-            "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 number,
                 digest,
                 record.reply.deadline_s,
                 int(cheap),
                 size,
+                record.client,
                 head,
                 record.answer.payload,
             ),
         )
         database.execute("INSERT INTO undelivered VALUES (?)", (number,))
         self._next += 1
-        self._numbers[cheap][digest] = number
-        self._bytes[cheap] += size
-        self._make_room(cheap=cheap)
+        self._indexes[cheap].add(digest, number, record.client, size)
+        self._make_room(number, cheap=cheap)
         database.execute("COMMIT")
         self._delivered.clear()
 
@@ -280,8 +343,9 @@ class AnswerStore:
             self._database = None
 
     def _number(self, key: RequestKey) -> int | None:
-        number = self._numbers[0].get(key.digest)
-        return self._numbers[1].get(key.digest) if number is None else number
+        worked, cheap = self._indexes
+        number = worked.numbers.get(key.digest)
+        return cheap.numbers.get(key.digest) if number is None else number
 
     def _note_delivered(self, database: sqlite3.Connection) -> None:
         if self._delivered:
@@ -305,12 +369,11 @@ class AnswerStore:
         return database
 
     def _read_index(self, database: sqlite3.Connection) -> None:
-        self._numbers, self._bytes = ({}, {}), [0] * _CLASSES
-        for number, key, cheap, size in database.execute(
-            "SELECT number, key, cheap, bytes FROM answers ORDER BY number"
+        self._indexes = [_Index() for _ in range(_CLASSES)]
+        for number, key, cheap, size, client in database.execute(
+            "SELECT number, key, cheap, bytes, client FROM answers ORDER BY number"
         ):
-            self._numbers[cheap][key] = number
-            self._bytes[cheap] += size
+            self._indexes[cheap].add(key, number, client, size)
             self._next = max(self._next, number + 1)
 
     def _is_ours(self, database: sqlite3.Connection) -> bool:
@@ -319,7 +382,7 @@ class AnswerStore:
             return False
         return database.execute("SELECT schema, boot FROM meta").fetchall() == [(_SCHEMA, self._boot)]
 
-    def _make_room(self, *, cheap: bool) -> None:
+    def _make_room(self, newest: int, *, cheap: bool) -> None:
         now_s = self._clock()
         if now_s - self._swept_s >= _SWEEP_INTERVAL_S:
             assert self._database is not None
@@ -331,10 +394,11 @@ class AnswerStore:
                 self._swept_s = now_s
             for (number,) in expired:
                 self._forget(number)
-        numbers = self._numbers[cheap]
+        index = self._indexes[cheap]
         most = MAX_REFUSALS if cheap else MAX_ANSWERS
-        while len(numbers) > most or self._bytes[cheap] > MAX_ANSWER_BYTES:
-            self.dropped += self._forget(next(iter(numbers.values()))) >= now_s
+        while len(index.numbers) > most or index.nbytes > MAX_ANSWER_BYTES:
+            number = index.surplus(newest, in_bytes=len(index.numbers) <= most)
+            self.dropped += self._forget(number) >= now_s
 
     def _forget(self, number: int) -> float:
         """Drop one, and return its deadline."""
@@ -342,14 +406,13 @@ class AnswerStore:
         assert database is not None
         # All rows are fetched: a statement that is not read to its end keeps the log from being reused.
         rows = database.execute(
-            "DELETE FROM answers WHERE number = ? RETURNING key, cheap, bytes, deadline_s", (number,)
+            "DELETE FROM answers WHERE number = ? RETURNING key, cheap, deadline_s", (number,)
         ).fetchall()
         if not rows:
             raise sqlite3.DatabaseError(f"answer {number} is missing")
-        [(key, cheap, size, deadline_s)] = rows
+        [(key, cheap, deadline_s)] = rows
         database.execute("DELETE FROM undelivered WHERE number = ?", (number,))
-        self._numbers[cheap].pop(key, None)
-        self._bytes[cheap] -= size
+        self._indexes[cheap].remove(key, number)
         until_s: float = deadline_s
         return until_s
 
@@ -369,7 +432,7 @@ class AnswerStore:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
         if self._in_memory:
-            self.dropped += sum(map(len, self._numbers))
+            self.dropped += sum(len(index.numbers) for index in self._indexes)
             self._database.close()
             self._database = self._open(_MEMORY)
         else:
@@ -434,7 +497,7 @@ def _check(database: sqlite3.Connection) -> None:
     """
     wrong = database.execute(
         "SELECT COUNT(*) FROM answers WHERE typeof(key) != 'blob' OR cheap NOT IN (0, 1)"
-        " OR typeof(bytes) != 'integer' OR typeof(deadline_s) != 'real'"
+        " OR typeof(bytes) != 'integer' OR typeof(deadline_s) != 'real' OR typeof(client) != 'text'"
     ).fetchone()
     database.execute("SELECT COUNT(*) FROM undelivered").fetchone()
     if wrong != (0,):

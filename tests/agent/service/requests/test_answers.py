@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -24,10 +25,16 @@ def key(number: int) -> RequestKey:
 
 
 def put(
-    store: AnswerStore, number: int, answer: FinalAnswer = TEXT, *, left_s: float = 10.0, cheap: bool = False
+    store: AnswerStore,
+    number: int,
+    answer: FinalAnswer = TEXT,
+    *,
+    left_s: float = 10.0,
+    cheap: bool = False,
+    client: str = "",
 ) -> AnswerRecord:
     reply = ReplyTo("reply", b"\0\xff", 1, store._clock() + left_s, (("traceparent", "00-ab"),))
-    record = AnswerRecord(key(number), reply, answer)
+    record = AnswerRecord(key(number), reply, answer, client)
     store.put(record, cheap=cheap)
     return record
 
@@ -105,6 +112,34 @@ def test_storm_of_refusals_pushes_out_no_answer(store: AnswerStore, monkeypatch:
     assert store.get(key(0)) == TEXT
     assert store.get(key(9)) is not None
     assert store.get(key(1)) is None
+
+
+@pytest.mark.parametrize("limit", ["MAX_ANSWERS", "MAX_ANSWER_BYTES"])
+def test_client_that_asks_much_does_not_make_the_answers_of_others_be_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(answers, limit, 10 if limit == "MAX_ANSWERS" else 3000)
+    with contextlib.closing(AnswerStore(tmp_path)) as store:
+        put(store, 0, client="alice")
+        for number in range(1, 30):
+            put(store, number, client="mallory")
+    with contextlib.closing(AnswerStore(tmp_path)) as store:  # the next process
+        for number in range(30, 60):
+            put(store, number, client="mallory")
+        assert store.get(key(0)) == TEXT
+        assert store.get(key(59)) == TEXT
+        assert store.get(key(1)) is None
+
+
+def test_a_large_answer_is_remembered_although_its_client_then_has_the_most(
+    store: AnswerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 3000)
+    large = FinalAnswer(200, "", "text/plain", b"x" * 2500, "1.0.0", ())
+    for number in range(5):
+        put(store, number, client="mallory")
+    put(store, 9, large, client="alice")
+    assert store.get(key(9)) == large
 
 
 def test_expired_entries_make_room_without_being_counted(
