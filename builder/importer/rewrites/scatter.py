@@ -11,6 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from builder.errors import ModelError
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, input_name, output_name
 from builder.importer.rewrites.windows import Windows
@@ -155,12 +156,17 @@ def max_pool_with_indices(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[on
     rank = len(kernel)
     strides, dilations = (list(options.get(key, [1] * rank)) for key in ("strides", "dilations"))
     if sum(kernel) > MAX_WINDOW:
-        return None
+        raise ModelError(
+            f"MaxPool ({node.name}): expected a window with indices of at most {MAX_WINDOW} places along its "
+            f"axes, got {sum(kernel)}",
+            hint="export it without indices, or take a largest number and its place: x.flatten(-2).max(-1)",
+        )
     windows = Windows.of(options, shape[2:], kernel)
     begins, ends = windows.begins, windows.reach
     new = Replacement(node, graph)
     best = node.input[0]
-    if any(begins) or any(ends):
+    is_padded = any(begins) or any(ends)
+    if is_padded:
         lowest = -np.inf if found.dtype.kind == "f" else np.iinfo(found.dtype).min
         widths = new.ints(0, 0, *begins, 0, 0, *ends)
         best = new.op("Pad", best, widths, new.constant(lowest, found.dtype))
@@ -173,6 +179,8 @@ def max_pool_with_indices(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[on
         best, index = values[0], places[0]
         for value, place in zip(values[1:], places[1:], strict=True):
             larger = new.op("Greater", value, best)
+            if is_padded:  # a number that is no larger than the padding counts, too
+                larger = new.op("Or", larger, new.op("Less", index, new.constant(0, np.int64)))
             best = new.op("Where", larger, value, best)
             index = new.op("Where", larger, place, index)
     if node.output[0]:
@@ -196,15 +204,17 @@ def _along(
 def _flat(
     shape: Sequence[int], begins: Sequence[int], ends: Sequence[int], columns_first: bool
 ) -> NDArray[np.int64]:
-    """The flat index into a plane of each place of the padded input, `[1, 1, *padded]`."""
+    """The flat index into a plane of each place of the padded input, `[1, 1, *padded]`; -1 in the padding."""
     rank = len(begins)
     index = np.zeros([1] * rank, np.int64)
+    is_inside = np.ones([1] * rank, np.bool_)
     for axis in reversed(range(rank)) if columns_first else range(rank):
         places = np.arange(begins[axis] + shape[2 + axis] + ends[axis]) - begins[axis]
         form = [1] * rank
         form[axis] = -1
         index = index * shape[2 + axis] + places.reshape(form)
-    return index[None, None]
+        is_inside = is_inside & ((places >= 0) & (places < shape[2 + axis])).reshape(form)
+    return np.where(is_inside, index, -1)[None, None]
 
 
 def max_unpool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
+from builder.errors import ModelError
 from builder.importer import import_onnx
 from tests.builder.importer.rewrites.cases import INT64, ModelMaker, one
 
@@ -31,6 +33,31 @@ def test_max_pool_says_where_the_maxima_are(
     wanted = run_onnx(model, x)
     for found, want in zip(run_onnx(import_onnx(model).onnx, x), wanted, strict=True):
         np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.float32])
+@pytest.mark.parametrize("pool", ["padded", "columns first", "same", "rounded up"])
+def test_padding_is_never_a_maximum(make_model: ModelMaker, run_onnx: Any, pool: str, dtype: Any) -> None:
+    node = one("MaxPool", ["x"], ["y", "i"], **POOLS[pool])
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    model = make_model(
+        [node], {"x": ([2, 3, 11, 12], kind)}, {"y": ([None] * 4, kind), "i": ([None] * 4, INT64)}
+    )
+    lowest = -np.inf if dtype is np.float32 else np.iinfo(dtype).min
+    x = np.full((2, 3, 11, 12), lowest, dtype)
+    x[1] = np.random.default_rng(0).choice([lowest, lowest, 1], (3, 11, 12))
+    if dtype is np.float32:
+        x[0, 0] = np.nan
+    wanted = run_onnx(model, {"x": x})
+    for found, want in zip(run_onnx(import_onnx(model).onnx, {"x": x}), wanted, strict=True):
+        np.testing.assert_array_equal(found, want)
+
+
+def test_a_window_with_indices_that_is_too_large(make_model: ModelMaker) -> None:
+    node = one("MaxPool", ["x"], ["y", "i"], kernel_shape=[600])
+    model = make_model([node], {"x": [1, 1, 601]}, {"y": [None] * 3, "i": ([None] * 3, INT64)})
+    with pytest.raises(ModelError, match="at most 512 places along its axes, got 600"):
+        import_onnx(model)
 
 
 @pytest.mark.parametrize("opset", [12, 22])
