@@ -115,6 +115,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "ThresholdedRelu": elementwise.thresholded_relu,
     "TopK": indices.top_k,
     "TfIdfVectorizer": scatter.tf_idf,
+    "Unsqueeze": layout.unsqueeze,
 }
 
 # The same for classic models; trees and support vector machines are compiled as they are (`classic/kept.py`).

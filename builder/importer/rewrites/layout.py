@@ -72,6 +72,16 @@ def reverse_sequence(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.No
     return new.nodes
 
 
+def unsqueeze(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Unsqueeze along one axis, a scalar as PyTorch writes it: a list of one."""
+    axis = graph.constant(name) if (name := input_name(node, 1)) else None
+    if axis is None or axis.ndim:
+        return None
+    new, copy = Replacement(node, graph), copy_node(node)
+    copy.input[1] = new.ints(int(axis))
+    return [copy]
+
+
 def split_without_empty(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """Split with empty parts: a Slice for each of the other parts.
 

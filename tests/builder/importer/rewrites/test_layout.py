@@ -19,6 +19,7 @@ CASES: dict[str, Case] = {
     "reversed sequences, time first": (
         one("ReverseSequence", ["x", "n"]), {"n": np.array([2, 1, 2])}, [2, 3, 4],
     ),
+    "one axis more, a scalar": (one("Unsqueeze", ["x", "a"]), {"a": np.array(-2)}, [2, 3, 1, 4]),
 }  # fmt: skip
 
 
