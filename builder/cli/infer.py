@@ -231,7 +231,9 @@ async def _ask(args: argparse.Namespace, data: object) -> list[Answer]:
                     "--raw: expected a picture or tensors, got a recording that is still arriving",
                     hint="leave out --raw, or give a .wav file that is complete",
                 )
-            return [await listen(model, data, sys.stdin.buffer, args.deadline, _print_heard(args))]
+            return [
+                await listen(model, data, sys.stdin.buffer, args.deadline, _print_heard(as_json=args.json))
+            ]
         if not isinstance(data, Request) and (await _keeps_state(model)):
             if args.raw:
                 raise FleetError(
@@ -252,10 +254,10 @@ async def _keeps_state(model: AsyncModel) -> bool:
         return False
 
 
-def _print_heard(args: argparse.Namespace) -> Callable[[Answer], None]:
+def _print_heard(*, as_json: bool) -> Callable[[Answer], None]:
     def show(answer: Answer) -> None:
         for line in _heard(answer):
-            if args.json:
+            if as_json:
                 say_json(line)
             else:
                 say(line["text"], flush=True)

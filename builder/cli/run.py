@@ -177,29 +177,27 @@ def _add_common(parser: Parser) -> None:
     parser.add_argument("--rpc-key", metavar="KEY", help="the key that the board registered with")
 
 
-def _board(args: argparse.Namespace) -> dict[str, str] | None:
+def _board(tracker: str | None, key: str | None) -> dict[str, str] | None:
     """Return the tracker and key of a board, or None for this machine."""
     from builder.errors import FleetError
 
-    if (args.rpc_tracker is None) != (args.rpc_key is None):
-        given, missing = (
-            ("--rpc-tracker", "--rpc-key") if args.rpc_tracker else ("--rpc-key", "--rpc-tracker")
-        )
+    if (tracker is None) != (key is None):
+        given, missing = ("--rpc-tracker", "--rpc-key") if tracker else ("--rpc-key", "--rpc-tracker")
         raise FleetError(
             f"expected both --rpc-tracker and --rpc-key, got only {given}", hint=f"add {missing}"
         )
-    return None if args.rpc_tracker is None else {"tracker": args.rpc_tracker, "key": args.rpc_key}
+    return None if tracker is None or key is None else {"tracker": tracker, "key": key}
 
 
-def _shapes(args: argparse.Namespace) -> dict[str, tuple[int, ...]] | None:
+def _shapes(text: str | None, tracker: str | None) -> dict[str, tuple[int, ...]] | None:
     from builder.errors import ShapeError
     from builder.importer import parse_input_shapes
 
-    if args.input_shapes is None:
+    if text is None:
         return None
-    if args.rpc_tracker is not None:
+    if tracker is not None:
         raise ShapeError("--input-shapes: expected this machine, got a board", hint="give the inputs instead")
-    return parse_input_shapes(args.input_shapes)
+    return parse_input_shapes(text)
 
 
 def _run_on_board(*args: Any, **kwargs: Any) -> RunResult:  # noqa: ANN401 - the arguments of builder.run
@@ -209,7 +207,7 @@ def _run_on_board(*args: Any, **kwargs: Any) -> RunResult:  # noqa: ANN401 - the
 
 
 def _profile_report(package: Package, args: argparse.Namespace, number: int) -> Report:
-    board = _board(args)
+    board = _board(args.rpc_tracker, args.rpc_key)
     if board is None:
         from builder.running.local_run import profile
 
@@ -219,7 +217,7 @@ def _profile_report(package: Package, args: argparse.Namespace, number: int) -> 
             fill_mode=args.fill_mode,
             number=number,
             threads=args.threads,
-            input_shapes=_shapes(args),
+            input_shapes=_shapes(args.input_shapes, args.rpc_tracker),
         )
     from builder.boards.remote_run import profile_on_board
 
@@ -240,9 +238,10 @@ def _run(args: argparse.Namespace) -> int:
     from builder.errors import ModelError
     from builder.running.row_file import is_row_file
 
-    bundle, names = _bundle_and_inputs(args)
+    bundle, names = _bundle_and_inputs(args.bundle, named_inputs(args.inputs))
     package = Package.load(bundle)
-    _check_inputs(args, names)
+    _board(args.rpc_tracker, args.rpc_key)
+    check_named(names)
     _warn_unverified(bundle)
     if any(is_row_file(name) for name in names):
         if len(names) > 1:
@@ -256,16 +255,15 @@ def _run(args: argparse.Namespace) -> int:
     return _run_one(args, package, names[0] if names else None)
 
 
-def _bundle_and_inputs(args: argparse.Namespace) -> tuple[str, list[str]]:
+def _bundle_and_inputs(bundle: str | None, names: list[str]) -> tuple[str, list[str]]:
     """Return the bundle and the inputs; the bundle may come last, after several inputs."""
     from builder.errors import ModelError
 
-    names = named_inputs(args.inputs)
     # The command line comes first: a bundle that it does not name may be that of the folder's project.
     if len(names) > 1 and names[-1].endswith(".bundle"):
         return names.pop(), names
-    if args.bundle is not None:
-        return args.bundle, names
+    if bundle is not None:
+        return bundle, names
     raise ModelError(
         "expected a bundle, got none", hint="for example edgebundle run model.bundle --inputs cat.jpg"
     )
@@ -282,8 +280,8 @@ def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> i
     if args.show_input:
         _show_input(package, given, args.show_input)
     drawn = drawn_names([Path(given)], args.draw)[0] if args.draw and given else None
-    board = _board(args)
-    shaped = partial(run, input_shapes=_shapes(args))
+    board = _board(args.rpc_tracker, args.rpc_key)
+    shaped = partial(run, input_shapes=_shapes(args.input_shapes, args.rpc_tracker))
     run_it = shaped if board is None else partial(_run_on_board, **board)
     result = run_it(
         package,
@@ -331,12 +329,6 @@ def _propose(package: Package) -> None:
     if proposal is not None:
         proposal = confirmed(proposal, package)
         note(f"{proposal} (edgebundle repack adds them)")
-
-
-def _check_inputs(args: argparse.Namespace, names: list[str]) -> None:
-    """Check that the files of inputs exist, before numpy is loaded."""
-    _board(args)
-    check_named(names)
 
 
 def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> int:
@@ -396,9 +388,10 @@ def _show_input(package: Package, given: str | None, output: str) -> None:
 def _profile(args: argparse.Namespace) -> int:
     from builder.bundles.package import Package
 
-    other = _read_report(args)
+    other = _read_report(args.compare, args.html)
     package = Package.load(args.bundle)
-    _check_inputs(args, [args.inputs] if args.inputs else [])
+    _board(args.rpc_tracker, args.rpc_key)
+    check_named([args.inputs] if args.inputs else [])
     report = _profile_report(package, args, number=args.number)
     if args.html:
         from builder.bundles.graph_page import write_page
@@ -408,7 +401,7 @@ def _profile(args: argparse.Namespace) -> int:
         given = read_inputs(args.inputs, package.manifest.inputs)
         values = {} if isinstance(given, Picture | Sound) else given
         shapes = {s.name: s.shape for s in package.manifest.smallest_inputs}
-        shapes = shapes if isinstance(given, Picture) else _shapes(args) or {}
+        shapes = shapes if isinstance(given, Picture) else _shapes(args.input_shapes, args.rpc_tracker) or {}
         write_page(timed_bucket(package, values, shapes), args.html, report, other)
     if args.json:
         say_json(report.to_dict())
@@ -417,20 +410,20 @@ def _profile(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read_report(args: argparse.Namespace) -> Report | None:
+def _read_report(compare: str | None, html: str | None) -> Report | None:
     """Read the profile to compare with; check the page's path, too, before anything is run."""
     from pathlib import Path
 
     from builder.bundles.profile_report import Report
     from builder.errors import PackageError
 
-    if args.html:
-        check_folder_of(args.html)
-    if args.compare is None:
+    if html:
+        check_folder_of(html)
+    if compare is None:
         return None
-    if not args.html:
+    if not html:
         raise PackageError("expected --html with --compare", hint="add --html profile.html")
-    path = Path(args.compare)
+    path = Path(compare)
     try:
         if path.stat().st_size > MAX_REPORT_BYTES:
             raise PackageError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,6 +173,29 @@ class Comparison:
 def _best(scores: Array) -> Array:
     best: Array = scores.reshape(scores.shape[0], -1).argmax(axis=1)
     return best
+
+
+def truths_for(
+    labels: str | os.PathLike[str] | None,
+    data: CalibrationData,
+    outputs: Sequence[TensorSpec],
+    scores: int | None,
+) -> dict[int, int] | None:
+    """Read the classes of samples by `read_truths`, None without labels; `scores` is the place of the scores.
+
+    Raises
+    ------
+    ModelError
+        If there are labels and no scores, or as in `read_truths`.
+    """
+    if labels is None:
+        return None
+    if scores is None:
+        raise ModelError(
+            "expected a model with class scores for labels, got other outputs",
+            hint="leave out the labels: the signal to noise of the outputs is measured instead",
+        )
+    return read_truths(Path(labels), data, math.prod(outputs[scores].shape[1:]))
 
 
 def read_truths(path: Path, data: CalibrationData, classes: int) -> dict[int, int]:

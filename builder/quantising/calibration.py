@@ -22,7 +22,10 @@ from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
 from agent.runtime.preprocess import Preprocessor
+from builder.compiling import declarations
+from builder.compiling.sample_inputs import make_inputs
 from builder.errors import ModelError, ShapeError
+from builder.importer import ImportedModel
 from builder.quantising.session import Sample
 from builder.running.inputs import Picture, read_inputs
 
@@ -30,6 +33,7 @@ from builder.running.inputs import Picture, read_inputs
 MAX_SAMPLES: Final = 320
 # With fewer, a range may miss values that later pictures have.
 FEW_SAMPLES: Final = 32
+_RANDOM_SAMPLES: Final = 4  # if there are no calibration data
 # Arrays of one .npz file, decompressed; larger sets fit as a folder of such files.
 MAX_NPZ_BYTES: Final = 2 << 30
 MAX_FILES: Final = 1_000_000  # of a folder: its names are sorted in memory
@@ -67,6 +71,19 @@ class CalibrationData:
     def evenly(self, count: int) -> list[int]:
         """Numbers of at most `count` samples, evenly spaced."""
         return _evenly(len(self), count)
+
+
+def samples_for(model: ImportedModel, source: Source | None, preprocess: str | None) -> CalibrationData:
+    """Open calibration data as `open_calibration` does; without any, make a few random inputs."""
+    declared = declarations.preprocess(preprocess, model.inputs) if preprocess else None
+    if source is not None:
+        return open_calibration(source, model.inputs, declared)
+    before = declared or model.preprocess
+
+    def read(index: int) -> Sample:
+        return make_inputs(model.inputs, model.onnx, before, seed=index)
+
+    return CalibrationData(tuple(str(index) for index in range(_RANDOM_SAMPLES)), read)
 
 
 def open_calibration(

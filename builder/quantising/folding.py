@@ -21,6 +21,7 @@ from builder.importer.onnx_graph import (
     remove_dead_nodes,
     set_attributes,
 )
+from builder.importer.shapes import infer_shapes
 
 # Operator -> axis of the output's channels.
 _CHANNEL_AXES: Final = {"Conv": 1, "Gemm": -1, "MatMul": -1}
@@ -28,6 +29,15 @@ _FACTORS: Final = frozenset({"Mul", "Div"})
 _SHIFTS: Final = frozenset({"Add", "Sub"})
 
 Array = NDArray[Any]
+
+
+def folded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a normalised model with static shapes, with constants folded into weights."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    if fold_into_weights(copy):
+        infer_shapes(copy)
+    return copy
 
 
 def fold_into_weights(model: onnx.ModelProto) -> int:

@@ -19,14 +19,11 @@ import tvm
 from numpy.typing import NDArray
 from tvm.ir import Call
 
-from builder.compiling import declarations
 from builder.compiling.block_parity import is_quantised
-from builder.compiling.sample_inputs import make_inputs
 from builder.errors import ModelError
 from builder.importer import ImportedModel
 from builder.importer.multiply_adds import multiply_adds_of
 from builder.importer.onnx_graph import OnnxGraph
-from builder.importer.shapes import infer_shapes
 from builder.importer.spans import bindings_of, names_of
 from builder.kernels.passes.half_limits import LARGEST, growth_of_convolution, growth_of_matrix, most_for
 from builder.kernels.passes.halves import mark
@@ -34,15 +31,14 @@ from builder.kernels.rewriter import constant_of, op_name
 from builder.kernels.spaces import half_winograd
 from builder.kernels.spaces.geometry import Conv2d
 from builder.quantising import table
-from builder.quantising.calibration import CalibrationData, Source, open_calibration
-from builder.quantising.folding import fold_into_weights
-from builder.quantising.session import Sample, Session
+from builder.quantising.calibration import CalibrationData, Source, samples_for
+from builder.quantising.folding import folded
+from builder.quantising.session import Session
 from builder.target.device_target import DeviceTarget
 from builder.target.half_arithmetic import require_half_arithmetic
 
 # How much larger than on the samples a number may become: a brighter picture, a louder recording.
 HEADROOM: Final = 8.0
-_SAMPLES: Final = 4  # random inputs, if there are no calibration data
 _PRODUCTS: Final = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
@@ -146,26 +142,14 @@ def to_halves(
             "--precision fp16: expected a float model, got one that is quantised already",
             hint="compile it as it is: its products of bytes take fewer instructions than those in float16",
         )
-    declared = declarations.preprocess(preprocess, model.inputs) if preprocess else None
-    if calibration is not None:
-        data = open_calibration(calibration, model.inputs, declared)
-    else:
-        before = declared or model.preprocess
-
-        def read(index: int) -> Sample:
-            return make_inputs(model.inputs, model.onnx, before, seed=index)
-
-        data = CalibrationData(tuple(str(index) for index in range(_SAMPLES)), read)
+    data = samples_for(model, calibration, preprocess)
     progress(f"measuring the largest numbers on {len(data)} samples")
-    folded = onnx.ModelProto()  # batch norms are folded into weights, as the compiler does
-    folded.CopyFrom(model.onnx)
-    if fold_into_weights(folded):
-        infer_shapes(folded)
-    largest = _largest(folded, data)
-    graph = OnnxGraph(folded)
-    floats = tuple(node.name for node in folded.graph.node if not _fits(node, graph, largest))
+    source = folded(model.onnx)  # batch norms are folded into weights, as the compiler does
+    largest = _largest(source, data)
+    graph = OnnxGraph(source)
+    floats = tuple(node.name for node in source.graph.node if not _fits(node, graph, largest))
     faster = _faster_in_floats(model.mod, target) - set(floats)
-    products = [node for node in folded.graph.node if multiply_adds_of(node, graph)]
+    products = [node for node in source.graph.node if multiply_adds_of(node, graph)]
     total = sum(multiply_adds_of(node, graph) for node in products)
     half = sum(
         multiply_adds_of(node, graph)

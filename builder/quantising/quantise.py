@@ -7,7 +7,6 @@ enough. The same input gives the same bytes. Leaves compiling to `builder.compil
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,24 +18,22 @@ import onnx
 from agent import __version__
 from agent.bundle.tensor_spec import TensorSpec
 from agent.durable import replacing
-from builder.compiling import declarations
 from builder.errors import AccuracyError, ModelError
 from builder.importer import ImportedModel, import_onnx, load
 from builder.importer.large_models import model_bytes
 from builder.importer.multiply_adds import multiply_adds
 from builder.importer.onnx_graph import DEFAULT_DOMAINS
-from builder.importer.shapes import infer_shapes
-from builder.quantising.agreement import Agreement, Comparison, class_scores, read_truths
+from builder.quantising.agreement import Agreement, Comparison, class_scores, truths_for
 from builder.quantising.blocks import SAMPLES, isolated_sqnr, mean_errors
 from builder.quantising.calibration import (
     FEW_SAMPLES,
     CalibrationData,
     Source,
     describe,
-    open_calibration,
     resolution,
+    samples_for,
 )
-from builder.quantising.folding import fold_into_weights
+from builder.quantising.folding import folded
 from builder.quantising.observation import observe
 from builder.quantising.placement import Placement, place
 from builder.quantising.qdq import OLDEST, Activations, Corrections, QdqModel, Scales, write_qdq
@@ -176,7 +173,6 @@ def quantize(
     if not isinstance(model, ImportedModel):
         progress("importing the model")
         model = load(model, input_shapes=input_shapes, progress=progress)
-    declared = declarations.preprocess(preprocess, model.inputs) if preprocess else None
     device = target if isinstance(target, DeviceTarget) else resolve(target)
     if activations is None:
         activations = "uint8" if device.arch == "x86_64" else "int8"
@@ -187,16 +183,9 @@ def quantize(
             "expected convolutions or matrix products with constant weights, got none",
             hint="there is nothing to quantise: compile it as it is (weights must be finite numbers)",
         )
-    data = open_calibration(calibration, model.inputs, declared)
+    data = samples_for(model, calibration, preprocess)
     scores = _scores(model.outputs, limits.metric)
-    truths = None
-    if labels is not None:
-        if scores is None:
-            raise ModelError(
-                "expected a model with class scores for labels, got other outputs",
-                hint="leave out the labels: the signal to noise of the outputs is measured instead",
-            )
-        truths = read_truths(Path(labels), data, _classes(model.outputs[scores]))
+    truths = truths_for(labels, data, model.outputs, scores)
     work = _Work(model, prepared, units, data, activations, limits, scores, truths, progress)
     work.in_words = device.dot.halves
     return work.run()
@@ -216,17 +205,13 @@ def _prepared(source: onnx.ModelProto) -> onnx.ModelProto:
             f"expected a float model, got one with {', '.join(found)}",
             hint="it is quantised already: compile it as it is",
         )
-    model = onnx.ModelProto()
-    model.CopyFrom(source)
-    opset = next((o.version for o in model.opset_import if o.domain in DEFAULT_DOMAINS), 1)
+    opset = next((o.version for o in source.opset_import if o.domain in DEFAULT_DOMAINS), 1)
     if opset < OLDEST:
         raise ModelError(
             f"expected a model of opset {OLDEST} or newer, got opset {opset}",
             hint="ONNX cannot convert this model to a newer opset: export it again",
         )
-    if fold_into_weights(model):
-        infer_shapes(model)
-    return model
+    return folded(source)
 
 
 def _scores(outputs: Sequence[TensorSpec], metric: Metric) -> int | None:
@@ -239,10 +224,6 @@ def _scores(outputs: Sequence[TensorSpec], metric: Metric) -> int | None:
             f"expected one output with a score for each class, got {listed[:200]}", hint="use --metric sqnr"
         )
     return found
-
-
-def _classes(spec: TensorSpec) -> int:
-    return math.prod(spec.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from agent import __version__
-from agent.bundle.tensor_spec import TensorSpec
 from agent.durable import replacing
-from builder.compiling import declarations
-from builder.compiling.sample_inputs import make_inputs
 from builder.errors import ModelError
 from builder.importer import ImportedModel, import_onnx, load
 from builder.importer.large_models import model_bytes
@@ -37,12 +34,11 @@ from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, remove
 from builder.importer.opset import WITH_BLOCKS, raise_opset
 from builder.importer.shapes import infer_shapes
 from builder.quantising import table
-from builder.quantising.agreement import Agreement, Comparison, class_scores, read_truths
+from builder.quantising.agreement import Agreement, Comparison, class_scores, truths_for
 from builder.quantising.block_levels import quantise_blocks
-from builder.quantising.calibration import CalibrationData, Source, open_calibration
-from builder.quantising.folding import fold_into_weights
+from builder.quantising.calibration import Source, samples_for
+from builder.quantising.folding import folded
 from builder.quantising.report import kilobytes
-from builder.quantising.session import Sample
 from builder.quantising.weight_levels import LARGEST_WEIGHT, best_scales
 
 WeightsPrecision = Literal["weights-fp16", "weights-int8", "weights-int4"]
@@ -50,7 +46,6 @@ WEIGHTS_PRECISIONS: Final[tuple[str, ...]] = get_args(WeightsPrecision)
 BLOCK: Final = 32
 # Smaller constants stay as they are: they save nothing, and a few numbers may matter much.
 FEWEST_WEIGHTS: Final = 1024
-_SAMPLES: Final = 4  # random inputs, if there are no calibration data
 _LARGEST_HALF: Final = 65504.0
 
 Array = NDArray[Any]
@@ -181,7 +176,7 @@ def quantize_weights(
         progress("importing the model")
         model = load(model, progress=progress)
     progress(f"quantising weights to {precision.removeprefix('weights-')}")
-    work = _Weights(_folded(model.onnx), precision, {} if levels is None else levels)
+    work = _Weights(folded(model.onnx), precision, {} if levels is None else levels)
     source, quantised = work.source, work.run()
     progress("comparing the quantised model with the float model")
     agreement = _agreement(model, source, quantised, calibration, preprocess, labels, progress)
@@ -213,17 +208,8 @@ def quantise_like(model: ImportedModel, precision: WeightsPrecision, levels: Lev
     ModelError
         If it has no weights to quantise, or weights that the precision cannot hold.
     """
-    quantised = _Weights(_folded(model.onnx), precision, levels).run()
+    quantised = _Weights(folded(model.onnx), precision, levels).run()
     return replace(import_onnx(quantised), name=model.name)
-
-
-def _folded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a normalised model, with constants folded into weights."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    if fold_into_weights(copy):
-        infer_shapes(copy)
-    return copy
 
 
 def _agreement(
@@ -235,30 +221,10 @@ def _agreement(
     labels: str | os.PathLike[str] | None,
     progress: Progress,
 ) -> Agreement:
-    declared = declarations.preprocess(preprocess, model.inputs) if preprocess else None
-    if calibration is not None:
-        data = open_calibration(calibration, model.inputs, declared)
-    else:
-        before = declared or model.preprocess
-
-        def read(index: int) -> Sample:
-            return make_inputs(model.inputs, model.onnx, before, seed=index)
-
-        data = CalibrationData(tuple(str(index) for index in range(_SAMPLES)), read)
+    data = samples_for(model, calibration, preprocess)
     scores = class_scores(model.outputs)
-    truths = None
-    if labels is not None:
-        if scores is None:
-            raise ModelError(
-                "expected a model with class scores for labels, got other outputs",
-                hint="leave out the labels",
-            )
-        truths = read_truths(Path(labels), data, _classes(model.outputs[scores]))
+    truths = truths_for(labels, data, model.outputs, scores)
     return Comparison(source, model.outputs, data, truths, scores, progress).measure(quantised)
-
-
-def _classes(spec: TensorSpec) -> int:
-    return int(np.prod(spec.shape[1:]))
 
 
 class _Weights:
