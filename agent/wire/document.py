@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
@@ -144,6 +145,23 @@ def parse_time(value: object) -> float | None:
         return datetime.fromisoformat(text(value)).timestamp()
     except (ValueError, OverflowError):
         return None
+
+
+# How a member is read, by the declared type of its field.
+_READERS: Final[Mapping[object, Callable[[object], object]]] = {
+    "str": text,
+    "str | None": optional_text,
+    "int": lambda value: integer(value) or 0,
+    "int | None": integer,
+    "bool": lambda value: value is True,
+    "tuple[str, ...]": texts,
+}
+
+
+def read(kind: type[_Value], value: object) -> _Value:
+    """Return a dataclass whose fields are an object's members; one of another type counts as absent."""
+    found = members(value)
+    return kind(**{each.name: _READERS[each.type](found.get(each.name)) for each in fields(kind)})  # type: ignore[arg-type]  # a dataclass
 
 
 def choice(make: Callable[[str], _Value], value: object, what: str) -> _Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from agent.wire import document
 from agent.wire.topics import PREFIX
@@ -121,41 +121,17 @@ class Info:
 
     def to_bytes(self) -> bytes:
         """Write the document."""
-        hardware, software, capabilities = self.hardware, self.software, self.capabilities
         sandbox = self.sandbox
         return document.encode(
             {
                 "device": self.device,
                 "agent": self.agent,
                 "protocol": PREFIX,
-                "hardware": {
-                    "arch": hardware.arch,
-                    "board": hardware.board,
-                    "cpu": hardware.cpu,
-                    "cores": hardware.cores,
-                    "memory_bytes": hardware.memory_bytes,
-                    "features": hardware.features,
-                },
+                "hardware": asdict(self.hardware),
                 "compatible": self.compatible,
-                "software": {
-                    "kernel": software.kernel,
-                    "glibc": software.glibc,
-                    "python": software.python,
-                    "abi": software.abi,
-                },
-                "capabilities": {
-                    "content_types": capabilities.content_types,
-                    "sources": capabilities.sources,
-                    "groups": capabilities.groups,
-                    "max_packet_bytes": capabilities.max_packet_bytes,
-                },
-                "sandbox": None
-                if sandbox is None
-                else {
-                    "complete": sandbox.complete,
-                    "landlock": sandbox.landlock,
-                    "missing": sandbox.missing,
-                },
+                "software": asdict(self.software),
+                "capabilities": asdict(self.capabilities),
+                "sandbox": None if sandbox is None else {"complete": sandbox.complete, **asdict(sandbox)},
             }
         )
 
@@ -169,38 +145,13 @@ class Info:
             If it is not a JSON object, or too long.
         """
         fields = document.parse_object(raw, "the info document")
-        hardware = document.members(fields.get("hardware"))
-        software = document.members(fields.get("software"))
-        capabilities = document.members(fields.get("capabilities"))
         sandbox = document.members(fields.get("sandbox"))
         return cls(
             device=document.text(fields.get("device")),
             agent=document.text(fields.get("agent")),
-            hardware=Hardware(
-                arch=document.text(hardware.get("arch")),
-                board=document.optional_text(hardware.get("board")),
-                cpu=document.optional_text(hardware.get("cpu")),
-                cores=document.integer(hardware.get("cores")),
-                memory_bytes=document.integer(hardware.get("memory_bytes")),
-                features=document.texts(hardware.get("features")),
-            ),
+            hardware=document.read(Hardware, fields.get("hardware")),
             compatible=document.texts(fields.get("compatible")),
-            software=Software(
-                kernel=document.text(software.get("kernel")),
-                glibc=document.optional_text(software.get("glibc")),
-                python=document.text(software.get("python")),
-                abi=document.optional_text(software.get("abi")),
-            ),
-            capabilities=Capabilities(
-                content_types=document.texts(capabilities.get("content_types")),
-                sources=document.texts(capabilities.get("sources")),
-                groups=document.texts(capabilities.get("groups")),
-                max_packet_bytes=document.integer(capabilities.get("max_packet_bytes")) or 0,
-            ),
-            sandbox=Sandbox(
-                landlock=document.integer(sandbox.get("landlock")) or 0,
-                missing=document.texts(sandbox.get("missing")),
-            )
-            if sandbox
-            else None,
+            software=document.read(Software, fields.get("software")),
+            capabilities=document.read(Capabilities, fields.get("capabilities")),
+            sandbox=document.read(Sandbox, sandbox) if sandbox else None,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -62,22 +62,10 @@ class Presence:
 
     def to_bytes(self) -> bytes:
         """Write the document."""
-        fields: dict[str, object] = {
-            "state": self.state,
-            "session_seq": self.session_seq,
-            "version": self.version,
-        }
-        if self.inference:
-            fields["inference"] = self.inference
-        if self.groups:
-            fields["groups"] = self.groups
-        if self.storage:
-            fields["storage"] = self.storage
-        if self.name_conflict:
-            fields["name_conflict"] = True
-        if self.instance:
-            fields["instance"] = self.instance
-        return document.encode(fields)
+        always = ("state", "session_seq", "version")
+        return document.encode(
+            {name: value for name, value in asdict(self).items() if value or name in always}
+        )
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Presence:
@@ -88,14 +76,5 @@ class Presence:
         EndlessDataError, FormatError
             If it is not a JSON object, or too long.
         """
-        fields = document.parse_object(raw, "the state document")
-        return cls(
-            state=document.text(fields.get("state")) or UNKNOWN,
-            session_seq=document.integer(fields.get("session_seq")) or 0,
-            version=document.text(fields.get("version")),
-            inference=document.text(fields.get("inference")),
-            groups=document.text(fields.get("groups")),
-            storage=document.text(fields.get("storage")),
-            name_conflict=fields.get("name_conflict") is True,
-            instance=document.text(fields.get("instance")),
-        )
+        found = document.read(cls, document.parse_object(raw, "the state document"))
+        return found if found.state else replace(found, state=UNKNOWN)
