@@ -63,7 +63,11 @@ def make(test: test_case.TestCase, folder: Path) -> Case:
     """Make a case of a node test; its model is written into a folder."""
     path = folder / "model.onnx"
     path.write_bytes(test.model.SerializeToString())
-    inputs, outputs = ([_array(value) for value in values] for values in test.data_sets[0])
+    given, wanted = test.data_sets[0]
+    inputs = [_array(value) for value in given]
+    # A bundle has an output for each element of a sequence.
+    elements = [each for value in wanted for each in (value if isinstance(value, list) else [value])]
+    outputs = [_array(value) for value in elements]
     names = [value.name for value in test.model.graph.input]
     named = {n: v for n, v in zip(names, inputs, strict=False) if v is not None}
     known = [value for value in outputs if value is not None]
