@@ -76,7 +76,8 @@ def reasons(verdicts: Sequence[Verdict], kind: str = REFUSED, most: int = REASON
 
 def general(reason: str) -> str:
     """Return a reason without names and numbers, so that equal reasons count together."""
-    short = re.sub(r"'[^']*'", "'...'", reason.partition("\n")[0])
+    short = re.sub(r"(?<!\S)/\S+", "...", reason.partition("\n")[0])  # paths of files
+    short = re.sub(r"'[^']*'", "'...'", short)
     short = re.sub(r"\([^()]*\)", "", short)
     short = re.sub(r"\[[^\[\]]*\]", "[...]", short)
     short = re.sub(r"\b\d[\d.e+-]*\b", "N", short)

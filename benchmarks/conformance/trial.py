@@ -139,7 +139,7 @@ def _is_excused(ours: Array, theirs: Array, source: Array, case: Case) -> bool:
         return False
     ours_wrong = differing(ours, source, case.rtol, case.atol)
     both = ours_wrong & differing(theirs, source, case.rtol, case.atol)
-    return np.count_nonzero(both) * 2 >= np.count_nonzero(ours_wrong)
+    return bool(np.count_nonzero(both) * 2 >= np.count_nonzero(ours_wrong))
 
 
 def _is_invalid(model: Path) -> bool:
