@@ -8,6 +8,7 @@ the decoding to `agent.runtime.objects`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -34,6 +35,7 @@ ACTIVATIONS: Final = ("none", "sigmoid", "softmax")
 JOINT_SCORES: Final = ("product", "geometric_mean")
 BACKGROUNDS: Final = ("none", "first", "last")
 POINT_ORDERS: Final = ("xy", "yx")
+PROTOTYPE_ORDERS: Final = ("channels_first", "channels_last")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +149,9 @@ class Objects:
     mask_weights
         Empty, or the factors of `prototypes` whose sum is positive inside the object.
     prototypes
-        Output of shape (1, factors, height, width) or, if that is not its shape, (1, height, width, factors);
-        or None.
+        Output of shape (1, factors, height, width) or (1, height, width, factors); or None.
+    prototype_order
+        `channels_last` or `channels_first`. None, as in early bundles, means the first if the shape fits it.
     transposed
         Whether outputs have shape (1, values, n) instead of (1, n, values).
     multi_label
@@ -193,6 +196,7 @@ class Objects:
     iou_threshold: float = 0.45
     max_detections: int = 300
     keypoint_order: str | None = field(default=None, metadata=LATER)
+    prototype_order: str | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         one_of("coding", self.coding, CODINGS)
@@ -222,6 +226,12 @@ class Objects:
         """Names of the outputs that are read, in the order of their first use."""
         names = [part.output for parts in self.quantities.values() for part in parts]
         return tuple(dict.fromkeys([*names, *([self.prototypes] if self.prototypes is not None else [])]))
+
+    def channels_last(self, shape: Sequence[int]) -> bool:
+        """Return whether prototypes of this shape have their factors last."""
+        if self.prototype_order is None:
+            return shape[1] != self._values("mask_weights")
+        return self.prototype_order == "channels_last"
 
     @property
     def classes(self) -> int | None:
@@ -265,6 +275,10 @@ class Objects:
             )
         if bool(self.mask_weights) != (self.prototypes is not None):
             raise ValueError("expected both mask_weights and prototypes, or neither")
+        if self.prototype_order is not None:
+            one_of("prototype_order", self.prototype_order, PROTOTYPE_ORDERS)
+            if self.prototypes is None:
+                raise ValueError("prototype_order: expected prototypes, got none")
 
 
 def check_thresholds(score_threshold: float, iou_threshold: float, max_detections: int) -> None:

@@ -52,7 +52,7 @@ def encode_masks(
     weights
         float32, shape (m, factors).
     prototypes
-        Shape (factors, height, width), or (height, width, factors), as TensorFlow has it.
+        Shape (factors, height, width).
     boxes
         float32, shape (m, 4), corners in pixels of the model's input.
     size
@@ -70,8 +70,6 @@ def encode_masks(
     if not (np.isfinite(weights).all() and np.isfinite(prototypes).all()):
         raise ExecutionError("masks cannot be made of prototypes that are not finite")
     factors = weights.shape[1]
-    if prototypes.shape[0] != factors:
-        prototypes = np.moveaxis(prototypes, -1, 0)
     rows, columns = prototypes.shape[1:]
     top, bottom, left, right = cells
     vertical = _interpolation(rows, size[0])[top:bottom]

@@ -89,7 +89,8 @@ class ObjectDecoder:
                 raise FormatError(f"objects: expected {rows} rows, as the scores have, got {count} of {name}")
         if step.prototypes is not None:
             shape, factors = specs[step.prototypes].shape, step.mask_weights[0].count
-            if len(shape) != 4 or shape[0] != 1 or factors not in (shape[1], shape[3]) or 0 in shape:
+            channels = shape[3 if step.channels_last(shape) else 1] if len(shape) == 4 else 0
+            if channels != factors or shape[0] != 1 or 0 in shape:
                 raise FormatError(
                     f"objects: expected prototypes [1,{factors},height,width] or [1,height,width,{factors}], "
                     f"got {specs[step.prototypes]}"

@@ -177,6 +177,8 @@ class Postprocessor:
             boxes = found.boxes * np.array(size[::-1] * 2, np.float32) if step.normalised else found.boxes
             cells = cells_of_image(placement, *size)
             prototypes = values[step.prototypes][0]
+            if step.channels_last(values[step.prototypes].shape):
+                prototypes = np.moveaxis(prototypes, -1, 0)
             top, bottom, left, right = cells
             results |= {
                 f"{prefix}masks": encode_masks(found.mask_weights, prototypes, boxes, size, cells),

@@ -39,7 +39,7 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
 from agent.runtime.postprocess import Postprocessor
 from builder.compiling import audio_presets
-from builder.compiling.output_presets import OUTPUT_PRESETS, SOUND_PRESETS, Signature, step_of
+from builder.compiling.output_presets import OUTPUT_PRESETS, SOUND_PRESETS, Signature, is_ambiguous, step_of
 from builder.compiling.pixel_steps import on_scale
 from builder.compiling.recognition import recognise
 from builder.errors import ModelError, ShapeError
@@ -257,6 +257,13 @@ def postprocess(
     except (TypeError, ValueError) as error:
         raise ModelError(f"postprocess {text[:80]}: {error}", hint=_DECLARATION) from error
     _check_types(declared, f"postprocess {text[:80]}")
+    if any(is_ambiguous(step, outputs) for step in declared.steps):
+        raise ModelError(
+            f"postprocess {text[:80]}: expected to know which axis of the prototypes has the factors, "
+            f"got {signature.described()}",
+            hint="add prototype_order=channels_first (PyTorch, ONNX) or prototype_order=channels_last "
+            "(TensorFlow); compile without --postprocess proposes the one that the graph shows",
+        )
     for name in sorted(declared.outputs & scales.obstacles.keys()):
         raise ModelError(
             f"postprocess {text[:80]}: expected one scale for output {name!r:.80}, "

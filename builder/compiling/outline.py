@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,7 @@ from agent.bundle.output_length import OutputLength
 from agent.bundle.processing import Preprocess
 from agent.bundle.state import State
 from agent.bundle.tensor_spec import TensorSpec
+from builder.compiling.channel_axes import Made, channel_axis
 from builder.compiling.missing_values import takes_nan
 from builder.compiling.recognition import NO_HINTS, Hints
 from builder.errors import ModelError, NativeError, ShapeError
@@ -32,6 +34,7 @@ from builder.spelling import did_you_mean
 if TYPE_CHECKING:  # which load a compiler
     from builder.importer.classic.string_inputs import Texts
     from builder.importer.onnx_import import ImportedModel
+    from builder.importer.tflite.schema import Subgraph
 
 # Larger files take seconds to read.
 MAX_OUTLINED_BYTES: Final = 256 << 20
@@ -40,6 +43,7 @@ _MAX_SHAPE_VALUES: Final = 1024
 # Operators that only move values, and the most of them that stand behind the one that computes an output.
 _MOVES: Final = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _MOST_MOVES: Final = 16
+_MAP: Final = 4  # dimensions
 # What TensorFlow Lite calls the operators that hints tell apart.
 _TFLITE_MAKERS: Final = {"SOFTMAX": "Softmax", "LOGISTIC": "Sigmoid"}
 _TFLITE_MOVES: Final = frozenset({"CAST", "DEQUANTIZE", "QUANTIZE", "RESHAPE", "SQUEEZE", "TRANSPOSE"})
@@ -201,7 +205,13 @@ def _read_tflite(path: Path) -> Outline | None:
         tuple(specs[: len(inputs)]),
         tuple(specs[len(inputs) :]),
         declared.labels,
-        Hints(declared.task, found, normalised=declared.normalised, steps=_steps(scales)),
+        Hints(
+            declared.task,
+            found,
+            normalised=declared.normalised,
+            steps=_steps(scales),
+            channels_last=_channels_last(specs[len(inputs) :], partial(_made_by_tflite, main)),
+        ),
         scales,
         class_counts_of(model),
     )
@@ -231,12 +241,41 @@ def _declared(model: onnx.ModelProto) -> Outline | None:
     specs = tuple(known[: len(inputs)]), tuple(known[len(inputs) :])
     said = from_onnx(model)
     scales = onnx_scales(model)
-    hints = replace(_hints(model, said.task), steps=_steps(scales))
+    nodes = {name: node for node in model.graph.node for name in node.output if name}
+    last = _channels_last(specs[1], partial(_made_by_onnx, nodes))
+    hints = replace(_hints(model, said.task), steps=_steps(scales), channels_last=last)
     return Outline(*specs, said.labels, hints, scales)
 
 
 def _steps(scales: EdgeScales) -> dict[str, float]:
     return {each.name: each.scale for each in scales.quantisation.outputs}
+
+
+def _channels_last(outputs: Sequence[TensorSpec], makers: Callable[[str], Made | None]) -> dict[str, bool]:
+    """Return whether channels are the last axis, for each map whose graph shows it."""
+    maps = [spec.name for spec in outputs if len(spec.shape) == _MAP]
+    axes = {name: channel_axis(name, makers) for name in maps}
+    return {name: axis == _MAP - 1 for name, axis in axes.items() if axis in (1, _MAP - 1)}
+
+
+def _made_by_onnx(nodes: Mapping[str, onnx.NodeProto], name: str) -> Made | None:
+    node = nodes.get(name)
+    if node is None or node.op_type == "Constant":
+        return None
+    permutation = next((each.ints for each in node.attribute if each.name == "perm"), ())
+    return Made(node.op_type, node.input, permutation)
+
+
+def _made_by_tflite(graph: Subgraph, name: str) -> Made | None:
+    from builder.importer.tflite.tensor import value_name
+
+    for operator in graph.operators:
+        if name in (value_name(graph.tensors[index]) for index in operator.outputs):
+            inputs = [graph.tensors[index] for index in operator.inputs if index >= 0]
+            orders = [] if operator.name != "TRANSPOSE" else [each.data for each in inputs[1:]]
+            permutation = [int(each) for data in orders if data is not None for each in data]
+            return Made(operator.name, [value_name(each) for each in inputs], permutation)
+    return None
 
 
 def _hints(model: onnx.ModelProto, task: str) -> Hints:

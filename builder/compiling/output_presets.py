@@ -18,10 +18,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from agent.bundle.audio import Keywords, Speech
-from agent.bundle.detection import Level, Objects, Part
+from agent.bundle.detection import PROTOTYPE_ORDERS, Level, Objects, Part
 from agent.bundle.processing import ClassMap, Ctc, Detect, Normalise, Pose, Step
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError
@@ -33,6 +33,7 @@ YOLO_MASK_FACTORS: Final = 32  # prototypes of Ultralytics' segmenters
 YUNET_POINTS: Final = 5
 COCO_POINTS: Final = 17  # key points of a person
 _BOX: Final = 4
+_MAP: Final = 4  # dimensions: batch, height, width and channels
 # Width and height of RetinaFace's square priors at each stride, in pixels.
 _RETINAFACE_PRIORS: Final = MappingProxyType({8: (16, 32), 16: (64, 128), 32: (256, 512)})
 # Names of outputs of finished detections; the converter of TensorFlow Lite numbers its own from the boxes on.
@@ -90,6 +91,18 @@ class Signature:
         known = [any(map(self.pyramid, (n, n // 3 if n % 3 == 0 else 0))) for n in shape[1:]]
         return known[1] if known[0] != known[1] else shape[1] < shape[2]
 
+    def channels_last(self, spec: TensorSpec) -> bool | None:
+        """Return whether a map [1, a, b, c] has its channels last: its sides then are the input's, reduced.
+
+        None if it may have them first as well, and if neither fits.
+        """
+        if self.size is None:
+            return None
+        height, width = self.size
+        sides = spec.shape[2:], spec.shape[1:3]
+        first, last = (rows * width == columns * height for rows, columns in sides)
+        return last if first != last else None
+
     def described(self) -> str:
         """Return the outputs' names and shapes, such as `output[1, 3549, 85]`."""
         return ", ".join(f"{spec.name}{list(spec.shape)}" for spec in self.outputs)[:300]
@@ -145,7 +158,7 @@ def _yolov5(signature: Signature, factors: int = 0) -> Objects:
         boxes=(Part(spec.name, 0, _BOX),), coding="centre", transposed=transposed,
         scores=(Part(spec.name, 5, values - 5 - factors),), objectness=(Part(spec.name, 4, 1),),
         mask_weights=(Part(spec.name, values - factors, factors),) if factors else (),
-        prototypes=_prototypes(signature, factors) if factors else None,
+        **_prototypes(signature, factors),
     )  # fmt: skip
 
 
@@ -158,7 +171,7 @@ def _yolov8(signature: Signature, factors: int = 0) -> Objects:
         boxes=(Part(spec.name, 0, _BOX),), coding="centre", transposed=transposed,
         scores=(Part(spec.name, _BOX, values - _BOX - factors),),
         mask_weights=(Part(spec.name, values - factors, factors),) if factors else (),
-        prototypes=_prototypes(signature, factors) if factors else None,
+        **_prototypes(signature, factors),
     )  # fmt: skip
 
 
@@ -194,7 +207,7 @@ def _end_to_end(signature: Signature, *, factors: int = 0, points: bool = False)
         class_ids=(Part(spec.name, 5, 1),), iou_threshold=1.0,
         keypoints=(Part(spec.name, 6, more),) if points else (), keypoint_values=3 if points else 2,
         mask_weights=(Part(spec.name, 6, factors),) if factors else (),
-        prototypes=_prototypes(signature, factors) if factors else None,
+        **_prototypes(signature, factors),
     )  # fmt: skip
 
 
@@ -381,7 +394,9 @@ def _segmentation(signature: Signature) -> ClassMap:
     if spec is None:
         raise _MisfitError(expected)
     _, first, second, last = spec.shape
-    channels_last = last < min(first, second)
+    channels_last = signature.channels_last(spec)
+    if channels_last is None:
+        channels_last = last < min(first, second)
     # One channel is the probability of one class.
     threshold = 0.5 if (last if channels_last else first) == 1 else None
     return ClassMap(spec.name, channels_last, threshold)
@@ -474,13 +489,28 @@ def _rows(signature: Signature, expected: str, *, smallest: int) -> tuple[Tensor
     return found[0], values, transposed
 
 
-def _prototypes(signature: Signature, factors: int) -> str:
+def _prototypes(signature: Signature, factors: int) -> dict[str, Any]:
+    """Return the fields of an `Objects` that say where prototypes are; none without factors."""
+    if not factors:
+        return {}
     found = [spec for spec in signature.outputs if len(spec.shape) == 4 and factors in spec.shape[1::2]]
     if len(found) != 1:
         raise _MisfitError(
             f"prototypes [1, {factors}, height, width] or [1, height, width, {factors}] besides the boxes"
         )
-    return found[0].name
+    spec, order = found[0], None
+    if spec.shape[1] == spec.shape[3]:  # the size of the input decides, or the user
+        channels_last = signature.channels_last(spec)
+        order = None if channels_last is None else PROTOTYPE_ORDERS[channels_last]
+    return {"prototypes": spec.name, "prototype_order": order}
+
+
+def is_ambiguous(step: Step, outputs: Sequence[TensorSpec]) -> bool:
+    """Return whether a step's prototypes may have their factors first or last, and it does not say which."""
+    if not isinstance(step, Objects) or step.prototypes is None or step.prototype_order is not None:
+        return False
+    shape = next(spec.shape for spec in outputs if spec.name == step.prototypes)
+    return len(shape) == _MAP and shape[1] == shape[3] == step.mask_weights[0].count
 
 
 def _boxes_and_scores(signature: Signature, expected: str) -> tuple[TensorSpec, TensorSpec]:

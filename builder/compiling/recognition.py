@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from agent.bundle.detection import ABSOLUTE, Objects
-from agent.bundle.processing import Postprocess, Softmax, Step
+from agent.bundle.detection import ABSOLUTE, PROTOTYPE_ORDERS, Objects
+from agent.bundle.processing import ClassMap, Postprocess, Softmax, Step
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.output_presets import (
     COCO_POINTS,
@@ -20,6 +20,7 @@ from builder.compiling.output_presets import (
     PYRAMIDS,
     YOLO_MASK_FACTORS,
     Signature,
+    is_ambiguous,
     step_of,
 )
 from builder.errors import ModelError
@@ -58,6 +59,8 @@ class Hints:
         Whether boxes are fractions of the picture; None if the file does not say.
     steps
         What one step of each output of integers stands for.
+    channels_last
+        Whether a convolution's channels are the last axis of an output, for those where the graph shows it.
     """
 
     task: str = ""
@@ -65,6 +68,7 @@ class Hints:
     operators: frozenset[str] = frozenset()
     normalised: bool | None = None
     steps: Mapping[str, float] = field(default_factory=dict)
+    channels_last: Mapping[str, bool] = field(default_factory=dict)
 
     def ends_in_softmax(self, output: str) -> bool:
         """Return whether the values of an output are probabilities that add up to 1."""
@@ -133,9 +137,15 @@ def recognise(
             continue
         if _is_coarse(step, hints):
             continue
+        options = []
         if hints.normalised and _in_pixels(step):
-            return replace(proposal, postprocess=f"{proposal.postprocess},normalised=true")
-        return proposal
+            options.append("normalised=true")
+        if is_ambiguous(step, signature.outputs):
+            assert isinstance(step, Objects) and step.prototypes is not None
+            if step.prototypes not in hints.channels_last:
+                return None
+            options.append(f"prototype_order={PROTOTYPE_ORDERS[hints.channels_last[step.prototypes]]}")
+        return replace(proposal, postprocess=",".join((proposal.postprocess, *options)))
     return None
 
 
@@ -248,7 +258,7 @@ def _proposals(signature: Signature, hints: Hints, inputs: Sequence[TensorSpec])
     elif maps == shapes == [(1, 1, COCO_POINTS, 3)]:
         yield Proposal("MoveNet", f"{COCO_POINTS} key points of one person", True, "movenet", "movenet")
     elif maps and len(maps) == len(shapes) and len(set(maps)) == 1:
-        yield from _class_map(signature, maps[0])
+        yield from _class_map(signature)
     elif len(shapes) == 1 and len(shapes[0]) == 3 and shapes[0][1] == 1 and shapes[0][0] > 1:
         yield from _text(signature, shapes[0][0], shapes[0][2], hints, inputs)
     elif len(shapes) == 1 and math.prod(shapes[0]) == shapes[0][-1]:
@@ -369,9 +379,11 @@ def _several_outputs(
             yield Proposal("SSD", evidence, False, "ssd", "ssd")
 
 
-def _class_map(signature: Signature, shape: tuple[int, ...]) -> Iterator[Proposal]:
+def _class_map(signature: Signature) -> Iterator[Proposal]:
     assert signature.size is not None
-    channels_last = shape[3] < min(shape[1:3])
+    step = step_of("segmentation", signature)
+    assert isinstance(step, ClassMap)
+    shape, channels_last = signature.outputs[0].shape, step.channels_last
     classes, size = (shape[3], shape[1:3]) if channels_last else (shape[1], shape[2:])
     strides = {round(whole / part) for whole, part in zip(signature.size, size, strict=True) if part}
     # Three channels of the input's size are rather a picture.
