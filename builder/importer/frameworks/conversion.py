@@ -16,7 +16,6 @@ import onnx
 from numpy.typing import ArrayLike, NDArray
 from onnx import helper
 
-from agent.array_file import write_arrays
 from builder.errors import ModelError, UnsupportedOperatorError
 from builder.importer import advice
 from builder.importer.frameworks.interpreter import find_python
@@ -115,14 +114,14 @@ def import_with(
         except UnsupportedOperatorError as error:
             error.details = advice.explain(error, framework.name)
             raise
-        exported, notes = _exported(process, reply, framework, model, progress)
+        tflite = process.take(_TFLITE)
+        exported, notes = _exported(process, reply, framework, model, progress, tflite)
         whole = {value.name: _shape(value) for value in exported.graph.input}
         types = {value.name: value.type.tensor_type.elem_type for value in exported.graph.input}
         rounding = _rounding(exported)
-        is_fixed = (process.folder / _TFLITE).exists()
         imported = import_onnx(
             exported,
-            input_shapes=None if is_fixed else settings.input_shapes,
+            input_shapes=None if tflite else settings.input_shapes,
             input_values=settings.input_values,
             max_iterations=settings.max_iterations,
             progress=settings.progress,
@@ -146,15 +145,16 @@ def _exported(
     framework: Framework,
     model: str,
     progress: Callable[[str], None],
+    tflite: Path | None,
 ) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     """Return the ONNX model that the framework has made, or made a TensorFlow Lite model of; and notes."""
-    notes = [str(note)[:300] for note in reply.get("notes", ())]
+    notes = [note[:300] for note in process.texts(reply, "notes")]
     for note in notes:
         progress(note)
-    if (process.folder / _TFLITE).exists():
+    if tflite is not None:
         from builder.importer.tflite.loading import load_tflite
 
-        file = load_tflite(process.folder / _TFLITE, None, None, progress)
+        file = load_tflite(tflite, None, None, progress)
         if file.states:
             raise ModelError(
                 f"{model}: its variable keeps a value from one inference to the next",
@@ -164,9 +164,15 @@ def _exported(
         exported = file.model
         notes += file.notes
     else:
-        exported = decode(read_bytes(process.folder / _ONNX), f"what {framework.name} made of {model}")
+        path = process.take(_ONNX)
+        if path is None:
+            raise ModelError(
+                f"{framework.name} cannot import {model}: it wrote no model",
+                hint="export it to ONNX in your own Python, and compile that file",
+            )
+        exported = decode(read_bytes(path), f"what {framework.name} made of {model}")
     graph = exported.graph
-    inputs, outputs = ([str(name) for name in reply.get(key, ())] for key in ("inputs", "outputs"))
+    inputs, outputs = (process.texts(reply, key) for key in ("inputs", "outputs"))
     if (len(inputs), len(outputs)) != (len(graph.input), len(graph.output)):
         raise ModelError(
             f"{framework.name} cannot import {model}: expected {len(inputs)} inputs and {len(outputs)} "
@@ -247,7 +253,7 @@ def _computed(
     model: ImportedModel,
 ) -> FrameworkSample:
     """Compute the reference outputs."""
-    write_arrays(process.folder / "inputs.npz", {**inputs, **fixed})
+    process.give("inputs.npz", {**inputs, **fixed})
     process.ask("run")
     arrays = process.arrays("outputs.npz")
     outputs = tuple(arrays[f"output_{at}"] for at in range(len(arrays)) if f"output_{at}" in arrays)

@@ -2,9 +2,11 @@
 
 Promises an answer or one `ModelError`, whatever the framework does (prints, crashes, hangs, fills memory).
 Requests and replies are JSON, one a line; models and arrays are files in a folder that both know, which is
-removed at the end. The process inherits the environment, for a user's own installation, but no GPU, and may
-not unpickle objects. It is confined (`confinement.py`): it reads its installation, writes the folder, and
-has no network and no home. Where the kernel cannot do that, only a model that the user trusts is opened.
+removed at the end. What the process leaves there may be a link or a pipe: a file is moved out of its reach
+before it is opened, and moved in once it is written. The process has no GPU and may not unpickle objects. It
+is confined (`confinement.py`): it reads its installation, writes the folder, and has no network, no home, and
+of the environment only what an installation needs. Where the kernel cannot do that, only a model that the
+user trusts is opened. What it has started ends with it.
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ import json
 import os
 import selectors
 import shutil
+import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +30,7 @@ from typing import Any, Final, Self
 
 from numpy.typing import NDArray
 
-from agent.array_file import damage, read_arrays, reason_of
+from agent.array_file import damage, read_arrays, reason_of, write_arrays
 from builder.errors import ModelError, Obstacle, UnsupportedOperatorError
 from builder.importer.frameworks import confinement
 from builder.importer.frameworks.confinement import UNCONFINED
@@ -37,6 +42,8 @@ _WITHOUT: Final = "export it to ONNX in your own Python, and compile that file"
 TIMEOUT_S: Final = 600.0
 # A reply lists names; a thousand operators with their nodes take less.
 MAX_REPLY_BYTES: Final = 1 << 20
+# Unpacked: inputs or outputs of one run, and what a recurrent model gives after several steps.
+MAX_ARRAY_BYTES: Final = 1 << 31
 _LONGEST: Final = 300  # of a message from the process
 _MOST_OBSTACLES: Final = 100
 _TAIL_BYTES: Final = 4096
@@ -53,6 +60,14 @@ _ENVIRONMENT: Final[Mapping[str, str]] = {
     "TF_ENABLE_ONEDNN_OPTS": "0",
     "PYTHONUNBUFFERED": "1",
 }
+# What an installation may need, if the model is not trusted: other variables may be secrets.
+_NEEDED: Final = frozenset(
+    {"PATH", "LANG", "LANGUAGE", "TZ", "USER", "LOGNAME", "VIRTUAL_ENV", "CONDA_PREFIX"}
+)
+_NEEDED_BEGINNINGS: Final = (
+    "PYTHON", "LD_", "LC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TF_", "KERAS_", "TORCH",
+    "PYTORCH_", "ONNX", "XLA_", "JAX_",
+)  # fmt: skip
 
 
 class FrameworkProcess:
@@ -94,13 +109,14 @@ class FrameworkProcess:
         if len(places) == 1:
             raise ModelError(f"cannot run {python}", hint="name its program: --python VENV/bin/python")
         self._files = tempfile.TemporaryDirectory(prefix="edgebundle-", ignore_cleanup_errors=True)
-        self.folder = Path(self._files.name)
-        self._errors = (self.folder / "stderr").open("wb")
+        self.folder = Path(self._files.name, "exchange")
+        self.folder.mkdir()
+        self._errors = Path(self._files.name, "stderr").open("w+b")  # noqa: SIM115 - closed by `close`
         command = [str(Path(shutil.which(python) or python).absolute()), "-c", _START, str(program.resolve())]
         environment = {**os.environ, **_ENVIRONMENT}
         if not trusted:
             command = [*_confined(places, self.folder), *command]
-            environment |= _own_places(self.folder)
+            environment = {**_needed(os.environ), **_ENVIRONMENT, **_own_places(self.folder)}
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program, by the user's Python
                 command,
@@ -109,6 +125,7 @@ class FrameworkProcess:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 env=environment,
+                start_new_session=True,
             )
         except OSError as error:
             self._errors.close()
@@ -127,9 +144,10 @@ class FrameworkProcess:
         self.close()
 
     def close(self) -> None:
-        """End the process and remove its files."""
-        self._process.kill()
-        self._process.wait()
+        """End the process and what it has started, and remove its files."""
+        if self._process.returncode is None:
+            self._end_group()
+            self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             if stream is not None:
                 with contextlib.suppress(OSError):
@@ -161,6 +179,19 @@ class FrameworkProcess:
             raise self._refusal(reply)
         return reply
 
+    def texts(self, reply: Mapping[str, Any], key: str) -> tuple[str, ...]:
+        """Return a list of texts in a reply; empty if there is none.
+
+        Raises
+        ------
+        ModelError
+            If it is something else.
+        """
+        found = reply.get(key, [])
+        if not isinstance(found, list) or not all(isinstance(each, str) and _is_text(each) for each in found):
+            raise self._failure("sent an invalid reply")
+        return tuple(found)
+
     def arrays(self, name: str) -> dict[str, NDArray[Any]]:
         """Read a file of arrays that the process has written; empty if it has written none.
 
@@ -169,13 +200,55 @@ class FrameworkProcess:
         ModelError
             If it cannot be read.
         """
-        path = self.folder / name
-        if not path.exists():
+        path = self.take(name)
+        if path is None:
             return {}
         try:
+            with zipfile.ZipFile(path) as archive:
+                size = sum(member.file_size for member in archive.infolist())
+            if size > MAX_ARRAY_BYTES:
+                raise ValueError(f"expected at most {MAX_ARRAY_BYTES} bytes, got {size}")
             return read_arrays(path)
         except damage() as error:
             raise self._failure(f"wrote arrays that cannot be read ({reason_of(error)})") from error
+
+    def take(self, name: str) -> Path | None:
+        """Move a file out of the reach of the process; None if it has written none.
+
+        Raises
+        ------
+        ModelError
+            If it is no regular file.
+        """
+        path = Path(self._files.name, name)
+        try:
+            (self.folder / name).replace(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._failure(f"wrote a file that cannot be read ({error.strerror})") from error
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise self._failure(f"wrote a link, a pipe or a folder in place of {name}")
+        return path
+
+    def give(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Write a file of arrays, in the place of whatever the process has there.
+
+        Raises
+        ------
+        ModelError
+            If there is a folder.
+        """
+        path = Path(self._files.name, name)
+        write_arrays(path, arrays)
+        try:
+            path.replace(self.folder / name)
+        except OSError as error:
+            raise self._failure(f"has no place for {name} ({error.strerror})") from error
+
+    def _end_group(self) -> None:
+        with contextlib.suppress(OSError):  # nothing of it is left
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _read_line(self) -> bytes:
         assert self._process.stdout is not None
@@ -201,12 +274,12 @@ class FrameworkProcess:
             status = self._process.wait(5)
         except subprocess.TimeoutExpired:
             return self._failure("closed its output")
+        self._end_group()
         if status < 0:
             return self._failure(f"crashed (signal {-status})")
-        self._errors.flush()
-        with (self.folder / "stderr").open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = stream.read().decode(errors="replace").strip().splitlines()
+        stream = self._errors
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        lines = stream.read(_TAIL_BYTES).decode(errors="replace").strip().splitlines()
         last = _one_line(lines[-1]) if lines else f"status {status}"
         if status == UNCONFINED:
             return ModelError(
@@ -252,6 +325,15 @@ def _own_places(folder: Path) -> dict[str, str]:
     return {"HOME": str(home), "TMPDIR": str(home), "XDG_CACHE_HOME": str(home), "XDG_CONFIG_HOME": str(home)}
 
 
+def _needed(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that an installation may need."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _NEEDED or name.startswith(_NEEDED_BEGINNINGS)
+    }
+
+
 def _trust(message: str) -> str | None:
     """Return a hint if a failure looks as if it came of the confinement."""
     if not any(
@@ -259,6 +341,11 @@ def _trust(message: str) -> str | None:
     ):
         return None
     return "a model may use no file but its own; add --trust-model if you trust it with all of yours"
+
+
+def _is_text(value: str) -> bool:
+    """Return whether it can be encoded; JSON can spell half of a surrogate pair."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _one_line(text: object) -> str:

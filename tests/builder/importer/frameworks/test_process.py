@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from builder.errors import ModelError, UnsupportedOperatorError
+from builder.importer.frameworks import process as process_module
 from builder.importer.frameworks.process import FrameworkProcess
 from tests import damaged_archives
 from tests.builder.importer.frameworks.stand_in import VECTORS, stand_in
@@ -74,3 +76,76 @@ def test_arrays_that_cannot_be_read(which: str, tmp_path: Path) -> None:
         damaged_archives.write(process.folder, which).rename(process.folder / "outputs.npz")
         with pytest.raises(ModelError, match="it wrote arrays that cannot be read"):
             process.arrays("outputs.npz")
+
+
+IN_PLACE = {
+    "link": "os.symlink({target!r}, {name!r})",
+    "pipe": "os.mkfifo({name!r})",
+    "folder": "os.mkdir({name!r})",
+    "endless": "os.symlink('/dev/zero', {name!r})",
+}
+
+
+@pytest.mark.parametrize("kind", IN_PLACE)
+@pytest.mark.parametrize("name", ["model.onnx", "examples.npz"])
+def test_what_is_in_the_place_of_a_file_is_not_opened(name: str, kind: str, tmp_path: Path) -> None:
+    behaviour = f"os.remove({name!r}); " + IN_PLACE[kind].format(name=name, target=str(tmp_path / "secret"))
+    (tmp_path / "secret").write_text("secret")
+    with FrameworkProcess(
+        stand_in(tmp_path, VECTORS / "recurrent", after=behaviour), PROGRAM, "Keras", "m"
+    ) as process:
+        process.ask("convert")
+        with pytest.raises(ModelError, match=f"it wrote a link, a pipe or a folder in place of {name}"):
+            process.take(name)
+
+
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_inputs_are_written_to_no_other_file(kind: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    behaviour = IN_PLACE[kind].format(name="inputs.npz", target=str(secret))
+    with FrameworkProcess(
+        stand_in(tmp_path, VECTORS / "recurrent", after=behaviour), PROGRAM, "Keras", "m"
+    ) as process:
+        process.ask("convert")
+        try:
+            process.give("inputs.npz", {"x": np.ones(3)})
+        except ModelError as error:
+            assert "no place for inputs.npz" in str(error)
+            assert kind == "folder"
+        else:
+            assert (process.folder / "inputs.npz").is_file()
+            assert not (process.folder / "inputs.npz").is_symlink()
+    assert secret.read_text() == "secret"
+
+
+def test_errors_are_read_from_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    before = (
+        f"[os.path.lexists(n) and os.remove(n) or os.symlink({str(tmp_path / 'secret')!r}, n) "
+        "for n in ('stderr',)]; sys.exit('why')"
+    )
+    assert "it ended: why" in str(asked(tmp_path, before=before))
+
+
+def test_arrays_that_would_fill_the_memory_are_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "MAX_ARRAY_BYTES", 1000)
+    with FrameworkProcess(stand_in(tmp_path, VECTORS / "recurrent"), PROGRAM, "Keras", "m") as process:
+        process.give("outputs.npz", {"output_0": np.zeros(1000)})
+        with pytest.raises(ModelError, match="expected at most 1000 bytes"):
+            process.arrays("outputs.npz")
+
+
+@pytest.mark.parametrize("value", ["5", "None", "[1]", "'ab'", "['\\ud800']"])
+def test_a_list_that_is_none_is_an_invalid_reply(value: str, tmp_path: Path) -> None:
+    with FrameworkProcess(
+        stand_in(tmp_path, VECTORS / "recurrent", after=f"reply = {{'inputs': {value}}}"),
+        PROGRAM,
+        "Keras",
+        "m",
+    ) as process:
+        reply = process.ask("convert")
+        with pytest.raises(ModelError, match="it sent an invalid reply"):
+            process.texts(reply, "inputs")
