@@ -22,7 +22,8 @@ serves well              the trial ends after `TRIAL_S` in service and `TRIAL_AN
 =======================  ===========================================================================
 
 A client counts if it has `MIN_SEEN` answers of the version, and had `MIN_KNOWN` good ones of the predecessor;
-if none had, as after a restart of the agent, all count. So a client without a record can neither end a trial
+if none had, as after a restart of the agent, all count. One that had, and has not asked often enough, is taken
+to be content until `AWAIT_S`: nobody ends a trial by being the first to ask. So a client without a record can neither end a trial
 nor hide that the version fails for those that have one, however often it asks.
 
 A version that was deployed again after it was rolled back is judged only by the first two rules: a person has
@@ -54,6 +55,8 @@ MIN_FAILED: Final = 10
 MIN_KNOWN: Final = 10
 # A client that asked once or twice says nothing.
 MIN_SEEN: Final = 3
+# So long a client of the predecessor has to ask the version before it is judged without it.
+AWAIT_S: Final = 300.0
 _HALF: Final = 0.5
 # The reason to bring back the predecessor of a version that ends the agent begins with this.
 AGENT_ENDED: Final = "the agent ended"
@@ -212,7 +215,7 @@ class Trial:
         )
 
 
-def fault(trial: Trial, *, out_of_service: str | None, score: Score) -> str | None:
+def fault(trial: Trial, *, out_of_service: str | None, score: Score, served_s: float = 0.0) -> str | None:
     """Return why the predecessor must come back; None if the version may go on.
 
     Parameters
@@ -223,6 +226,8 @@ def fault(trial: Trial, *, out_of_service: str | None, score: Score) -> str | No
         Why the version is out of service; None if it is not.
     score
         How the version has done since it was loaded.
+    served_s
+        How long it has been in service since then, in seconds.
     """
     if out_of_service is not None:
         return out_of_service
@@ -231,12 +236,12 @@ def fault(trial: Trial, *, out_of_service: str | None, score: Score) -> str | No
     before = trial.baseline
     if before is None:
         return None
-    if (why := _failure(before, score)) is not None:
+    if (why := _failure(before, score, served_s)) is not None:
         return why
     return None if slowness_is_explained(before, score) else slowness(before, score)
 
 
-def _failure(before: Score, score: Score) -> str | None:
+def _failure(before: Score, score: Score, served_s: float) -> str | None:
     """Return for how many requests the version fails, if it does for most clients that count."""
     none = Tally()
     seen = {key: tally for key, tally in score.clients.items() if tally.answers >= MIN_SEEN}
@@ -244,7 +249,8 @@ def _failure(before: Score, score: Score) -> str | None:
     if known:
         seen = {key: tally for key, tally in seen.items() if key in known}
     failing = [tally for key, tally in seen.items() if tally.fails(before.clients.get(key, none))]
-    if 2 * len(failing) <= len(seen) or all(
+    awaited = len(known - seen.keys()) if served_s < AWAIT_S else 0
+    if 2 * len(failing) <= len(seen) + awaited or all(
         tally.errors < MIN_FAILED and tally.answers < MIN_ANSWERS for tally in failing
     ):
         return None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agent.deploy.trial import (
+    AWAIT_S,
     LONGEST_S,
     MAX_STARTS,
     MIN_ANSWERS,
@@ -32,8 +33,10 @@ def tallies(**clients: tuple[int, int]) -> Score:
     return Score(clients={key: Tally(*tally) for key, tally in clients.items()})
 
 
-def judged(trial: Trial, score: Score, out_of_service: str | None = None) -> str | None:
-    return fault(trial, out_of_service=out_of_service, score=score)
+def judged(
+    trial: Trial, score: Score, out_of_service: str | None = None, served_s: float = AWAIT_S
+) -> str | None:
+    return fault(trial, out_of_service=out_of_service, score=score, served_s=served_s)
 
 
 def test_version_that_does_as_well_as_its_predecessor_goes_on() -> None:
@@ -95,6 +98,27 @@ def test_version_is_rolled_back_if_most_clients_with_a_record_fail(
     assert (why is not None) == back
     if why is not None:
         assert "clients failed" in why
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "back"),
+    [
+        # Its only steady client need not wait, nor need most of them.
+        ({"a": (1000, 1)}, {"a": (10, 10)}, True),
+        ({"a": (1000, 1), "b": (20, 0), "c": (20, 0)}, {"a": (10, 10), "b": (10, 10)}, True),
+        ({"a": (1000, 1), "monitor": (9, 0)}, {"a": (10, 10)}, True),
+        # The first to ask is not the only one.
+        ({"a": (1000, 1), "b": (20, 0)}, {"b": (500, 500)}, False),
+        ({"a": (1000, 1), "b": (20, 0)}, {"a": (2, 0), "b": (500, 500)}, False),
+        ({"a": (1000, 1), "b": (20, 0), "c": (20, 0)}, {"b": (500, 500)}, False),
+    ],
+)
+def test_client_that_is_the_first_to_ask_does_not_end_a_trial(
+    before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]], back: bool
+) -> None:
+    trial = Trial(baseline=tallies(**before))
+    assert (judged(trial, tallies(**after), served_s=AWAIT_S - 1) is not None) == back
+    assert judged(trial, tallies(**after), served_s=AWAIT_S) is not None  # the others may never ask again
 
 
 @pytest.mark.parametrize(
