@@ -87,9 +87,7 @@ class TrialWatch:
         served_s = now_s - self._since_s.setdefault(model.name, now_s)
         score = self._parts.models.score(model.name)
         out_of_service = condition.message if condition.failed else None
-        why = fault(
-            replace(trial, starts=0), out_of_service=out_of_service, score=score, served_s=served_s
-        )
+        why = fault(replace(trial, starts=0), out_of_service=out_of_service, score=score, served_s=served_s)
         self._note_slowness(model, trial, score)
         if why is not None:
             await self._roll_back(model, why)
