@@ -23,7 +23,7 @@ serves well              the trial ends after `TRIAL_S` in service and `TRIAL_AN
 
 A client counts if it has `MIN_SEEN` answers of the version, and had `MIN_KNOWN` good ones of the predecessor;
 if none had, as after a restart of the agent, all count. One that had, and has not asked often enough, is held
-to be content until `AWAIT_S`: nobody ends a trial by being the first to ask. So a client without a record can
+to be content until `AWAIT_S`: to be the first to ask ends no trial. So a client without a record can
 neither end a trial nor hide that the version fails for those that have one, however often it asks.
 
 A version that was deployed again after it was rolled back is judged only by the first two rules: a person has

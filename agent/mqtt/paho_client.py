@@ -37,6 +37,9 @@ _KIND_AND_QOS: Final = 0xF6
 _PUBLISH_AT_QOS_1: Final = 0x32
 # What a waiting packet takes besides its bytes.
 _PACKET_OVERHEAD_BYTES: Final = 512
+# The longest packet that paho decodes: it copies the rest for each property, so that 256 KiB would
+# take seconds. A broker sends a code for each filter, and a reason.
+_MAX_CONTROL_BYTES: Final = 4096
 # The most bytes that one call joins: small packets are written together, a large one by itself, uncopied.
 _JOINED_BYTES: Final = 64 << 10
 
@@ -119,6 +122,9 @@ class PahoClient(paho.Client):
             return self._puback_received(body)
         if kind == _PUBREL:
             return self._pubrel_received(body)
+        if len(body) > _MAX_CONTROL_BYTES:
+            _log.warning("the broker sent a control packet of %d bytes, connection dropped", len(body))
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
         whole = cast(dict[str, Any], self._in_packet)
         whole |= {"command": packet.first, "remaining_length": len(body), "packet": bytearray(body), "pos": 0}
         try:

@@ -230,6 +230,7 @@ async def test_packet_that_is_too_long_is_not_kept_and_the_next_one_is_received(
         b"\x30\x06\x00\x01a\x02\x23\x00",  # a topic alias that was never granted
         b"\xf0\x00",  # AUTH without a beginning
         b"\x40\x01\x00",  # PUBACK without an identifier
+        b"\x90\x84\x20\x00\x01\x00" + bytes(4097),  # SUBACK with a code for each of 4097 filters
         b"\xff\xff\xff\xff\xff\xff",  # a length of five bytes
     ],
 )
