@@ -13,7 +13,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from agent.bundle.processing import Postprocess, Preprocess
+from agent.bundle.detection import Objects
+from agent.bundle.processing import Detect, Pose, Postprocess, Preprocess
 from agent.bundle.quantisation import by_name
 from builder.compiling import (
     block_parity,
@@ -158,11 +159,18 @@ def look_at_sample(
     ModelError
         If boxes are in other units than declared.
     """
+    if after is None:
+        return
     if model.lengths:  # whose outputs are padded
+        progress(
+            "the postprocess was not tried on the sample: how many results there are depends on the input"
+        )
         return
     names = [spec.name for spec in model.outputs]
     values = {name: np.asarray(value) for name, value in zip(names, compared.samples, strict=True)}
     size = Signature.of(model.inputs, model.outputs).size
+    if size is None and any(isinstance(step, Detect | Objects | Pose) for step in after.steps):
+        progress("the sample's boxes were not compared with the picture: no single input takes one")
     for line in look(after, model.outputs, values, size, by_name(model.scales.quantisation.outputs), text):
         progress(line)
 

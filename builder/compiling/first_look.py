@@ -88,7 +88,7 @@ def look(
 
 
 def confirmed(proposal: Proposal, package: Package) -> Proposal:
-    """Return a proposal in the units that the boxes of a package's recorded sample have."""
+    """Return a proposal in the units of the boxes of a package's recorded sample, and with its doubts."""
     manifest = package.manifest
     raw = package.members.get("samples/outputs.params", b"")
     signature = Signature.of(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()))
@@ -103,18 +103,21 @@ def confirmed(proposal: Proposal, package: Package) -> Proposal:
     }
     step = step_of(proposal.postprocess, signature)
     quantised = by_name((manifest.quantisation or NO_QUANTISATION).outputs)
-    is_absolute = isinstance(step, Pose) or (isinstance(step, Objects) and step.coding in ABSOLUTE)
-    if not (isinstance(step, Objects | Pose) and is_absolute) or {*outputs_of(step)} - values.keys():
+    if not isinstance(step, Detect | Objects | Pose) or {*outputs_of(step)} - values.keys():
         return proposal
     found = _best(step, manifest.outputs, values, quantised)
-    if found is None or _units(found[0], signature.size) is not (not step.normalised):
+    if found is None:
         return proposal
-    units = "pixels" if step.normalised else "fractions"
-    return replace(
-        proposal,
-        evidence=f"{proposal.evidence}, boxes as {units}",
-        postprocess=f"{proposal.postprocess},normalised={str(not step.normalised).lower()}",
-    )
+    is_absolute = isinstance(step, Pose) or (isinstance(step, Objects) and step.coding in ABSOLUTE)
+    contradicts = is_absolute and _units(found[0], signature.size) is (not step.normalised)
+    if contradicts and isinstance(step, Objects | Pose):
+        step = replace(step, normalised=not step.normalised)
+        proposal = replace(
+            proposal,
+            evidence=f"{proposal.evidence}, boxes as {'fractions' if step.normalised else 'pixels'}",
+            postprocess=f"{proposal.postprocess},normalised={str(step.normalised).lower()}",
+        )
+    return replace(proposal, doubt=next(_boxes(step, *found, signature.size), ""))
 
 
 def _best(
@@ -123,7 +126,7 @@ def _best(
     values: Arrays,
     quantised: Mapping[str, Quantised],
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
-    """Return the boxes and scores of the best candidates, without the suppression; None if they are none."""
+    """Return boxes and scores of the best candidates without suppression; None if they cannot be decoded."""
     if isinstance(step, Pose):
         bare: Detect | Objects | Pose = replace(step, score_threshold=0.0, point_threshold=0.0)
     else:
@@ -135,11 +138,12 @@ def _best(
         found = Postprocessor(declared, outputs, (), real_outputs(declared, quantised))(values)
     except (EdgeError, ValueError):
         return None
-    boxes, scores = np.asarray(found["boxes"]), np.asarray(found["scores"])
-    return (boxes, scores) if len(scores) else None
+    return np.asarray(found["boxes"]), np.asarray(found["scores"])
 
 
 def _units(boxes: npt.NDArray[Any], size: tuple[int, int]) -> bool | None:
+    if not len(boxes):
+        return None
     reach = float(np.abs(boxes).max(initial=0.0))
     if reach <= _MOST_FRACTION and min(size) > 8 * _MOST_FRACTION and reach > 0:
         return True
@@ -185,6 +189,12 @@ def _boxes(
     scores: npt.NDArray[Any],
     size: tuple[int, int] | None,
 ) -> Iterator[str]:
+    if not len(scores):
+        yield (
+            "no score of the sample is above 0: if a picture gives none either, the model may have lost them "
+            "in integers that boxes share, or the postprocess be another model's"
+        )
+        return
     if len(scores) > 1 and float(np.ptp(scores)) <= _ROUNDING * abs(float(scores[0])):
         yield f"all scores of the sample are {scores[0]:.4g}: the postprocess may be another model's"
     elif scores.max() > 1 + _ROUNDING:

@@ -92,6 +92,8 @@ class Proposal:
         Whether hardly anything else has these shapes.
     postprocess, preprocess
         Names of the presets; the second is empty for a model that takes no picture.
+    doubt
+        What the outputs of a sample say against it, or nothing.
     """
 
     family: str
@@ -99,6 +101,7 @@ class Proposal:
     sure: bool
     postprocess: str
     preprocess: str
+    doubt: str = ""
 
     @property
     def preset(self) -> str:
@@ -108,7 +111,9 @@ class Proposal:
     def __str__(self) -> str:
         look = "look like" if self.sure else "may be those of"
         before = f" --preprocess {self.preprocess}" if self.preprocess else ""
-        return f"the outputs {look} {self.family} ({self.evidence}): --postprocess {self.postprocess}{before}"
+        doubt = f"; but {self.doubt}" if self.doubt else ""
+        presets = f"--postprocess {self.postprocess}{before}"
+        return f"the outputs {look} {self.family} ({self.evidence}): {presets}{doubt}"
 
 
 def recognise(

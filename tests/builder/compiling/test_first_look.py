@@ -83,6 +83,7 @@ def test_who_says_the_unit_himself_is_not_refused(tmp_path: Path) -> None:
     [
         (lambda made: made[:, 4:].fill(0.25), "all scores of the sample are 0.25"),
         (lambda made: made[:, 4:].__imul__(100), "scores of the sample reach"),
+        (lambda made: made[:, 4:].fill(0), "no score of the sample is above 0"),
         (lambda made: made[:, 2:4].fill(0), "have no area"),
         (lambda made: made[:, :2].__iadd__(500), "lie outside of the picture"),
     ],
@@ -106,6 +107,18 @@ def test_scores_that_are_no_probabilities_are_told() -> None:
     assert look(Postprocess((TopK("y", 2),)), [spec], integers, None, scale) == []
 
 
+def package_of(values: np.ndarray, spec: TensorSpec, quantisation: Quantisation | None = None) -> Package:
+    """Return a package whose recorded sample has an output of these values."""
+    members = {
+        **FILES,
+        "samples/inputs.params": b"in",
+        "samples/outputs.params": dump_params([(replace(spec, name="0/output"), values.data)]),
+    }
+    return Package(
+        make_manifest(members, inputs=(IMAGE,), outputs=(spec,), quantisation=quantisation), members
+    )
+
+
 @pytest.mark.parametrize(("unit", "expected"), [(64, "yolov8"), (1, "yolov8,normalised=true")])
 @pytest.mark.parametrize("is_quantised", [False, True])
 def test_a_proposal_has_the_units_of_the_sample(unit: float, expected: str, *, is_quantised: bool) -> None:
@@ -115,17 +128,19 @@ def test_a_proposal_has_the_units_of_the_sample(unit: float, expected: str, *, i
         spec = replace(ROWS, datatype="INT8")
         values = np.rint(values / scale - 100).clip(-128, 127).astype(np.int8)
         quantisation = Quantisation((), (Quantised("output", scale, -100),))
-    members = {
-        **FILES,
-        "samples/inputs.params": b"in",
-        "samples/outputs.params": dump_params([(replace(spec, name="0/output"), values.data)]),
-    }
-    package = Package(
-        make_manifest(members, inputs=(IMAGE,), outputs=(spec,), quantisation=quantisation), members
-    )
     proposal = recognise([IMAGE], [spec])
     assert proposal is not None
-    assert confirmed(proposal, package).postprocess == expected
+    found = confirmed(proposal, package_of(values, spec, quantisation))
+    assert (found.postprocess, found.doubt) == (expected, "")
+
+
+def test_a_proposal_says_what_the_sample_has_against_it() -> None:
+    values = rows(64)
+    values[:, 4:] = 0  # lost in integers of boxes and scores inside of the model
+    proposal = recognise([IMAGE], [ROWS])
+    assert proposal is not None
+    text = str(confirmed(proposal, package_of(values, ROWS)))
+    assert text.startswith(f"{proposal}; but no score of the sample is above 0")
 
 
 @pytest.mark.parametrize(("scale", "count"), [(0.3, 1), (1 / 64, 0)])
