@@ -36,6 +36,7 @@ _CLIENTS: Final = "".join(
 user {name}
 topic write edge/v1/+/models/+/infer/{name}
 topic write edge/v1/groups/+/models/+/infer/{name}
+topic read edge/v1/replies/{name}/#
 topic read edge/v1/+/state
 topic read edge/v1/+/info
 topic read edge/v1/+/metrics

@@ -59,9 +59,11 @@ def test_page_leads_from_pictures_to_an_answer_in_int8(
     assert abs(int(right) - 448) <= 1  # as the page says; another processor may round one picture differently
 
     monkeypatch.chdir(tmp_path)
-    [code] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    code, in_one_step = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     before = (tmp_path / "digits-int8.onnx").read_bytes()
     exec(code, {"__name__": "__main__"})
     assert capsys.readouterr().out == "100 % in int8, 100.0 % agree\n"
     assert (tmp_path / "digits-int8.onnx").read_bytes() == before  # labels change what is measured only
+    exec(in_one_step, {"__name__": "__main__"})
+    assert "quantised       100.0 %" in capsys.readouterr().out
     assert np.isfinite(float(right))

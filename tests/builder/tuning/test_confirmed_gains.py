@@ -190,7 +190,7 @@ def simulate(truth: Times, seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[
         points = json.dumps(points_of(tuning_records)).encode()
         return SimpleNamespace(to_bytes=lambda: points)
 
-    monkeypatch.setattr("builder.compiling.compilation.compile", compile)
+    monkeypatch.setattr("builder.compiler.compile", compile)
     peak = (BuiltKernel(b"[0, [0]]", (), "kernel0"), 1e6)
     monkeypatch.setattr(tuner, "peak_kernel", lambda *_: peak)
     digest = "model"
