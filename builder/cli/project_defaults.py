@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from builder.cli.project_file import FILE, Project
 from builder.errors import ProjectError
-from builder.project import FILE, Project
 from builder.spelling import did_you_mean
 
 Parsed = tuple[argparse.Namespace, list[str]]

@@ -24,8 +24,8 @@ from agent.mqtt.settings import parse_broker_url
 from agent.reading import open_at_once
 from agent.terminal import note
 from builder.cli.confirmation import confirmed
+from builder.cli.project_file import FILE
 from builder.errors import ProjectError
-from builder.project import FILE
 
 # Arguments that may be a file. A name, such as a preset's, is one in the folder.
 _FILES: Final = (

@@ -179,7 +179,7 @@ def test_what_the_outputs_surely_are_is_filled_in(edgebundle: Edgebundle, tmp_pa
 def test_page_names_every_key() -> None:
     from dataclasses import fields
 
-    from builder.project import FleetTable, ModelTable, SignTable
+    from builder.cli.project_file import FleetTable, ModelTable, SignTable
 
     page = (ROOT / "docs" / "project.md").read_text()
     for table, kind in (("model", ModelTable), ("sign", SignTable), ("fleet", FleetTable)):

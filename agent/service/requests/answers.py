@@ -36,6 +36,7 @@ from typing import Final
 from agent.deploy.store.database_file import open_database, remove_database
 from agent.errors import InUseError
 from agent.rate_limited_log import RateLimitedLog
+from agent.service.requests.answer_index import SHARED, AnswerIndex
 from agent.wire.answer import FinalAnswer
 
 _log = logging.getLogger(__name__)
@@ -74,9 +75,6 @@ CREATE TABLE undelivered (number INTEGER PRIMARY KEY);
 _CACHE_KIB: Final = 256
 # Answers that took work are class 0, refusals class 1.
 _CLASSES: Final = 2
-# More clients than this share one account, so that the one with the most is found in microseconds.
-_MAX_ACCOUNTS: Final = 256
-_SHARED: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,65 +127,7 @@ class AnswerRecord:
     key: RequestKey
     reply: ReplyTo
     answer: FinalAnswer
-    client: str = field(default=_SHARED, compare=False)
-
-
-class _Account:
-    """The numbers of a client's answers, the oldest first, and their bytes together."""
-
-    __slots__ = ("nbytes", "numbers")
-
-    def __init__(self) -> None:
-        self.numbers: dict[int, int] = {}
-        self.nbytes = 0
-
-
-class _Index:
-    """Where the answers of one class are, and whose.
-
-    Attributes
-    ----------
-    numbers
-        Key -> number.
-    nbytes
-        The bytes of all.
-    """
-
-    def __init__(self) -> None:
-        self.numbers: dict[bytes, int] = {}
-        self.nbytes = 0
-        self._accounts: dict[str, _Account] = {}
-        self._clients: dict[int, str] = {}
-
-    def add(self, key: bytes, number: int, client: str, nbytes: int) -> None:
-        """Enter an answer, the newest."""
-        self.numbers[key] = number
-        self.nbytes += nbytes
-        if client not in self._accounts and len(self._accounts) >= _MAX_ACCOUNTS:
-            client = _SHARED
-        account = self._accounts.setdefault(client, _Account())
-        account.numbers[number] = nbytes
-        account.nbytes += nbytes
-        self._clients[number] = client
-
-    def remove(self, key: bytes, number: int) -> None:
-        """Take out an answer, if it is here."""
-        client = self._clients.pop(number, None)
-        if client is None:
-            return
-        self.numbers.pop(key, None)
-        account = self._accounts[client]
-        nbytes = account.numbers.pop(number)
-        account.nbytes -= nbytes
-        self.nbytes -= nbytes
-        if not account.numbers:
-            del self._accounts[client]
-
-    def surplus(self, newest: int, *, in_bytes: bool) -> int:
-        """Return the number of the oldest answer of the client with the most, which is not `newest`."""
-        full = [each for each in self._accounts.values() if next(iter(each.numbers)) != newest]
-        most = max(full, key=lambda each: each.nbytes if in_bytes else len(each.numbers))
-        return next(iter(most.numbers))
+    client: str = field(default=SHARED, compare=False)
 
 
 class AnswerStore:
@@ -218,7 +158,7 @@ class AnswerStore:
         self._boot = _boot_id() if boot is None else boot
         self._next = 1
         # One for answers that took work, one for refusals.
-        self._indexes = [_Index() for _ in range(_CLASSES)]
+        self._indexes = [AnswerIndex() for _ in range(_CLASSES)]
         self._delivered: list[tuple[int]] = []
         self._swept_s = clock()
         self._rate_limited_log = RateLimitedLog(_log, _LOG_INTERVAL_S)
@@ -369,7 +309,7 @@ class AnswerStore:
         return database
 
     def _read_index(self, database: sqlite3.Connection) -> None:
-        self._indexes = [_Index() for _ in range(_CLASSES)]
+        self._indexes = [AnswerIndex() for _ in range(_CLASSES)]
         for number, key, cheap, size, client in database.execute(
             "SELECT number, key, cheap, bytes, client FROM answers ORDER BY number"
         ):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builder.cli.project_file import FILE, MAX_FILE_BYTES, FleetTable, ModelTable, Project, SignTable
 from builder.errors import ProjectError
-from builder.project import FILE, MAX_FILE_BYTES, FleetTable, ModelTable, Project, SignTable
 
 
 def load(folder: Path, text: str | bytes) -> Project:
