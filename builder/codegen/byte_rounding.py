@@ -41,12 +41,7 @@ _NARROW: Final = {"int8": "sqxtn", "uint8": "sqxtun"}
 def write_byte_rounding(mod: tvm.IRModule, arch: str) -> tvm.IRModule:
     """Write the roundings to bytes in all functions of `mod`, whose vector loops were vectorised before.
 
-    Parameters
-    ----------
-    mod
-        The functions.
-    arch
-        The architecture of the processor that will run them. Nothing changes unless it is `aarch64`.
+    `arch`: the architecture of the processor that will run them. Nothing changes unless it is `aarch64`.
     """
     if arch != _ARCH:
         return mod
@@ -57,16 +52,10 @@ def write_byte_rounding(mod: tvm.IRModule, arch: str) -> tvm.IRModule:
 class Rounding:
     """A vector of float32 that is rounded to bytes.
 
-    Attributes
-    ----------
-    number
-        The numbers, not limited.
-    low, high
-        The limits, one float32 each: those of the bytes less the zero point.
-    point
-        The zero point, one float32 or int32.
-    kind
-        `int8` or `uint8`.
+    `number`: the numbers, not limited.
+    `low`, `high`: the limits, one float32 each: those of the bytes less the zero point.
+    `point`: the zero point, one float32 or int32.
+    `kind`: `int8` or `uint8`.
     """
 
     number: tirx.Expr

@@ -37,12 +37,7 @@ _NUMBERS: Final = 16  # of 32 bits, in as many bytes
 def write_byte_tables(mod: tvm.IRModule, features: AbstractSet[str]) -> tvm.IRModule:
     """Write the reads of tables in all functions of `mod`, whose vector loops were vectorised before.
 
-    Parameters
-    ----------
-    mod
-        The functions.
-    features
-        The processor's features, as LLVM names them.
+    `features`: the processor's features, as LLVM names them.
     """
     if _FEATURE not in features:
         return mod

@@ -23,17 +23,8 @@ from builder.kernels.spaces.limits import CARRYING
 def carry_nan(mod: tvm.IRModule, arch: str) -> tvm.IRModule:
     """Write the maxima and minima of all functions of `mod`; nothing may simplify them afterwards.
 
-    Parameters
-    ----------
-    mod
-        The functions.
-    arch
-        The machine's name, such as `aarch64`. Functions for machines without such instructions stay.
-
-    Raises
-    ------
-    BuildError
-        If TVM's LLVM lacks the instruction.
+    `arch`: the machine's name, such as `aarch64`. Functions for machines without such instructions stay.
+    Raises `BuildError` if TVM's LLVM lacks the instruction.
     """
     dtypes = CARRYING.get(arch)
     if dtypes is None:

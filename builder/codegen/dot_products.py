@@ -48,18 +48,9 @@ _FACTORS: Final = ("uint8", "int8", "int16")
 def write_dot_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
     """Write the marked loops of all functions of `mod`, whose buffers are flat and whose tiles are complete.
 
-    Parameters
-    ----------
-    mod
-        The functions.
-    dot
-        The instruction of the processor that will run them. It need not be the one that they were scheduled
-        for.
-
-    Raises
-    ------
-    BuildError
-        If a marked loop has another form than described above: a fault of the design space.
+    `dot`: the instruction of the processor that will run them. It need not be the one that they were
+        scheduled for.
+    Raises `BuildError` if a marked loop has another form than described above: a fault of the design space.
     """
     errors: list[BuildError] = []
 
@@ -104,16 +95,9 @@ class _Place:
 class _DotLoop:
     """A marked loop.
 
-    Attributes
-    ----------
-    lanes
-        Its extent.
-    members
-        For each element of the group, its place among the weights of a step.
-    stride
-        Weights from one lane to the next.
-    sums, data, weights
-        Where they begin.
+    `members`: for each element of the group, its place among the weights of a step.
+    `stride`: weights from one lane to the next.
+    `sums`, `data`, `weights`: where they begin.
     """
 
     lanes: int
@@ -125,13 +109,7 @@ class _DotLoop:
 
     @classmethod
     def of(cls, loop: tirx.For) -> _DotLoop:
-        """Read a marked loop.
-
-        Raises
-        ------
-        BuildError
-            If it has another form than described above: a fault of the design space.
-        """
+        """Read a marked loop."""
         lanes, body = int(loop.extent), loop.body
         variables, extents = [loop.loop_var], []
         while isinstance(body, tirx.For):
@@ -216,14 +194,8 @@ class _DotLoop:
 class _LaneLoop:
     """A marked loop whose lanes have data of their own, in several rows.
 
-    Attributes
-    ----------
-    lanes, group
-        Extents of the loops.
-    row
-        Elements from one row of data to the next.
-    sums, data, weights
-        Where they begin.
+    `row`: elements from one row of data to the next.
+    `sums`, `data`, `weights`: where they begin.
     """
 
     lanes: int
@@ -235,13 +207,7 @@ class _LaneLoop:
 
     @classmethod
     def of(cls, loop: tirx.For) -> _LaneLoop:
-        """Read a marked loop.
-
-        Raises
-        ------
-        BuildError
-            If it has another form than described above: a fault of the design space.
-        """
+        """Read a marked loop."""
         inner = loop.body
         store = inner.body if isinstance(inner, tirx.For) else inner
         factors = factors_of(store) if isinstance(store, tirx.BufferStore) else None

@@ -47,19 +47,12 @@ _HINTS: Final = {f"relax.{name}": _SORTS for name in ("topk", "sort", "argsort")
 class GeneratedGraph:
     """A graph for the executor.
 
-    Attributes
-    ----------
-    graph
-        The graph, with planned storages.
-    params
-        Spec and data of each parameter, in the order in which the graph first uses them.
-    inputs, outputs
-        In the function's order, with the model's names.
-    arena_bytes
-        Total size of the storages, without those of inputs, parameters, values computed at load, and parts of
-        joins.
-    sources
-        For each node of the graph, the names of the model's nodes that it computes.
+    `graph`: the graph, with planned storages.
+    `params`: spec and data of each parameter, in the order in which the graph first uses them.
+    `inputs`, `outputs`: in the function's order, with the model's names.
+    `arena_bytes`: total size of the storages, without those of inputs, parameters, values computed at load,
+        and parts of joins.
+    `sources`: for each node of the graph, the names of the model's nodes that it computes.
     """
 
     graph: Graph

@@ -45,12 +45,8 @@ _NEAREST: Final = 8  # rounded to the nearest, whatever MXCSR says
 def join_byte_stores(mod: tvm.IRModule, features: AbstractSet[str]) -> tvm.IRModule:
     """Join the stores of bytes in all functions of `mod`, whose vector loops were vectorised before.
 
-    Parameters
-    ----------
-    mod
-        The functions. Their loops over the columns of a tile are marked as unrolled, but not unrolled yet.
-    features
-        The processor's features, as LLVM names them. Nothing changes without AVX512BW.
+    `mod`: the functions. Their loops over the columns of a tile are marked as unrolled, but not unrolled yet.
+    `features`: the processor's features, as LLVM names them. Nothing changes without AVX512BW.
     """
     if _FEATURE not in features:
         return mod

@@ -20,12 +20,8 @@ from builder.target.device_target import DeviceTarget
 class KernelObject:
     """Compiled kernels.
 
-    Attributes
-    ----------
-    code
-        An ELF relocatable object; each kernel is `__tvm_ffi_<global_symbol>`.
-    workspaces
-        The memory that they take while they run.
+    `code`: an ELF relocatable object; each kernel is `__tvm_ffi_<global_symbol>`.
+    `workspaces`: the memory that they take while they run.
     """
 
     code: bytes

@@ -36,12 +36,7 @@ _COPIES: Final = 8  # of the body of a loop that stays whole
 class _Bound:
     """A condition `sum(factor * term) + offset < 0`.
 
-    Attributes
-    ----------
-    terms
-        The terms and their factors: loop variables, and quotients and remainders of them.
-    offset
-        The constant.
+    `terms`: the terms and their factors: loop variables, and quotients and remainders of them.
     """
 
     terms: tuple[tuple[tirx.Expr, int], ...]
@@ -96,14 +91,9 @@ class _Bound:
 class _Known:
     """What is known of the values of expressions at one place in a function.
 
-    Attributes
-    ----------
-    loops
-        Loop variable -> its interval.
-    terms
-        Expressions that are not linear in the loop variables, and their intervals.
-    facts
-        Conditions that were tested further out, and whether they hold.
+    `loops`: loop variable -> its interval.
+    `terms`: expressions that are not linear in the loop variables, and their intervals.
+    `facts`: conditions that were tested further out, and whether they hold.
     """
 
     loops: Mapping[tirx.Var, Interval] = field(default_factory=dict)
@@ -194,14 +184,9 @@ def _variables(expr: tirx.Expr) -> set[tirx.Var]:
 class _Cut:
     """Where the conditions on one term of a loop change.
 
-    Attributes
-    ----------
-    term
-        The loop's variable, or an expression of it.
-    whole
-        For smaller values, the conditions always hold.
-    end
-        From here on they never hold.
+    `term`: the loop's variable, or an expression of it.
+    `whole`: for smaller values, the conditions always hold.
+    `end`: from here on they never hold.
     """
 
     term: tirx.Expr
@@ -376,14 +361,7 @@ def _guard(loop: tirx.For, known: _Known) -> tuple[tirx.Expr, _Bound] | None:
 def _cut(loop: tirx.For, known: _Known, *, own: bool) -> _Cut | None:
     """Return where the conditions in a loop change, for the first term that leaves one incomplete tile.
 
-    Parameters
-    ----------
-    loop
-        The loop.
-    known
-        What is known inside it.
-    own
-        Whether to look for the loop's variable only, rather than for any term that contains it.
+    `own`: whether to look for the loop's variable only, rather than for any term that contains it.
     """
     cut: _Cut | None = None
     for _, bound, place in _conditions(loop.body, known):

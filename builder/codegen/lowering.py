@@ -73,12 +73,7 @@ def to_loops(kernels: tvm.IRModule) -> tvm.IRModule:
 def lower_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Lower scheduled kernels to functions that LLVM can compile.
 
-    Parameters
-    ----------
-    kernels
-        Functions, each with a `global_symbol`.
-    target
-        The processor, for LLVM.
+    `kernels`: functions, each with a `global_symbol`.
     """
     bound = t.BindTarget(target.with_host(target))(kernels)
     dot = dot_of(target)

@@ -18,15 +18,9 @@ from dataclasses import dataclass, field
 class Lifetime:
     """The size and lifetime of a value.
 
-    Attributes
-    ----------
-    nbytes
-        Size in bytes.
-    start, end
-        First and last step, both included, at which the value is written or read. A kernel's outputs are
-        alive while it reads its inputs, so an output never shares storage with an input.
-    pinned
-        Whether the value has a storage to itself.
+    `start`, `end`: first and last step, both included, at which the value is written or read. A kernel's
+        outputs are alive while it reads its inputs, so an output never shares storage with an input.
+    `pinned`: whether the value has a storage to itself.
     """
 
     nbytes: int
@@ -39,14 +33,9 @@ class Lifetime:
 class MemoryPlan:
     """Which storage each value uses.
 
-    Attributes
-    ----------
-    storage_id
-        The storage of each value; storages are numbered from 0 in order of first use.
-    storage_bytes
-        The size of each storage.
-    arena_bytes
-        Total size of the storages that are not pinned.
+    `storage_id`: the storage of each value; storages are numbered from 0 in order of first use.
+    `storage_bytes`: the size of each storage.
+    `arena_bytes`: total size of the storages that are not pinned.
     """
 
     storage_id: tuple[int, ...]
@@ -71,15 +60,7 @@ class _Storage:
 def plan(values: Sequence[Lifetime]) -> MemoryPlan:
     """Assign a storage to each value.
 
-    Parameters
-    ----------
-    values
-        Lifetimes, in any order.
-
-    Returns
-    -------
-    MemoryPlan
-        The smaller of the two orders' plans.
+    Result: the smaller of the two orders' plans.
     """
     loose = [i for i, value in enumerate(values) if not value.pinned]
     by_size = sorted(loose, key=lambda i: (-values[i].nbytes, values[i].start, i))

@@ -35,12 +35,8 @@ _KINDS: Final = (convolution.KIND, depthwise.KIND, separable.KIND)
 def separate_rows(mod: tvm.IRModule, arch: str) -> tvm.IRModule:
     """Hide the constants between far rows of float32 in the convolutions of `mod`, on 64-bit ARM.
 
-    Parameters
-    ----------
-    mod
-        The functions. Their buffers are flat, and their loops are vectorised and not yet unrolled.
-    arch
-        The processor's architecture: on others, `mod` is returned as it is.
+    `mod`: the functions. Their buffers are flat, and their loops are vectorised and not yet unrolled.
+    `arch`: the processor's architecture: on others, `mod` is returned as it is.
     """
     if arch != "aarch64":
         return mod

@@ -55,17 +55,9 @@ _RIGHT: Final = (MOST_SUMS + 2, MOST_SUMS + 3)
 def write_tile_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
     """Write the marked products of all functions of `mod`, whose buffers are flat, on tiles.
 
-    Parameters
-    ----------
-    mod
-        The functions.
-    dot
-        The instruction of the processor; without tiles, `mod` is returned.
-
-    Raises
-    ------
-    BuildError
-        If a marked product has another form than described above: a fault of the design space.
+    `dot`: the instruction of the processor; without tiles, `mod` is returned.
+    Raises `BuildError` if a marked product has another form than described above: a fault of the design
+        space.
     """
     return with_bodies(mod, _on_tiles) if dot.tiles else mod
 
@@ -183,20 +175,13 @@ def _configured(shape: tuple[int, int], body: tirx.Stmt) -> tirx.Stmt:
 class _Product:
     """A marked product.
 
-    Attributes
-    ----------
-    loop
-        Its reduction.
-    reduction
-        The loops of the reduction outside the tiles, the outermost first, each with what a round of it does
-        before the loop inside: prefetches.
-    shape
-        The rows of a tile of sums, and the groups in a row of the left factor.
-    left, right, sums
-        For each tile of sums, in pairs of equal length: where its left factor, its right one and the sums
-        themselves begin.
-    strides
-        Bytes from a row to the next: of the left factor, the right one and the sums.
+    `loop`: its reduction.
+    `reduction`: the loops of the reduction outside the tiles, the outermost first, each with what a round of
+        it does before the loop inside: prefetches.
+    `shape`: the rows of a tile of sums, and the groups in a row of the left factor.
+    `left`, `right`, `sums`: for each tile of sums, in pairs of equal length: where its left factor, its right
+        one and the sums themselves begin.
+    `strides`: bytes from a row to the next: of the left factor, the right one and the sums.
     """
 
     loop: tirx.For
@@ -209,13 +194,7 @@ class _Product:
 
     @classmethod
     def of(cls, loop: tirx.For) -> _Product:
-        """Read a marked product.
-
-        Raises
-        ------
-        BuildError
-            If it has another form than described above.
-        """
+        """Read a marked product."""
         reduction: list[tuple[tirx.For, tuple[tirx.Stmt, ...]]] = []
         tiles: list[tirx.For] = []
         stmt: tirx.Stmt = loop

@@ -33,20 +33,12 @@ _KIND: Final = "audio"
 class AudioPreset:
     """What a name stands for.
 
-    Attributes
-    ----------
-    audio
-        Fields of `Audio`; `window` may be missing and is then the number of the input's values.
-    features
-        Fields of `Features`, or empty.
-    input_shapes, input_values
-        What the model's file leaves open, by input.
-    states
-        As `builder.compiling.states` takes them.
-    postprocess
-        What is declared without a `--postprocess`.
-    labels
-        Names of the classes for a model that has as many, if the user gives none.
+    `audio`: fields of `Audio`; `window` may be missing and is then the number of the input's values.
+    `features`: fields of `Features`, or empty.
+    `input_shapes`, `input_values`: what the model's file leaves open, by input.
+    `states`: as `builder.compiling.states` takes them.
+    `postprocess`: what is declared without a `--postprocess`.
+    `labels`: names of the classes for a model that has as many, if the user gives none.
     """
 
     audio: Mapping[str, Any]
@@ -194,18 +186,10 @@ def import_options(
 def audio(text: str, inputs: Sequence[TensorSpec]) -> Audio:
     """Declare how a recording becomes an input.
 
-    Parameters
-    ----------
-    text
-        One of `AUDIO_PRESETS`, with options of `Audio` and `Features` (`kws,hop=4000`) or without; or a TOML
-        file with `preset` or `kind = "audio"`, such fields, and `states`.
-    inputs
-        The model's inputs without states.
-
-    Raises
-    ------
-    ModelError
-        If a field is unknown or out of range, or does not fit the input.
+    `text`: one of `AUDIO_PRESETS`, with options of `Audio` and `Features` (`kws,hop=4000`) or without; or a
+        TOML file with `preset` or `kind = "audio"`, such fields, and `states`.
+    `inputs`: the model's inputs without states.
+    Raises `ModelError` if a field is unknown or out of range, or does not fit the input.
     """
     preset = preset_of(text)
     assert preset is not None

@@ -39,20 +39,10 @@ _PACKED: Final = 5  # axes of `[N, C/b, H, W, b]`
 class Block:
     """A tensor of bytes and how it agrees with the reference, which computed it from our tensors.
 
-    Attributes
-    ----------
-    name
-        The tensor in the model.
-    share
-        The share of elements that differ.
-    unexplained
-        The share of those that differ and are not halfway between two steps.
-    largest
-        The largest difference in steps of its scale.
-    elements
-        How many elements it has.
-    near
-        How many steps of its scale are near.
+    `share`: the share of elements that differ.
+    `unexplained`: the share of those that differ and are not halfway between two steps.
+    `largest`: the largest difference in steps of its scale.
+    `near`: how many steps of its scale are near.
     """
 
     name: str
@@ -108,12 +98,8 @@ def block_of(name: str, steps: Floats, halfway: npt.NDArray[np.bool_] | bool, dt
 class Step:
     """A tensor that a kernel of ours computed.
 
-    Attributes
-    ----------
-    array
-        The tensor, in any layout.
-    nodes
-        Names of the model's nodes that the kernel computes; none if they are not known.
+    `array`: the tensor, in any layout.
+    `nodes`: names of the model's nodes that the kernel computes; none if they are not known.
     """
 
     array: Array
@@ -124,14 +110,9 @@ class Step:
 class Grid:
     """The numbers that a quantised tensor may have.
 
-    Attributes
-    ----------
-    scale, zero
-        Its parameters; empty if they are not constant.
-    dtype
-        Of its bytes.
-    is_real
-        Whether the tensor has real numbers, `(bytes - zero) * scale`.
+    `scale`, `zero`: its parameters; empty if they are not constant.
+    `dtype`: of its bytes.
+    `is_real`: whether the tensor has real numbers, `(bytes - zero) * scale`.
     """
 
     scale: Floats
@@ -169,14 +150,9 @@ class Grid:
 class Match:
     """One of our tensors, read as a tensor of the model.
 
-    Attributes
-    ----------
-    mean
-        How far it is on average, in steps.
-    own
-        Its numbers in the model's layout and datatype.
-    block
-        How it agrees.
+    `mean`: how far it is on average, in steps.
+    `own`: its numbers in the model's layout and datatype.
+    `block`: how it agrees.
     """
 
     mean: float
@@ -189,21 +165,9 @@ def read_as(
 ) -> Match | None:
     """Read one of our tensors as a tensor of the model, in the form and layout that is closest.
 
-    Parameters
-    ----------
-    array
-        Ours.
-    name, expected
-        The tensor in the model, and what the reference computes.
-    halfway
-        Where its number is halfway between two steps.
-    grid
-        The numbers that it may have.
-
-    Returns
-    -------
-    Match or None
-        None if ours cannot be that tensor.
+    `name`, `expected`: the tensor in the model, and what the reference computes.
+    `halfway`: where its number is halfway between two steps.
+    Result: None if ours cannot be that tensor.
     """
     if not _may_be(array.shape, expected.shape):
         return None

@@ -86,16 +86,10 @@ _MOVERS: Final = frozenset(
 class Blocks:
     """The comparison of a model.
 
-    Attributes
-    ----------
-    found
-        The tensors of bytes that were found among ours, in the model's order, and the quantised outputs.
-    hidden
-        Names of those that are not visible between our kernels.
-    expected
-        The outputs that the reference computed from our tensors, in the model's order.
-    faults
-        Names of those of `found` that are wrong, as the kernels after them show.
+    `found`: the tensors of bytes that were found among ours, in the model's order, and the quantised outputs.
+    `hidden`: names of those that are not visible between our kernels.
+    `expected`: the outputs that the reference computed from our tensors, in the model's order.
+    `faults`: names of those of `found` that are wrong, as the kernels after them show.
     """
 
     found: tuple[Block, ...]
@@ -124,13 +118,7 @@ class Blocks:
         return compare([names[at] for at in rest], ours, theirs)
 
     def check(self) -> None:
-        """Refuse a model with a block that differs by more than rounding.
-
-        Raises
-        ------
-        ParityError
-            If there is one.
-        """
+        """Refuse a model with a block that differs by more than rounding."""
         for block in self.found:
             if not block.is_rounding:
                 raise ParityError(
@@ -151,21 +139,8 @@ def compare_blocks(
 ) -> Blocks:
     """Compare a compiled model with the reference, block by block.
 
-    Parameters
-    ----------
-    model
-        The normalised model.
-    inputs
-        Input name -> array.
-    ours
-        The tensors that our kernels computed, in order.
-    outputs
-        Our outputs, in the model's order.
-
-    Raises
-    ------
-    ModelError
-        If ONNX Runtime refuses a part of the model.
+    `ours`: the tensors that our kernels computed, in order.
+    Raises `ModelError` if ONNX Runtime refuses a part of the model.
     """
     walk = _Walk(model, inputs, list(ours), outputs)
     for node in model.graph.node:
@@ -177,14 +152,7 @@ def compare_blocks(
 class _Point:
     """A tensor of the model that may be compared.
 
-    Attributes
-    ----------
-    node
-        What makes it.
-    grid
-        The numbers that it may have.
-    source
-        Its numbers before they were rounded.
+    `source`: its numbers before they were rounded.
     """
 
     node: onnx.NodeProto

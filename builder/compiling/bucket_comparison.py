@@ -43,27 +43,9 @@ def compare_sizes(
 ) -> list[tuple[Sample, Compared]]:
     """Compare a compiled model with the reference at each size.
 
-    Parameters
-    ----------
-    plan
-        The model and its sizes.
-    merged
-        The graph of each size.
-    code, params
-        `mod.so` for this machine, and `mod.params`.
-    before, tolerance, progress
-        As in `compare_model`.
-
-    Returns
-    -------
-    list
-        For each size the inputs of its sample, and the comparison with the larger error, with the sample's
-        outputs.
-
-    Raises
-    ------
-    ParityError
-        If a result differs.
+    `code`, `params`: `mod.so` for this machine, and `mod.params`.
+    Result: for each size the inputs of its sample, and the comparison with the larger error, with the
+        sample's outputs.
     """
     kernels = load_kernels(code)
     if plan.buckets is None:

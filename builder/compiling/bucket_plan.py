@@ -145,10 +145,8 @@ def _corners(buckets: Buckets) -> list[Sizes]:
 def check_declared(buckets: Buckets, before: Preprocess | None, after: Postprocess | None) -> None:
     """Refuse declarations that need a fixed shape where the shape changes.
 
-    Raises
-    ------
-    ModelError
-        If a picture's size changes, or the boxes or the map that are decoded change with more than the batch.
+    Raises `ModelError` if a picture's size changes, or the boxes or the map that are decoded change with more
+        than the batch.
     """
     if before is not None and any(e.tensor == before.input and e.axis for e in buckets.inputs):
         raise ModelError(

@@ -36,12 +36,7 @@ class Made(NamedTuple):
 def channel_axis(output: str, makers: Callable[[str], Made | None]) -> int | None:
     """Return the axis of a map of four dimensions that has the channels, or None if it is not known.
 
-    Parameters
-    ----------
-    output
-        Name of the output.
-    makers
-        Returns what makes a value; None for inputs and constants.
+    `makers`: returns what makes a value; None for inputs and constants.
     """
     name = output
     permutations: list[Sequence[int]] = []

@@ -28,16 +28,9 @@ _SHOWN: Final = 8
 def read_names(source: Names) -> tuple[str, ...]:
     """Return the names of columns.
 
-    Parameters
-    ----------
-    source
-        The names; or a text of names with commas between them; or the path of a table, whose first line has
-        them.
-
-    Raises
-    ------
-    ModelError
-        If a name cannot be one, or the table cannot be read.
+    `source`: the names; or a text of names with commas between them; or the path of a table, whose first line
+        has them.
+    Raises `ModelError` if a name cannot be one, or the table cannot be read.
     """
     if isinstance(source, str):
         is_table = Path(source).suffix.lower() in TABLE_SUFFIXES
@@ -66,12 +59,8 @@ def _split(text: str) -> tuple[str, ...]:
 def own_columns(names: Sequence[str], inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
     """Return the columns that a model names itself; none if it does not.
 
-    Parameters
-    ----------
-    names
-        Names of its features, from its file; none if the file has none.
-    inputs
-        Its inputs. Several of one value each, as skl2onnx writes them for a table, are columns.
+    `names`: names of its features, from its file; none if the file has none.
+    `inputs`: its inputs. Several of one value each, as skl2onnx writes them for a table, are columns.
     """
     if names and len(inputs) == 1 and math.prod(inputs[0].shape) == len(names):
         found = tuple(names)
@@ -91,21 +80,11 @@ def declare_columns(
 ) -> tuple[InputColumns, ...]:
     """Declare the columns of a model's inputs.
 
-    Parameters
-    ----------
-    names
-        The columns, in the order of the inputs and of each input's values.
-    inputs
-        The inputs of the smallest request, without states.
-    nan
-        Inputs in which NaN is a missing value.
-    texts
-        Inputs whose columns have texts, and these.
-
-    Raises
-    ------
-    ModelError
-        If there are more or fewer names than values, or a name is used twice.
+    `names`: the columns, in the order of the inputs and of each input's values.
+    `inputs`: the inputs of the smallest request, without states.
+    `nan`: inputs in which NaN is a missing value.
+    `texts`: inputs whose columns have texts, and these.
+    Raises `ModelError` if there are more or fewer names than values, or a name is used twice.
     """
     counts = [math.prod(spec.shape) for spec in inputs]
     if sum(counts) != len(names):

@@ -40,14 +40,9 @@ Array = npt.NDArray[np.generic]
 class Compared:
     """A comparison with the reference that a model has passed.
 
-    Attributes
-    ----------
-    agreement
-        How far its outputs are from the reference's.
-    samples
-        The outputs that devices compare theirs with.
-    self_test_rtol
-        How far theirs may be from these.
+    `agreement`: how far its outputs are from the reference's.
+    `samples`: the outputs that devices compare theirs with.
+    `self_test_rtol`: how far theirs may be from these.
     """
 
     agreement: parity.Parity
@@ -66,25 +61,9 @@ def compare_model(
 ) -> Compared:
     """Compare a compiled model with the reference, and with its own framework if that was asked.
 
-    Parameters
-    ----------
-    model, module
-        The model and its kernels.
-    sources
-        For each node of the module's graph, the names of the model's nodes that it computes.
-    inputs
-        An ordinary sample.
-    before
-        How a picture becomes an input, or None.
-    tolerance
-        The largest relative error of an output, None for what the model's numbers deserve.
-    progress
-        Called with what is worth saying.
-
-    Raises
-    ------
-    ParityError
-        If they do not agree.
+    `sources`: for each node of the module's graph, the names of the model's nodes that it computes.
+    `tolerance`: the largest relative error of an output, None for what the model's numbers deserve.
+    Raises `ParityError` if they do not agree.
     """
     names = [spec.name for spec in model.outputs]
     for name, value in inputs.items():
@@ -143,21 +122,8 @@ def look_at_sample(
 ) -> None:
     """Tell what is doubtful about what the postprocess makes of the sample.
 
-    Parameters
-    ----------
-    model
-        The model.
-    after, text
-        The postprocess, and what the user declares; or None and an empty text.
-    compared
-        The comparison, with the sample's outputs.
-    progress
-        Called with each doubt.
-
-    Raises
-    ------
-    ModelError
-        If boxes are in other units than declared.
+    `after`, `text`: the postprocess, and what the user declares; or None and an empty text.
+    Raises `ModelError` if boxes are in other units than declared.
     """
     if after is None:
         return
@@ -184,10 +150,7 @@ def check_special(
 ) -> None:
     """Compare a compiled model with the reference on NaN, infinities and other special numbers.
 
-    Raises
-    ------
-    ParityError
-        If they do not agree where the reference is defined.
+    Raises `ParityError` if they do not agree where the reference is defined.
     """
     names = [spec.name for spec in model.outputs]
     by_element = is_elementwise(model.onnx)
@@ -218,13 +181,7 @@ def check_rounding(
     agreement: parity.Parity,
     progress: Progress,
 ) -> None:
-    """Refuse a model whose difference from the reference is more than rounding.
-
-    Raises
-    ------
-    ParityError
-        If it is.
-    """
+    """Refuse a model whose difference from the reference is more than rounding."""
     progress("comparing with the noise of rounding, because the model may amplify it")
     noise = judge.noise(inputs, outputs, reference)
     parity.check(replace(agreement, reference=judge.reference), tolerances.PARITY, noise)

@@ -172,14 +172,9 @@ def _lower(
 class Tuned:
     """What a compilation takes from tuning records.
 
-    Attributes
-    ----------
-    best
-        The schedules to use, or None if the records do not make the model faster.
-    digest
-        SHA-256 of the records in hexadecimal, or None without records.
-    comparison
-        The times of the tuned and the untuned model, or None if they were not measured.
+    `best`: the schedules to use, or None if the records do not make the model faster.
+    `digest`: SHA-256 of the records in hexadecimal, or None without records.
+    `comparison`: the times of the tuned and the untuned model, or None if they were not measured.
     """
 
     best: BestRecords | None = None
@@ -195,19 +190,7 @@ def choose_records(
 ) -> Tuned:
     """Return what a compilation takes from tuning records.
 
-    Parameters
-    ----------
-    records
-        As `tuning_records` of `builder.compile`.
-    device, model
-        What is compiled.
-    progress
-        Called with what is worth saying about the records.
-
-    Raises
-    ------
-    RecordsError
-        If they cannot be read, or are for another target.
+    Raises `RecordsError` if they cannot be read, or are for another target.
     """
     if records is None:
         return Tuned()
@@ -250,10 +233,7 @@ def describe_model(
 ) -> Manifest:
     """Describe a compiled model and the files of its bundle; there is one sample, or one for each bucket.
 
-    Raises
-    ------
-    ModelError
-        If a value breaks a rule of the manifest.
+    Raises `ModelError` if a value breaks a rule of the manifest.
     """
     code = members["mod.so"]
     try:

@@ -110,10 +110,7 @@ _TOP: Final = re.compile(r"top(\d{1,6})")
 def check_names(preprocess: str | None, postprocess: str | None) -> None:
     """Check, without a model, that presets have known names and that files can be read.
 
-    Raises
-    ------
-    ModelError
-        If a name is unknown, or a file does not exist or is not TOML.
+    Raises `ModelError` if a name is unknown, or a file does not exist or is not TOML.
     """
     if preprocess is not None and not audio_presets.is_audio(preprocess):
         _fields_of(preprocess)
@@ -124,13 +121,7 @@ def check_names(preprocess: str | None, postprocess: str | None) -> None:
 
 
 def check_labels_are_used(labels: Labels, postprocess: str) -> None:
-    """Check, without a model, that a postprocess may name classes.
-
-    Raises
-    ------
-    ModelError
-        If none of its words does.
-    """
+    """Check, without a model, that a postprocess may name classes."""
     if postprocess.endswith(".toml"):
         return
     words = [word for word, _ in _words(postprocess)]
@@ -228,22 +219,13 @@ def postprocess(
 ) -> Postprocess:
     """Declare how outputs become an answer, from words such as `softmax,top5` or a TOML file.
 
-    Parameters
-    ----------
-    text
-        `softmax`, `topK` (`top5`) and names of `OUTPUT_PRESETS`, separated by commas, each followed by its
-        options (`yolox,score_threshold=0.5`); or the path of a TOML file with `[[steps]]`, each with `kind`
-        and the fields of that step in `agent.bundle.processing`, or with `preset` and fields that differ from
-        it.
-    outputs, inputs
-        The model's tensors. Some presets need the size of the image input.
-    scales
-        The scales at the model's edges: steps read real numbers.
-
-    Raises
-    ------
-    ModelError
-        If a step is unknown or does not fit the outputs, or a field is out of range.
+    `text`: `softmax`, `topK` (`top5`) and names of `OUTPUT_PRESETS`, separated by commas, each followed by
+        its options (`yolox,score_threshold=0.5`); or the path of a TOML file with `[[steps]]`, each with
+        `kind` and the fields of that step in `agent.bundle.processing`, or with `preset` and fields that
+        differ from it.
+    `outputs`, `inputs`: the model's tensors. Some presets need the size of the image input.
+    `scales`: the scales at the model's edges: steps read real numbers.
+    Raises `ModelError` if a step is unknown or does not fit the outputs, or a field is out of range.
     """
     signature = Signature.of(inputs, outputs)
     try:
@@ -293,10 +275,7 @@ def _with_proposal(
 def _words(text: str) -> list[tuple[str, dict[str, Any]]]:
     """Split `yolox,score_threshold=0.5` into words, each with its options.
 
-    Raises
-    ------
-    ModelError
-        If a word is unknown, or an option has no word before it or no value.
+    Raises `ModelError` if a word is unknown, or an option has no word before it or no value.
     """
     words: list[tuple[str, dict[str, Any]]] = []
     for item in _split(text):
@@ -431,10 +410,7 @@ def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _check_types(declared: Preprocess | Postprocess, what: str) -> None:
     """Check that a device reads what is written: TOML's types are not checked before.
 
-    Raises
-    ------
-    ModelError
-        If a value has another type than its field.
+    Raises `ModelError` if a value has another type than its field.
     """
     try:
         document = canonical_json.parse(canonical_json.encode(canonical_json.to_json(declared)), what)

@@ -31,16 +31,10 @@ from builder.errors import ModelError
 class Declared:
     """What a manifest declares around a model; None for what it does not.
 
-    Attributes
-    ----------
-    inputs, outputs
-        The tensors of a request and of its answer, without those of states.
-    preprocess, postprocess, states, audio, columns
-        The manifest's fields of these names.
-    labels
-        The content of `labels.txt`.
-    notes
-        What the user may want to know.
+    `inputs`, `outputs`: the tensors of a request and of its answer, without those of states.
+    `preprocess`, `postprocess`, `states`, `audio`, `columns`: the manifest's fields of these names.
+    `labels`: the content of `labels.txt`.
+    `notes`: what the user may want to know.
     """
 
     inputs: tuple[TensorSpec, ...]

@@ -36,14 +36,8 @@ _QUOTIENTS: Final = frozenset({"Div", "Mod", "Reciprocal", "Softmax", "LogSoftma
 class Undefined:
     """A node that makes integers of what has none.
 
-    Attributes
-    ----------
-    node
-        Its operator and name.
-    tensor
-        What it reads.
-    count, size
-        How many elements of the tensor have no integer, and how many there are.
+    `node`: its operator and name.
+    `count`, `size`: how many elements of the tensor have no integer, and how many there are.
     """
 
     node: str
@@ -57,21 +51,9 @@ def choose(
 ) -> dict[str, Array]:
     """Return the first sample on which a model is defined.
 
-    Parameters
-    ----------
-    model
-        The normalised model.
-    samples
-        Inputs by name, at least one; the best one first.
-    progress
-        Called if outputs are NaN on every sample.
-
-    Raises
-    ------
-    ParityError
-        If there is none.
-    ModelError
-        If ONNX Runtime refuses the model.
+    `samples`: inputs by name, at least one; the best one first.
+    `progress`: called if outputs are NaN on every sample.
+    Raises `ModelError` if ONNX Runtime refuses the model.
     """
     nodes = list(_makers_of_integers(model))
     operators = {node.op_type for node in model.graph.node}

@@ -47,30 +47,10 @@ def look(
 ) -> list[str]:
     """Look at what a postprocess makes of a sample.
 
-    Parameters
-    ----------
-    declared
-        The postprocess, or None.
-    outputs
-        The model's outputs.
-    values
-        The sample's outputs by name.
-    size
-        Height and width of the input that takes a picture, or None.
-    quantised
-        How outputs are quantised, by name.
-    text
-        What the user declares: if it says itself whether boxes are normalised, it is not refused.
-
-    Returns
-    -------
-    list of str
-        One line for each doubtful result.
-
-    Raises
-    ------
-    ModelError
-        If the sample's boxes are fractions and the postprocess takes them for pixels, or the other way round.
+    `size`: height and width of the input that takes a picture, or None.
+    `text`: what the user declares: if it says itself whether boxes are normalised, it is not refused.
+    Raises `ModelError` if the sample's boxes are fractions and the postprocess takes them for pixels, or the
+        other way round.
     """
     steps = () if declared is None else declared.steps
     lines: list[str] = []

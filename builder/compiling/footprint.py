@@ -29,17 +29,8 @@ def resources_of(
 ) -> Resources:
     """Add up what a model needs to run.
 
-    Parameters
-    ----------
-    graphs
-        The graphs with planned storages, one for each bucket, the largest last: they are loaded from the last
-        to the first.
-    params
-        Names of the weights.
-    workspaces
-        The memory that the kernels take while they run.
-    buckets, inputs
-        The manifest's.
+    `graphs`: the graphs with planned storages, one for each bucket, the largest last: they are loaded from
+        the last to the first.
     """
     names, shared = set(params), SharedMemory()
     kept: dict[int, int] = {}  # the key of each constant that a graph before has kept -> bytes

@@ -99,23 +99,8 @@ def check_kernels(
 ) -> None:
     """Compare compiled kernels with the model's framework, if it was asked.
 
-    Parameters
-    ----------
-    model
-        The model.
-    compute
-        Runs the kernels: takes the inputs, returns the outputs in their order.
-    tolerance
-        The largest relative error of an output, None for what the framework's numbers deserve.
-    progress
-        Called with what is worth saying.
-
-    Raises
-    ------
-    ParityError
-        If they do not agree.
-    ModelError
-        If ONNX Runtime refuses the model.
+    `tolerance`: the largest relative error of an output, None for what the framework's numbers deserve.
+    Raises `ModelError` if ONNX Runtime refuses the model.
     """
     sample = model.reference
     if sample is None:

@@ -49,14 +49,8 @@ _PACKED: Final = 5  # axes of `[N, C/b, H, W, b]`
 class HalfBlock:
     """A tensor of the model that one of ours was found to be.
 
-    Attributes
-    ----------
-    name
-        In the model.
-    decibels
-        Signal to noise, of the tensor.
-    worst_channel
-        The same, of the channel with the most noise.
+    `decibels`: signal to noise, of the tensor.
+    `worst_channel`: the same, of the channel with the most noise.
     """
 
     name: str
@@ -73,12 +67,7 @@ class HalfBlock:
 class HalfParity:
     """The comparison of a model.
 
-    Attributes
-    ----------
-    blocks
-        The tensors that were found.
-    outputs
-        Signal to noise of the outputs, as the whole model computes them: name -> decibels.
+    `outputs`: signal to noise of the outputs, as the whole model computes them: name -> decibels.
     """
 
     blocks: tuple[HalfBlock, ...]
@@ -96,10 +85,7 @@ class HalfParity:
     def check(self) -> None:
         """Refuse a model that differs by more than rounding.
 
-        Raises
-        ------
-        ParityError
-            If it does, or if an output is not finite where the reference is.
+        Raises `ParityError` if it does, or if an output is not finite where the reference is.
         """
         for block in self.blocks:
             if not block.is_rounding:
@@ -127,21 +113,8 @@ def compare_halves(
 ) -> HalfParity:
     """Compare a compiled model with the reference.
 
-    Parameters
-    ----------
-    model
-        The normalised model.
-    inputs
-        Input name -> array.
-    ours
-        The tensors that our kernels stored, in order, in whichever layout they are.
-    outputs, reference
-        Our outputs and the reference's, in the model's order.
-
-    Raises
-    ------
-    ModelError
-        If ONNX Runtime refuses a part of the model.
+    `ours`: the tensors that our kernels stored, in order, in whichever layout they are.
+    Raises `ModelError` if ONNX Runtime refuses a part of the model.
     """
     graph = Cuts(model)
     known: dict[str, Array] = dict(inputs)

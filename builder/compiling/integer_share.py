@@ -43,14 +43,7 @@ def integer_work(
 ) -> IntegerWork | None:
     """Return the work of a quantised model; None if the model is not quantised, or has no such layers.
 
-    Parameters
-    ----------
-    model
-        The imported model.
-    lowered
-        What `builder.compiling.lower` made of it.
-    fates
-        What became of each node of the model's file, in its order.
+    `fates`: what became of each node of the model's file, in its order.
     """
     if not is_quantised(model.onnx):
         return None

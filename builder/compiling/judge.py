@@ -47,13 +47,7 @@ _NORMALISED: Final = "the normalised model"
 
 
 class Judge:
-    """What a model's answers are compared with.
-
-    Parameters
-    ----------
-    model
-        The model.
-    """
+    """What a model's answers are compared with."""
 
     def __init__(self, model: ImportedModel) -> None:
         self._model = model
@@ -95,12 +89,8 @@ class Judge:
     def outputs(self, inputs: Arrays) -> list[Array]:
         """Return the right outputs, in the model's order and form.
 
-        Raises
-        ------
-        ModelError
-            If ONNX Runtime refuses the inputs.
-        ParityError
-            If the model was normalised to another one.
+        Raises `ModelError` if ONNX Runtime refuses the inputs.
+        Raises `ParityError` if the model was normalised to another one.
         """
         if self._session is None:
             return run_as_defined(self._model.onnx, inputs)
@@ -141,20 +131,7 @@ class Judge:
     def check_normalised(
         self, inputs: Arrays, reference: Sequence[Array], *, by_element: bool = False
     ) -> None:
-        """Compare the normalised model with the original.
-
-        Parameters
-        ----------
-        inputs, reference
-            The inputs, and what `outputs` returned for them.
-        by_element
-            As in `builder.compiling.parity.compare`.
-
-        Raises
-        ------
-        ParityError
-            If they differ by more than rounding: then the importer is wrong.
-        """
+        """Compare the normalised model with the original."""
         if self._session is None:
             return
         normalised = run_as_defined(self._model.onnx, inputs)
@@ -189,10 +166,7 @@ class Judge:
     def _run(self, session: ort.InferenceSession | FileSession, inputs: Arrays) -> list[Array]:
         """Run the original.
 
-        Raises
-        ------
-        ModelError
-            If ONNX Runtime refuses it, or its inputs and outputs are not ours.
+        Raises `ModelError` if ONNX Runtime refuses it, or its inputs and outputs are not ours.
         """
         original = self._model.original
         assert original is not None

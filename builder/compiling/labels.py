@@ -48,10 +48,7 @@ _PLACEHOLDERS: Final = frozenset({"???", "unlabeled", BACKGROUND, "__background_
 def read_labels(source: Labels) -> list[str]:
     """Read labels: `coco`, a UTF-8 file with one label per line, or the labels themselves.
 
-    Raises
-    ------
-    ModelError
-        If the file cannot be read, is not UTF-8 text, or is empty.
+    Raises `ModelError` if the file cannot be read, is not UTF-8 text, or is empty.
     """
     if not isinstance(source, str | os.PathLike):
         return [" ".join(label.split()) or " " for label in source]
@@ -92,27 +89,14 @@ def read_named_labels(
 ) -> bytes | None:
     """Read labels and check that the postprocess uses each of them.
 
-    Parameters
-    ----------
-    source
-        `coco`, a file with one label per line, the labels themselves, or None for no labels.
-    outputs
-        The model's outputs.
-    declared
-        The postprocess, or None. If its first class is the background, the file may leave that one out.
-    counts
-        Outputs that are numbers of classes -> how many classes there are, where the model's file says so.
-
-    Returns
-    -------
-    bytes or None
-        The labels, each followed by a line feed.
-
-    Raises
-    ------
-    ModelError
-        If the labels cannot be read, are not as many as the classes, or nothing uses them; or if there are
-        none, and the postprocess makes texts of them.
+    `source`: `coco`, a file with one label per line, the labels themselves, or None for no labels.
+    `declared`: the postprocess, or None. If its first class is the background, the file may leave that one
+        out.
+    `counts`: outputs that are numbers of classes -> how many classes there are, where the model's file says
+        so.
+    Result: the labels, each followed by a line feed.
+    Raises `ModelError` if the labels cannot be read, are not as many as the classes, or nothing uses them; or
+        if there are none, and the postprocess makes texts of them.
     """
     if source is None:
         check_labels([], outputs, declared, "labels", counts)
@@ -131,18 +115,9 @@ def label_lines(
 ) -> bytes | None:
     """Return the labels of a bundle: those that the user gives, or the model's own.
 
-    Parameters
-    ----------
-    source, outputs, declared, counts
-        As in `read_named_labels`.
-    own
-        The class names in the model's file. They are kept for a postprocess to come, but left out if there
+    `source`, `outputs`, `declared`, `counts`: as in `read_named_labels`.
+    `own`: the class names in the model's file. They are kept for a postprocess to come, but left out if there
         is one that has no use for them.
-
-    Raises
-    ------
-    ModelError
-        If the user's labels cannot be read or used, as in `read_named_labels`.
     """
     if source is None and own and declared is None:
         return "".join(f"{label}\n" for label in own).encode()
@@ -179,21 +154,8 @@ def check_labels(
     One for the background is added if it was left out, and left out if the model does not answer it. COCO's
     80 names are put at their 90 numbers if the model has those.
 
-    Parameters
-    ----------
-    lines
-        The labels; none if the model has no labels.
-    outputs, declared
-        As in `read_named_labels`.
-    what
-        Where the labels are from, for messages.
-    counts
-        As in `read_named_labels`.
-
-    Raises
-    ------
-    ModelError
-        If they are not as many as the classes, or nothing uses them.
+    `what`: where the labels are from, for messages.
+    Raises `ModelError` if they are not as many as the classes, or nothing uses them.
     """
     found = list(lines)
     specs = {spec.name: spec for spec in outputs}

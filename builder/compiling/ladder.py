@@ -25,15 +25,7 @@ BUCKETS_HINT: Final = "write --buckets 16,64,128, or --buckets NAME=16,64,128 fo
 
 
 def ladder(low: int, high: int, dimensions: int = 1) -> tuple[int, ...]:
-    """Return the sizes for a dimension, in increasing order.
-
-    Parameters
-    ----------
-    low, high
-        Its bounds.
-    dimensions
-        How many dimensions change.
-    """
+    """Return the sizes for a dimension, in increasing order."""
     limit = MAX_SIZES if dimensions == 1 else max(1, int(MAX_BUCKETS ** (1 / dimensions)))
     least = max(low, high // _SMALLEST_PART)
     halves = {high}
@@ -75,13 +67,7 @@ def parse_buckets(text: str) -> dict[str, tuple[int, ...]]:
 def chosen_sizes(
     given: Sequence[int] | None, low: int, high: int, name: str, dimensions: int
 ) -> tuple[int, ...]:
-    """Return the sizes for a dimension: the user's, with the upper bound added, or the default.
-
-    Raises
-    ------
-    ShapeError
-        If a size is out of the bounds.
-    """
+    """Return the sizes for a dimension: the user's, with the upper bound added, or the default."""
     if given is None:
         return ladder(low, high, dimensions)
     for size in given:

@@ -57,12 +57,7 @@ class _KernelCall:
 class Layers:
     """The nodes behind each call of a lowered model.
 
-    Parameters
-    ----------
-    model
-        The imported model.
-    main
-        What `builder.compiling.lower` made of it.
+    `main`: what `builder.compiling.lower` made of it.
     """
 
     def __init__(self, model: ImportedModel, main: relax.Function) -> None:

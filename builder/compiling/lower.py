@@ -39,12 +39,8 @@ from builder.target.device_target import DeviceTarget
 class LoweredModule:
     """What `lower` returns.
 
-    Attributes
-    ----------
-    main
-        One dataflow block of `R.call_tir` and reshapes over constants and parameters.
-    kernels
-        Scheduled functions; each has the `global_symbol` by which `main` calls it.
+    `main`: one dataflow block of `R.call_tir` and reshapes over constants and parameters.
+    `kernels`: scheduled functions; each has the `global_symbol` by which `main` calls it.
     """
 
     main: relax.Function
@@ -54,14 +50,7 @@ class LoweredModule:
 def lower(mod: tvm.IRModule, target: DeviceTarget, schedules: Schedules = UNTUNED) -> LoweredModule:
     """Lower `mod` for `target`.
 
-    Parameters
-    ----------
-    mod
-        A static Relax module with a `main`, weights as constants.
-    target
-        The device.
-    schedules
-        Where each kernel's schedule comes from.
+    `mod`: a static Relax module with a `main`, weights as constants.
     """
     # Ctrl-C in a function that TVM calls: without this, TVM raises an empty RuntimeError.
     tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)

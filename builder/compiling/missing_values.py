@@ -24,15 +24,7 @@ _FLOATS: Final = (TensorProto.FLOAT, TensorProto.DOUBLE)
 
 
 def takes_nan(model: onnx.ModelProto, name: str) -> bool:
-    """Return whether NaN in an input is a missing value to a model.
-
-    Parameters
-    ----------
-    model
-        The normalised model.
-    name
-        The input.
-    """
+    """Return whether NaN in an input is a missing value to a model."""
     absent = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "IsNaN"}
     carriers, ends = {name}, 0
     for node in model.graph.node:  # sorted, so makers come first

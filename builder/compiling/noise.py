@@ -56,20 +56,8 @@ _SUMS: Final = frozenset(
 def noise_of(model: onnx.ModelProto, inputs: Arrays, reference: Sequence[Array]) -> list[Array] | None:
     """Return how far rounding moves each element of the outputs.
 
-    Parameters
-    ----------
-    model
-        The normalised model.
-    inputs
-        Input name -> array.
-    reference
-        What the model makes of them.
-
-    Returns
-    -------
-    list or None
-        For each output the largest movement of each element, infinite where an integer changed;
-        None if ONNX Runtime cannot run the model with noise, or an output changes its shape.
+    Result: for each output the largest movement of each element, infinite where an integer changed; None if
+        ONNX Runtime cannot run the model with noise, or an output changes its shape.
     """
     if is_too_large(model):
         return None
@@ -96,14 +84,8 @@ def compare_with_noise(
 ) -> Noise:
     """Compare outputs with the reference's, in terms of what rounding explains.
 
-    Parameters
-    ----------
-    outputs, reference, noise
-        Arrays of the same shapes; `noise` is what `noise_of` returned.
-    tolerance
-        The relative error that needs no explanation.
-    by_element
-        As in `builder.compiling.parity.compare`.
+    `tolerance`: the relative error that needs no explanation.
+    `by_element`: as in `builder.compiling.parity.compare`.
     """
     error = ratio = beyond = 0.0
     for ours, theirs, moved in zip(outputs, reference, noise, strict=True):

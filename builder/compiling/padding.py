@@ -31,16 +31,9 @@ Arrays = Mapping[str, Array]
 class PaddingDifference:
     """A dimension along which padding changes the answer.
 
-    Attributes
-    ----------
-    dimension
-        Its name.
-    output
-        The output that changes most.
-    error
-        By how much, relative to its largest value; infinite for integers.
-    size, bucket
-        The size of the request and that of its bucket.
+    `output`: the output that changes most.
+    `error`: by how much, relative to its largest value; infinite for integers.
+    `size`, `bucket`: the size of the request and that of its bucket.
     """
 
     dimension: str
@@ -83,10 +76,7 @@ def request_inputs(
 ) -> dict[str, Array]:
     """Make the inputs of a request: the first of `samples`, with at least one part that is not masked.
 
-    Parameters
-    ----------
-    negative
-        Whether all floats are at most -1.
+    `negative`: whether all floats are at most -1.
     """
     inputs = next(request_samples(model, preprocess))
     if negative:
@@ -115,19 +105,8 @@ def find_differences(
 ) -> list[PaddingDifference]:
     """Return the dimensions along which padding changes the answer, each with its first difference.
 
-    Parameters
-    ----------
-    models
-        The model.
-    buckets
-        The buckets that are planned.
-    tolerance
-        Largest relative error; with None, `tolerances.PARITY`.
-
-    Raises
-    ------
-    ModelError
-        If the model cannot be imported at a size, or the reference refuses it.
+    `tolerance`: largest relative error; with None, `tolerances.PARITY`.
+    Raises `ModelError` if the model cannot be imported at a size, or the reference refuses it.
     """
     found = []
     for index in range(len(buckets.dimensions)):

@@ -65,14 +65,8 @@ Arrays = Mapping[str, npt.NDArray[np.generic]]
 class Parity:
     """How well a compiled model agrees with its reference.
 
-    Attributes
-    ----------
-    error
-        Largest relative error over all outputs.
-    worst_output
-        The name of the output with that error.
-    reference
-        Name and version of the reference.
+    `error`: largest relative error over all outputs.
+    `reference`: name and version of the reference.
     """
 
     error: float
@@ -84,14 +78,11 @@ class Parity:
 class Noise:
     """How a difference from the reference compares with what rounding does to the reference.
 
-    Attributes
-    ----------
-    error
-        The largest difference, relative to the output's largest number.
-    ratio
-        The root of the mean square of the differences, divided by that of the noise; of the worst output.
-    beyond
-        The share of elements whose difference is more than `ALLOWED` times their noise; of the worst output.
+    `error`: the largest difference, relative to the output's largest number.
+    `ratio`: the root of the mean square of the differences, divided by that of the noise; of the worst
+        output.
+    `beyond`: the share of elements whose difference is more than `ALLOWED` times their noise; of the worst
+        output.
     """
 
     error: float
@@ -107,22 +98,8 @@ class Noise:
 def run_as_defined(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArray[np.generic]]:
     """Run a model in ONNX Runtime as it is, without its optimiser, which puts approximations in places.
 
-    Parameters
-    ----------
-    model
-        The model.
-    inputs
-        Input name -> array.
-
-    Returns
-    -------
-    list
-        The outputs, in the model's order.
-
-    Raises
-    ------
-    ModelError
-        If ONNX Runtime refuses the model or the inputs.
+    Result: the outputs, in the model's order.
+    Raises `ModelError` if ONNX Runtime refuses the model or the inputs.
     """
     operators = {node.op_type for node in walk_nodes(model.graph)}
     return run_session(session(model, threads_for(operators)), None, inputs)
@@ -142,10 +119,7 @@ def run_session(
 ) -> list[Any]:
     """Run a session; with None, return all of its outputs.
 
-    Raises
-    ------
-    ModelError
-        If ONNX Runtime refuses the names or the inputs.
+    Raises `ModelError` if ONNX Runtime refuses the names or the inputs.
     """
     try:
         outputs: list[Any] = opened.run(names, dict(inputs))
@@ -159,10 +133,7 @@ def run_session(
 def session_of_file(path: Path, threads: int) -> FileSession:
     """Open a user's file in ONNX Runtime, without its optimiser, in the process that may die of it.
 
-    Raises
-    ------
-    ModelError
-        If ONNX Runtime refuses it, or crashes.
+    Raises `ModelError` if ONNX Runtime refuses it, or crashes.
     """
     try:
         return FileSession(path, threads)
@@ -213,19 +184,9 @@ def compare(
 ) -> Parity:
     """Compare outputs with the reference's.
 
-    Parameters
-    ----------
-    names
-        The outputs' names; at least one.
-    outputs, reference
-        Arrays in the order of `names`.
-    by_element
-        Whether the error of an element is relative to the element, not to the output's largest number.
-
-    Raises
-    ------
-    ParityError
-        If an output's shape or dtype differs from the reference's.
+    `by_element`: whether the error of an element is relative to the element, not to the output's largest
+        number.
+    Raises `ParityError` if an output's shape or dtype differs from the reference's.
     """
     for name, ours, theirs in zip(names, outputs, reference, strict=True):
         if ours.dtype != theirs.dtype:
@@ -243,19 +204,9 @@ def compare(
 def check(parity: Parity, tolerance: float, noise: Noise | None = None) -> None:
     """Refuse a model whose error is beyond the tolerance, unless it is rounding.
 
-    Parameters
-    ----------
-    parity
-        The comparison with the reference.
-    tolerance
-        The largest relative error.
-    noise
-        The comparison with the noise of rounding, if it was measured.
-
-    Raises
-    ------
-    ParityError
-        If the error is larger than `tolerance`, or not a number, and is not explained by rounding.
+    `noise`: the comparison with the noise of rounding, if it was measured.
+    Raises `ParityError` if the error is larger than `tolerance`, or not a number, and is not explained by
+        rounding.
     """
     if parity.error <= tolerance or (noise is not None and noise.is_rounding):
         return

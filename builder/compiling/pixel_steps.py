@@ -32,21 +32,8 @@ def on_scale(declared: Preprocess, spec: TensorSpec, scales: EdgeScales, text: s
     A preprocess that changes no pixel (`raw`) means the pixels' bytes for an input of bytes, whatever its
     scale: in a signed one, a pixel of 0 is -128.
 
-    Parameters
-    ----------
-    declared
-        The preprocess.
-    spec
-        The input.
-    scales
-        The scales at the model's edges.
-    text
-        What the user wrote, for messages.
-
-    Raises
-    ------
-    ModelError
-        If the input has no scale for the whole tensor, or holds hardly any of the numbers.
+    `text`: what the user wrote, for messages.
+    Raises `ModelError` if the input has no scale for the whole tensor, or holds hardly any of the numbers.
     """
     if spec.name in scales.obstacles:
         raise ModelError(

@@ -29,21 +29,9 @@ def find_rule(
 ) -> OutputAxis:
     """Find the rule of an axis.
 
-    Parameters
-    ----------
-    like
-        The axis; its rule is not read.
-    known
-        Size of the dimension -> size of the axis, at least two that differ.
-    bounds
-        The smallest and the largest size of the dimension.
-    at
-        Returns the size of the axis at a size of the dimension.
-
-    Raises
-    ------
-    ShapeError
-        If no rule gives these sizes.
+    `like`: the axis; its rule is not read.
+    `known`: size of the dimension -> size of the axis, at least two that differ.
+    `bounds`: the smallest and the largest size of the dimension.
     """
     sizes = dict(known)
     low, high = bounds

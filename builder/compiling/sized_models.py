@@ -63,17 +63,8 @@ class SizedModels:
 def input_axes(models: SizedModels, pads: Mapping[str, tuple[str, float]]) -> tuple[InputAxis, ...]:
     """Return the axes of inputs that follow each dimension.
 
-    Parameters
-    ----------
-    models
-        The model.
-    pads
-        Input name -> how it is padded (`constant` or `edge`) and the constant, where that is not zero.
-
-    Raises
-    ------
-    ShapeError
-        If `pads` has an input that the model does not have, or that does not change.
+    `pads`: input name -> how it is padded (`constant` or `edge`) and the constant, where that is not zero.
+    Raises `ShapeError` if `pads` has an input that the model does not have, or that does not change.
     """
     dimensions = models.shapes.dimensions
     high = tuple(dimension.high for dimension in dimensions)
@@ -105,17 +96,8 @@ def _other_sizes(high: Sizes, index: int, low: int) -> Sizes | None:
 def output_axes(models: SizedModels, sizes: Iterable[Sizes]) -> tuple[OutputAxis, ...]:
     """Return the axes of outputs that follow each dimension, and by which rule.
 
-    Parameters
-    ----------
-    models
-        The model.
-    sizes
-        The sizes that the rule must hold for; more are tried where these leave it open.
-
-    Raises
-    ------
-    ShapeError
-        If an axis follows two dimensions, or no rule of the manifest gives its sizes.
+    `sizes`: the sizes that the rule must hold for; more are tried where these leave it open.
+    Raises `ShapeError` if an axis follows two dimensions, or no rule of the manifest gives its sizes.
     """
     dimensions = models.shapes.dimensions
     high = tuple(dimension.high for dimension in dimensions)

@@ -89,21 +89,11 @@ def special_samples(
 ) -> Iterator[dict[str, npt.NDArray[np.generic]]]:
     """Yield samples of special numbers.
 
-    Parameters
-    ----------
-    inputs
-        Specs of the model's inputs.
-    model
-        The normalised model.
-    first
-        Its ordinary sample, whose numbers stand between the special ones.
-    preprocess
-        How a picture becomes an input, or None; that input keeps its pixels.
-    original
-        The operators of the model before it was normalised. One that we write as sums, such as DFT or Resize,
-        carries a NaN to other places than these.
-    narrow
-        Inputs whose bytes hold numbers of another type, and their types.
+    `first`: its ordinary sample, whose numbers stand between the special ones.
+    `preprocess`: how a picture becomes an input, or None; that input keeps its pixels.
+    `original`: the operators of the model before it was normalised. One that we write as sums, such as DFT or
+        Resize, carries a NaN to other places than these.
+    `narrow`: inputs whose bytes hold numbers of another type, and their types.
     """
     elementwise = is_elementwise(model)
     carries = set(original) <= _ELEMENTWISE | _SUMS | _FOLDED

@@ -25,25 +25,9 @@ def states(
 ) -> tuple[State, ...] | None:
     """Declare states.
 
-    Parameters
-    ----------
-    texts
-        Each `INPUT:OUTPUT` or `INPUT:OUTPUT=INITIAL`, or a pattern such as `past.*:present.*`; several may be
-        in one text, separated by spaces.
-    inputs, outputs
-        The model's tensors.
-    own
-        States that the model's file declares itself.
-
-    Returns
-    -------
-    tuple or None
-        The states, or None if there are none.
-
-    Raises
-    ------
-    ModelError
-        If one has another form or does not fit the model.
+    `texts`: each `INPUT:OUTPUT` or `INPUT:OUTPUT=INITIAL`, or a pattern such as `past.*:present.*`; several
+        may be in one text, separated by spaces.
+    Raises `ModelError` if one has another form or does not fit the model.
     """
     names = [[spec.name for spec in specs] for specs in (inputs, outputs)]
     items = expand_states(texts, *names)

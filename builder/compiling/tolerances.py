@@ -24,12 +24,8 @@ def self_test_rtol(parity_error: float, *, half: bool = False) -> float:
 
     What was granted when the bundle was compiled must pass on the device too.
 
-    Parameters
-    ----------
-    parity_error
-        The error against the reference, which for float16 outputs leaves out one step of rounding.
-    half
-        Whether an output is float16.
+    `parity_error`: the error against the reference, which for float16 outputs leaves out one step of
+        rounding.
     """
     granted = max(SELF_TEST_RTOL, 10 * float(f"{parity_error:.1g}"))
     return granted + HALF_STEP if half else granted

@@ -24,10 +24,7 @@ _REDUCTION: Final = "Reduce"
 def check_axes(model: onnx.ModelProto) -> None:
     """Check the axes of nodes whose first input's shape is known.
 
-    Raises
-    ------
-    ModelError
-        If a tensor does not have an axis that a node names.
+    Raises `ModelError` if a tensor does not have an axis that a node names.
     """
     graph = OnnxGraph(model)
     for node in model.graph.node:

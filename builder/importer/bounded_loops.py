@@ -24,22 +24,8 @@ _FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 def bound_loops(model: onnx.ModelProto, most: int) -> list[str]:
     """Bound every Loop of a graph, but not of its subgraphs, in place.
 
-    Parameters
-    ----------
-    model
-        The model, with inferred types.
-    most
-        The largest number of steps.
-
-    Returns
-    -------
-    list
-        The names of the Loops that were bounded.
-
-    Raises
-    ------
-    ModelError
-        If a Loop with so many steps has too many nodes.
+    `model`: the model, with inferred types.
+    Raises `ModelError` if a Loop with so many steps has too many nodes.
     """
     graph = OnnxGraph(model)
     found: list[str] = []

@@ -34,17 +34,8 @@ _RANDOM: Final = frozenset(
 def fold_constants(model: onnx.ModelProto, *, strict: bool = True) -> None:
     """Fold constants until nothing changes, in place, and record all types and shapes.
 
-    Parameters
-    ----------
-    model
-        The model.
-    strict
-        Whether to refuse shapes that contradict each other.
-
-    Raises
-    ------
-    ModelError
-        If `strict` is true and the model's shapes contradict each other.
+    `strict`: whether to refuse shapes that contradict each other.
+    Raises `ModelError` if `strict` is true and the model's shapes contradict each other.
     """
     # A round folds everything that is constant at its start; the shapes it reveals feed the next round. A
     # transformer needs two rounds per layer. Every round but the last removes a node, so the loop ends.

@@ -11,10 +11,7 @@ from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, subgra
 def inline_constant_ifs(model: onnx.ModelProto) -> int:
     """Replace each `If` on a constant by its branch, in place.
 
-    Returns
-    -------
-    int
-        How many were replaced. Branches may contain others: fold constants and call this again.
+    Result: how many were replaced. Branches may contain others: fold constants and call this again.
     """
     graph = OnnxGraph(model)
 
@@ -35,18 +32,11 @@ def inline_body(
 ) -> list[onnx.NodeProto]:
     """Copy the nodes of a subgraph for insertion into the graph around it.
 
-    Parameters
-    ----------
-    graph
-        The graph around it; the subgraph's weights are added to it.
-    body
-        The subgraph. Every value in it gets a name that is new in `graph`.
-    scope
-        Prefix of the nodes' new names.
-    inputs
-        Names in `graph` of the values for the subgraph's inputs.
-    outputs
-        Names in `graph` for the subgraph's outputs; an empty name means that the output is not needed.
+    `graph`: the graph around it; the subgraph's weights are added to it.
+    `body`: the subgraph. Every value in it gets a name that is new in `graph`.
+    `scope`: prefix of the nodes' new names.
+    `inputs`: names in `graph` of the values for the subgraph's inputs.
+    `outputs`: names in `graph` for the subgraph's outputs; an empty name means that the output is not needed.
     """
     names = dict(zip((value.name for value in body.input), inputs, strict=True))
     for tensor in body.initializer:

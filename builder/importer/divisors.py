@@ -41,10 +41,7 @@ def is_harmless(divisor: np.ndarray) -> bool:
 def with_defined_quotients(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model with the same results in which every quotient of integers is defined.
 
-    Parameters
-    ----------
-    model
-        The model; it stays as it is, and is returned if all of its quotients are defined.
+    `model`: the model; it stays as it is, and is returned if all of its quotients are defined.
     """
     known = _types(model.graph)
     doubtful = [node.input[1] for node in _doubtful(model.graph, known)]

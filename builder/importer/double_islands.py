@@ -23,14 +23,9 @@ _HALVES: Final = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 class _Island:
     """Nodes that share float64 values, and the names of these values.
 
-    Attributes
-    ----------
-    nodes
-        Positions in the graph.
-    values
-        Names of the float64 values that nodes make.
-    constants
-        Names of the float64 weights that they read.
+    `nodes`: positions in the graph.
+    `values`: names of the float64 values that nodes make.
+    `constants`: names of the float64 weights that they read.
     """
 
     nodes: set[int] = field(default_factory=set)
@@ -41,15 +36,7 @@ class _Island:
 def narrow_double_islands(model: onnx.ModelProto) -> int:
     """Replace float64 by float32, in place, where it lies between Casts from and to half precision.
 
-    Parameters
-    ----------
-    model
-        The model, with inferred types. The types of values inside it become stale.
-
-    Returns
-    -------
-    int
-        How many islands of float64 were found.
+    `model`: the model, with inferred types. The types of values inside it become stale.
     """
     graph = OnnxGraph(model)
     readers: dict[str, list[int]] = {}

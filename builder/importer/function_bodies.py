@@ -38,10 +38,7 @@ def _schema(operator: Operator, opset: int) -> defs.OpSchema | None:
 def expand(model: onnx.ModelProto, operators: Collection[Operator]) -> onnx.ModelProto:
     """Replace all nodes of some operators by their definitions.
 
-    Returns
-    -------
-    onnx.ModelProto
-        The expanded model, or the model itself if ONNX cannot build a definition for its nodes.
+    Result: the expanded model, or the model itself if ONNX cannot build a definition for its nodes.
     """
     if not operators:
         return model

@@ -45,16 +45,8 @@ _HINT: Final = (
 class Cache:
     """A cache that grows.
 
-    Attributes
-    ----------
-    input, output
-        Names of the model's input and output.
-    axis
-        The axis that grows.
-    shape
-        The input's shape, with the capacity.
-    steps
-        By how much a run makes it longer; None if the model's file does not say.
+    `shape`: the input's shape, with the capacity.
+    `steps`: by how much a run makes it longer; None if the model's file does not say.
     """
 
     input: str
@@ -68,18 +60,10 @@ class Cache:
 class Growth:
     """What grows in a model, and the shapes of all that does not.
 
-    Attributes
-    ----------
-    caches
-        At least one; all have the same length.
-    capacity
-        Their largest length.
-    shapes
-        Input name -> shape, of the other inputs that the user gave one.
-    sizes
-        Symbol in the model's file -> its size.
-    symbols
-        Symbols that stand for the length of the caches before a run.
+    `caches`: at least one; all have the same length.
+    `shapes`: input name -> shape, of the other inputs that the user gave one.
+    `sizes`: symbol in the model's file -> its size.
+    `symbols`: symbols that stand for the length of the caches before a run.
     """
 
     caches: tuple[Cache, ...]
@@ -92,19 +76,9 @@ class Growth:
 def find_growth(model: onnx.ModelProto, shapes: Parsed, states: Sequence[str]) -> Growth:
     """Find the caches among a model's states.
 
-    Parameters
-    ----------
-    model
-        The model, as in its file.
-    shapes
-        What `parse_bounded_shapes` returned; bounds from 0 mark an axis that grows.
-    states
-        Each `INPUT:OUTPUT`.
-
-    Raises
-    ------
-    ShapeError
-        If bounds do not begin at 0, a shape does not fit, or the caches differ in length.
+    `shapes`: what `parse_bounded_shapes` returned; bounds from 0 mark an axis that grows.
+    `states`: each `INPUT:OUTPUT`.
+    Raises `ShapeError` if bounds do not begin at 0, a shape does not fit, or the caches differ in length.
     """
     declared = {value.name: _dims(value) for value in model.graph.input}
     made = {value.name: _dims(value) for value in model.graph.output}
@@ -187,27 +161,10 @@ def _steps(dim: object, sizes: Mapping[str, int], symbols: set[str] | frozenset[
 def grow(model: onnx.ModelProto, growth: Growth, values: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
     """Give the caches of a model a capacity, in place.
 
-    Parameters
-    ----------
-    model
-        The model, as in its file.
-    growth
-        What grows.
-    values
-        Inputs that become constants. One that fills a tensor as long as the caches after a run, such as an
-        attention mask of ones, is written into the model.
-
-    Returns
-    -------
-    dict
-        The other values.
-
-    Raises
-    ------
-    ModelError
-        If the model's opset is too old.
-    ShapeError
-        If the length of an input is not known.
+    `values`: inputs that become constants. One that fills a tensor as long as the caches after a run, such as
+        an attention mask of ones, is written into the model.
+    Raises `ModelError` if the model's opset is too old.
+    Raises `ShapeError` if the length of an input is not known.
     """
     opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
     if opset < OLDEST:

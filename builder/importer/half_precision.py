@@ -54,17 +54,8 @@ def widen_halves(model: onnx.ModelProto, progress: Callable[[str], None]) -> Non
 
     bfloat16 inputs and outputs become float32: neither the Open Inference Protocol nor NumPy has bfloat16.
 
-    Parameters
-    ----------
-    model
-        The model, with inferred types, without functions. The types of values inside it are forgotten.
-    progress
-        Called with a line that says what became float32.
-
-    Raises
-    ------
-    ModelError
-        If the weights do not fit into one file as float32.
+    `model`: the model, with inferred types, without functions. The types of values inside it are forgotten.
+    Raises `ModelError` if the weights do not fit into one file as float32.
     """
     found = half_types(model)
     if not found:
@@ -157,12 +148,7 @@ def _rounding_casts(graph: OnnxGraph) -> list[onnx.NodeProto]:
 class _Widening:
     """One pass over a graph and its subgraphs.
 
-    Parameters
-    ----------
-    rounded
-        Names of half-precision values that stay rounded.
-    fresh
-        Makes a new name.
+    `rounded`: names of half-precision values that stay rounded.
     """
 
     def __init__(self, rounded: set[str], fresh: Callable[[str], str]) -> None:

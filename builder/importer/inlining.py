@@ -45,10 +45,7 @@ def _key(domain: str, name: str, overload: str) -> FunctionKey:
 def inline(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model without functions, of the newest opset of the model and its functions.
 
-    Raises
-    ------
-    ModelError
-        If the functions cannot be inlined, or an operator cannot be converted to that opset.
+    Raises `ModelError` if the functions cannot be inlined, or an operator cannot be converted to that opset.
     """
     newest = max(map(_opset, (model, *model.functions)))
     own = {function_key(function) for function in model.functions}
@@ -160,13 +157,7 @@ def _converted(
     newest: int,
     names: Iterator[str],
 ) -> Sequence[onnx.NodeProto]:
-    """Convert one marked operator.
-
-    Raises
-    ------
-    ModelError
-        If ONNX cannot.
-    """
+    """Convert one marked operator."""
     opset = int(node.domain.removeprefix(_OF_OPSET))
     single = copy_node(node)
     single.domain = ""

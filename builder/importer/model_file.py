@@ -43,13 +43,9 @@ _FREE_TEXT: Final = frozenset({"doc_string", "value", "producer_name", "producer
 class ModelFile:
     """A decoded model.
 
-    Attributes
-    ----------
-    model
-        The model, with external tensors loaded.
-    sha256
-        SHA-256 of the file, in hexadecimal. With external weights, it is the digest of all files' digests,
-        the model's first and the others sorted by name.
+    `model`: the model, with external tensors loaded.
+    `sha256`: SHA-256 of the file, in hexadecimal. With external weights, it is the digest of all files'
+        digests, the model's first and the others sorted by name.
     """
 
     model: onnx.ModelProto
@@ -59,10 +55,8 @@ class ModelFile:
 def read_model(path: Path | str) -> ModelFile:
     """Read an ONNX file and the weights beside it.
 
-    Raises
-    ------
-    ModelError
-        If the file does not exist, is too large, is not an ONNX file, or names weights outside its folder.
+    Raises `ModelError` if the file does not exist, is too large, is not an ONNX file, or names weights
+        outside its folder.
     """
     path = Path(path)
     raw = read_bytes(path)
@@ -83,10 +77,7 @@ def read_model(path: Path | str) -> ModelFile:
 def file_sha256(path: Path) -> str:
     """SHA-256, in hexadecimal, of a model file that another library will read.
 
-    Raises
-    ------
-    ModelError
-        If the file cannot be read, is too large or is not a regular file.
+    Raises `ModelError` if the file cannot be read, is too large or is not a regular file.
     """
     try:
         with _opened(path) as stream:
@@ -96,20 +87,7 @@ def file_sha256(path: Path) -> str:
 
 
 def decode(raw: bytes, source: str) -> onnx.ModelProto:
-    """Decode a model.
-
-    Parameters
-    ----------
-    raw
-        The file's content.
-    source
-        The model's name in messages, such as its path.
-
-    Raises
-    ------
-    ModelError
-        If the content is not an ONNX model.
-    """
+    """Decode a model."""
     if not raw:
         raise ModelError(f"expected an ONNX model, got an empty file: {source}", hint=EXPORT_HINT)
     model = onnx.ModelProto()
@@ -125,17 +103,7 @@ def decode(raw: bytes, source: str) -> onnx.ModelProto:
 def check_message(model: onnx.ModelProto, source: str, hint: str = EXPORT_HINT) -> None:
     """Check that a message has what a model has.
 
-    Parameters
-    ----------
-    model
-        The message.
-    source, hint
-        The model's name in messages, and what the user can do.
-
-    Raises
-    ------
-    ModelError
-        If something is missing, or a name is not text.
+    Raises `ModelError` if something is missing, or a name is not text.
     """
     if not _are_names_text(model):
         raise ModelError(f"expected an ONNX model, got one with a name that is not text: {source}", hint=hint)
@@ -175,10 +143,7 @@ def _is_name(text: str | bytes) -> bool:
 def read_bytes(path: Path) -> bytes:
     """Read a whole model file of at most `MAX_MODEL_BYTES`.
 
-    Raises
-    ------
-    ModelError
-        If it does not exist, is too large or is not a regular file.
+    Raises `ModelError` if it does not exist, is too large or is not a regular file.
     """
     try:
         with _opened(path) as stream:

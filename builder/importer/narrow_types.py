@@ -135,17 +135,8 @@ def widen_edges(model: onnx.ModelProto) -> None:
 def use_bytes(model: onnx.ModelProto, progress: Callable[[str], None]) -> None:
     """Replace narrow types by bytes, in place.
 
-    Parameters
-    ----------
-    model
-        The model, with static inputs. The types of values inside it are forgotten.
-    progress
-        Called with a line for each input and output that becomes bytes.
-
-    Raises
-    ------
-    UnsupportedOperatorError
-        If an operator computes with such numbers.
+    `model`: the model, with static inputs. The types of values inside it are forgotten.
+    Raises `UnsupportedOperatorError` if an operator computes with such numbers.
     """
     if not _has_narrow(model):
         return
@@ -213,13 +204,7 @@ def _with_one_nan(kind: int) -> NDArray[np.uint8]:
 
 
 class _Bytes:
-    """One pass over a graph.
-
-    Parameters
-    ----------
-    graph
-        The graph, with inferred types.
-    """
+    """One pass over a graph."""
 
     def __init__(self, graph: OnnxGraph) -> None:
         self._graph = graph
@@ -359,13 +344,7 @@ class _Bytes:
         new.op("Clip", wide, new.constant(low, dtype), new.constant(high, dtype), to=node.output[0])
 
     def _spread(self, new: Replacement, node: onnx.NodeProto, name: str) -> str:
-        """Return the node's scales, which have this name, in a shape that broadcasts to its first input.
-
-        Raises
-        ------
-        ModelError
-            If their shape, or the input's, is not known.
-        """
+        """Return the node's scales, which have this name, in a shape that broadcasts to its first input."""
         shape, scales = self._graph.shape_of(node.input[0]), self._graph.shape_of(node.input[1])
         if shape is None or scales is None:
             raise ModelError(f"expected known shapes for {node.op_type} '{node.name}'", hint=VALUE_HINT)

@@ -52,10 +52,7 @@ RUN_SECONDS: Final = 1800.0
 class NativeProcess:
     """A process that answers one call after the other.
 
-    Parameters
-    ----------
-    seconds, memory_bytes
-        What a call may take, besides what its size adds.
+    `seconds`, `memory_bytes`: what a call may take, besides what its size adds.
     """
 
     def __init__(self, seconds: float = SECONDS, memory_bytes: int = MEMORY_BYTES) -> None:
@@ -74,12 +71,8 @@ class NativeProcess:
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Make one call and return its reply.
 
-        Raises
-        ------
-        NativeCrashError
-            If the process died of it.
-        NativeError
-            If the library refuses.
+        Raises `NativeCrashError` if the process died of it.
+        Raises `NativeError` if the library refuses.
         """
         size = sum(memoryview(blob).nbytes for blob in blobs)
         memory_bytes = self._memory_bytes + size * _MEMORY_A_BYTE

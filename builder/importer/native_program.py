@@ -45,10 +45,7 @@ def send(stream: IO[bytes], header: dict[str, Any], blobs: Sequence[Any] = ()) -
 def receive(stream: IO[bytes]) -> tuple[dict[str, Any], list[bytes]]:
     """Read a frame.
 
-    Raises
-    ------
-    EOFError
-        If the other side has closed the stream.
+    Raises `EOFError` if the other side has closed the stream.
     """
     (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
     header: dict[str, Any] = json.loads(_exactly(stream, length))
@@ -69,10 +66,7 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 class Program:
     """Answers requests: a method for each call.
 
-    Parameters
-    ----------
-    extension
-        The path of `onnx.onnx_cpp2py_export`, whose package would import NumPy and protobuf.
+    `extension`: the path of `onnx.onnx_cpp2py_export`, whose package would import NumPy and protobuf.
     """
 
     def __init__(self, extension: str) -> None:

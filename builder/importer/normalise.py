@@ -60,29 +60,14 @@ def normalise(
 ) -> onnx.ModelProto:
     """Normalise a prepared model.
 
-    Parameters
-    ----------
-    model
-        The result of `structure.prepare`.
-    shapes, values, progress
-        As in `fix_inputs`.
-    max_iterations
-        The largest number of steps of a Loop whose number is only known at run time; with None, such a Loop
-        stays as it is.
-    failed
-        Receives a line for each node that stays because its rewrite failed.
-
-    Returns
-    -------
-    onnx.ModelProto
-        A model with static shapes and the same inputs and outputs, except inputs in `values`.
-
-    Raises
-    ------
-    ShapeError
-        If shapes or values do not fit the inputs, or some are missing.
-    ModelError
-        If shapes inside the model contradict each other, or its half-precision weights are too large.
+    `model`: the result of `structure.prepare`.
+    `max_iterations`: the largest number of steps of a Loop whose number is only known at run time; with None,
+        such a Loop stays as it is.
+    `failed`: receives a line for each node that stays because its rewrite failed.
+    Result: a model with static shapes and the same inputs and outputs, except inputs in `values`.
+    Raises `ShapeError` if shapes or values do not fit the inputs, or some are missing.
+    Raises `ModelError` if shapes inside the model contradict each other, or its half-precision weights are
+        too large.
     """
     fix_inputs(model, shapes, values, progress)
     use_bytes(model, progress)

@@ -53,10 +53,7 @@ _HARDMAX: Final = 13
 def bring_up(model: onnx.ModelProto) -> None:
     """Give nodes of old opsets a form that ONNX's converter takes, in place.
 
-    Parameters
-    ----------
-    model
-        A model with known types, in its own opset.
+    `model`: a model with known types, in its own opset.
     """
     version = model.opset_import[0].version
     graph = OnnxGraph(model)
@@ -215,12 +212,7 @@ def _for_each_place(node: onnx.NodeProto, graph: OnnxGraph, epsilon: float) -> l
 def keep_old_meanings(model: onnx.ModelProto, version: int) -> None:
     """Let converted nodes do what they did, in place.
 
-    Parameters
-    ----------
-    model
-        A model that ONNX has converted to a newer opset.
-    version
-        The opset that it was converted from.
+    `version`: the opset that it was converted from.
     """
     if version < _RESIZE:
         constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}

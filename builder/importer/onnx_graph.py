@@ -26,12 +26,8 @@ MAX_NODES: Final = 200_000
 class ValueType:
     """Element type and shape of a value.
 
-    Attributes
-    ----------
-    elem_type
-        A TensorProto.DataType.
-    shape
-        The dimensions, None for an unknown one; None if the rank is unknown.
+    `elem_type`: a TensorProto.DataType.
+    `shape`: the dimensions, None for an unknown one; None if the rank is unknown.
     """
 
     elem_type: int

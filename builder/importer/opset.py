@@ -32,16 +32,9 @@ _BEFORE: Final = {"RoiAlign": 21}
 def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     """Convert the operators of a model to an opset from `OLDEST` to `NEWEST`.
 
-    Returns
-    -------
-    onnx.ModelProto
-        The converted model; the model itself if it is in that range, or if ONNX cannot convert it and it is
-        of opset 13 or newer, whose operators mean what they mean in opset 17.
-
-    Raises
-    ------
-    ModelError
-        If ONNX cannot convert an older model.
+    Result: the converted model; the model itself if it is in that range, or if ONNX cannot convert it and it
+        is of opset 13 or newer, whose operators mean what they mean in opset 17.
+    Raises `ModelError` if ONNX cannot convert an older model.
     """
     version = model.opset_import[0].version
     newest = min([NEWEST, *(_BEFORE.get(node.op_type, NEWEST) for node in walk_nodes(model.graph))])

@@ -32,32 +32,17 @@ IN_MEMORY: Final = "the ONNX model as it was converted"
 class Original:
     """A model before it was normalised.
 
-    Attributes
-    ----------
-    source
-        The file, or the model in memory.
-    name
-        How reports call it.
-    sha256
-        Its digest, to notice that somebody changes it meanwhile.
-    shapes, values
-        What the user fixed, as in `import_onnx`.
-    keys
-        Output that is a list of dictionaries -> their keys, in the order of the scores.
-    tables
-        Output that is a tensor of strings -> the strings, at the places that stand for them.
-    elements
-        Output -> which element it was of an output that is a sequence.
-    operators
-        The types of its nodes; of functions, those of their bodies.
-    rounds_to_half
-        Whether it computes or keeps numbers in float16 or bfloat16, which become float32.
-    excuse
-        Why ONNX Runtime's answers to it are no reference; empty if they are.
-    skips_outputs
-        Whether a node leaves its first output unnamed. ONNX Runtime crashes on some.
-    narrow
-        Inputs and outputs of types that NumPy lacks -> their types.
+    `source`: the file, or the model in memory.
+    `sha256`: its digest, to notice that somebody changes it meanwhile.
+    `shapes`, `values`: what the user fixed, as in `import_onnx`.
+    `keys`: output that is a list of dictionaries -> their keys, in the order of the scores.
+    `tables`: output that is a tensor of strings -> the strings, at the places that stand for them.
+    `elements`: output -> which element it was of an output that is a sequence.
+    `operators`: the types of its nodes; of functions, those of their bodies.
+    `rounds_to_half`: whether it computes or keeps numbers in float16 or bfloat16, which become float32.
+    `excuse`: why ONNX Runtime's answers to it are no reference; empty if they are.
+    `skips_outputs`: whether a node leaves its first output unnamed. ONNX Runtime crashes on some.
+    `narrow`: inputs and outputs of types that NumPy lacks -> their types.
     """
 
     source: Path | onnx.ModelProto
@@ -104,14 +89,8 @@ class Original:
     def value(self, name: str, dtype: np.dtype[Any], declared: Sequence[object]) -> NDArray[Any]:
         """Return what the user fixed an input to.
 
-        Parameters
-        ----------
-        name
-            The input's name.
-        dtype
-            Its dtype.
-        declared
-            Its dimensions in the file. A number fills them, or those that were given; unknown ones are 1.
+        `declared`: its dimensions in the file. A number fills them, or those that were given; unknown ones
+            are 1.
         """
         array = np.asarray(self.values[name]).astype(dtype)
         if array.ndim:

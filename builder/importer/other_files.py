@@ -23,12 +23,7 @@ _SKLEARN: Final = (
 class OtherFile:
     """What a file is, and what to do with it.
 
-    Attributes
-    ----------
-    what
-        The kind of file, with its article.
-    hint
-        An instruction.
+    `what`: the kind of file, with its article.
     """
 
     what: str
@@ -75,12 +70,7 @@ _HEAD_BYTES: Final = 4096
 def recognise(raw: bytes, name: str) -> OtherFile:
     """Tell what a file is.
 
-    Parameters
-    ----------
-    raw
-        Its content.
-    name
-        Its path.
+    `raw`: its content.
     """
     head = raw[:_HEAD_BYTES]
     if name.lower().endswith(_PICKLED) and _COMPRESSED.match(head):

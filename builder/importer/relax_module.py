@@ -56,14 +56,9 @@ _NOT_TENSORS: Final = frozenset(
 class RelaxModel:
     """A static Relax module with the specs of its inputs and outputs.
 
-    Attributes
-    ----------
-    mod
-        Holds `main`, whose parameters are the inputs in the order of `inputs`; weights are constants.
-    inputs
-        In the order of the parameters.
-    outputs
-        In the order of the returned tuple; a single output is returned without a tuple.
+    `mod`: holds `main`, whose parameters are the inputs in the order of `inputs`; weights are constants.
+    `inputs`: in the order of the parameters.
+    `outputs`: in the order of the returned tuple; a single output is returned without a tuple.
     """
 
     mod: IRModule
@@ -105,10 +100,7 @@ def _own_converters() -> Iterator[None]:
 def convert(model: onnx.ModelProto) -> IRModule:
     """Run the front end with its output suppressed; calls have spans that name the nodes they come from.
 
-    Raises
-    ------
-    FrontEndError
-        If the front end refused the model.
+    Raises `FrontEndError` if the front end refused the model.
     """
     nodes = list(model.graph.node)
     with quiet_native(), _own_converters(), kept_converters(nodes), tracing_front_end():
@@ -151,12 +143,9 @@ def _with_placeholders(model: onnx.ModelProto) -> onnx.ModelProto:
 def to_relax(model: onnx.ModelProto) -> RelaxModel:
     """Convert a normalised model.
 
-    Raises
-    ------
-    FrontEndError
-        If the front end refused the model, or produced other shapes or dtypes than ONNX infers.
-    ModelError
-        If an input's or output's name or datatype cannot be served.
+    Raises `FrontEndError` if the front end refused the model, or produced other shapes or dtypes than ONNX
+        infers.
+    Raises `ModelError` if an input's or output's name or datatype cannot be served.
     """
     mod = convert(model)
     inputs = tuple(_spec(value) for value in model.graph.input)

@@ -19,15 +19,7 @@ from builder.importer.rewrites.sequences import MAX_ELEMENTS
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """What an output was in the model as it was given.
-
-    Attributes
-    ----------
-    output
-        The output that is a sequence.
-    place
-        Its place there.
-    """
+    """What an output was in the model as it was given."""
 
     output: str
     place: int
@@ -36,10 +28,7 @@ class Element:
 def split_sequences(model: onnx.ModelProto) -> dict[str, Element]:
     """Replace outputs that are sequences of known length, in place.
 
-    Returns
-    -------
-    dict
-        New output, `NAME_0`, `NAME_1` ... -> what it was.
+    Result: new output, `NAME_0`, `NAME_1` ... -> what it was.
     """
     graph = model.graph
     made = {node.output[0]: node for node in graph.node if node.op_type == "SequenceConstruct"}

@@ -20,10 +20,7 @@ from builder.importer.weights import without_large_weights
 def refuse_huge_values(model: onnx.ModelProto) -> None:
     """Refuse a model with a value that no device can hold: a small file may ask for any size.
 
-    Raises
-    ------
-    ModelError
-        If the recorded shape of a value takes more than a tensor of a bundle may.
+    Raises `ModelError` if the recorded shape of a value takes more than a tensor of a bundle may.
     """
     for value in (*model.graph.value_info, *model.graph.input, *model.graph.output):
         found = value_type(value)

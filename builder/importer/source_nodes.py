@@ -36,14 +36,7 @@ class SourceNode:
 class SourceNodes:
     """The nodes of the original model.
 
-    Attributes
-    ----------
-    nodes
-        In the model's order.
-    inputs, outputs
-        Names of the model's inputs and outputs.
-    origins
-        Node of the normalised model -> index in `nodes`.
+    `origins`: node of the normalised model -> index in `nodes`.
     """
 
     nodes: tuple[SourceNode, ...]

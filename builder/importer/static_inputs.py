@@ -279,21 +279,8 @@ def value_of(
 ) -> NDArray[Any]:
     """Return the value that a user gives an input as an array of its datatype and shape.
 
-    Parameters
-    ----------
-    name
-        The input, for messages.
-    value
-        A number, which fills the input, or numbers of its shape.
-    dtype
-        The input's datatype.
-    declared
-        Its dimensions, as far as they are known; None if not even their number is.
-
-    Raises
-    ------
-    ShapeError
-        If the value does not fit.
+    `value`: a number, which fills the input, or numbers of its shape.
+    `declared`: its dimensions, as far as they are known; None if not even their number is.
     """
     array = _as_dtype(name, value, dtype)
     return array if declared is None else _as_shape(name, array, declared)

@@ -57,17 +57,9 @@ _LAYOUT_DOMAINS: Final = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc
 def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     """Check a decoded model and bring it into a standard form.
 
-    Returns
-    -------
-    onnx.ModelProto
-        The model with functions inlined, weights not among the inputs, nodes sorted and named, IR 10.
-
-    Raises
-    ------
-    ModelError
-        If the graph is not valid.
-    UnsupportedOperatorError
-        If the graph has operators that ONNX does not define.
+    Result: the model with functions inlined, weights not among the inputs, nodes sorted and named, IR 10.
+    Raises `ModelError` if the graph is not valid.
+    Raises `UnsupportedOperatorError` if the graph has operators that ONNX does not define.
     """
     _check_versions(model)
     _check_depth(model.graph, 0)

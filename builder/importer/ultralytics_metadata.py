@@ -34,14 +34,9 @@ _FAILURES: Final = (
 class Exported:
     """What a file says.
 
-    Attributes
-    ----------
-    labels
-        The names of the classes; empty if there are none.
-    task
-        `detect`, `segment`, `pose`, `obb`, `classify`, or another word; empty if it is not said.
-    is_final
-        Whether the model ends in its own choice of objects.
+    `labels`: the names of the classes; empty if there are none.
+    `task`: `detect`, `segment`, `pose`, `obb`, `classify`, or another word; empty if it is not said.
+    `is_final`: whether the model ends in its own choice of objects.
     """
 
     labels: tuple[str, ...] = ()
@@ -57,10 +52,7 @@ def from_onnx(model: onnx.ModelProto) -> Exported:
 def from_fields(fields: Mapping[str, object]) -> Exported:
     """Return what a file's fields say.
 
-    Parameters
-    ----------
-    fields
-        Their values, as the file has them or as text: `names`, `task`, `end2end` and others.
+    `fields`: their values, as the file has them or as text: `names`, `task`, `end2end` and others.
     """
     task = fields.get("task")
     options = _value(fields.get("args"))

@@ -47,14 +47,9 @@ _OTHER_HINT: Final = (
 class Reason:
     """Why a node cannot be imported.
 
-    Attributes
-    ----------
-    text
-        The reason, in one line.
-    depends_on_values
-        Whether the cause is a value that is only known at run time, which the user may be able to fix.
-    is_misfit
-        Whether the cause is a window that is larger than its input.
+    `depends_on_values`: whether the cause is a value that is only known at run time, which the user may be
+        able to fix.
+    `is_misfit`: whether the cause is a window that is larger than its input.
     """
 
     text: str
@@ -66,14 +61,7 @@ class Reason:
 class _Refused:
     """An operator that cannot be imported, with its nodes.
 
-    Attributes
-    ----------
-    operator
-        Its type, preceded by its domain if that is not ONNX's.
-    reason
-        Why it cannot be imported.
-    nodes
-        The nodes of that operator that are refused for this reason.
+    `operator`: its type, preceded by its domain if that is not ONNX's.
     """
 
     operator: str
@@ -84,10 +72,8 @@ class _Refused:
 def refuse_unsupported(model: onnx.ModelProto) -> None:
     """Refuse a model with operators that the front end does not know, before the front end runs.
 
-    Raises
-    ------
-    UnsupportedOperatorError
-        If the model has such operators; the message also lists nodes of known operators that are refused.
+    Raises `UnsupportedOperatorError` if the model has such operators; the message also lists nodes of known
+        operators that are refused.
     """
     known = supported_operators()
     graph = OnnxGraph(model)
@@ -99,12 +85,7 @@ def refuse_unsupported(model: onnx.ModelProto) -> None:
 def explain(model: onnx.ModelProto, reason: str) -> ModelError:
     """Find every node that the front end refuses, and return the error that names them.
 
-    Parameters
-    ----------
-    model
-        The normalised model, with all types and shapes recorded.
-    reason
-        The front end's reason for refusing the whole model, used if no single node is at fault.
+    `reason`: the front end's reason for refusing the whole model, used if no single node is at fault.
     """
     found = list(_obstacles(model))
     if not found:

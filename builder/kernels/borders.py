@@ -24,15 +24,7 @@ _MOST_COLUMNS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """The part of a buffer that a copy writes.
-
-    Attributes
-    ----------
-    begin, end
-        Along each axis.
-    shape
-        That of the buffer.
-    """
+    """The part of a buffer that a copy writes."""
 
     begin: tuple[int, ...]
     end: tuple[int, ...]
@@ -61,13 +53,7 @@ class _Box:
 
 
 def write_only_borders(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a scheduled function whose decomposed padded copies write each element once.
-
-    Parameters
-    ----------
-    func
-        A function made of blocks.
-    """
+    """Return a scheduled function whose decomposed padded copies write each element once."""
     realizes: list[st.SBlockRealize] = []
     tvm_ffi.structural_walk(func.body, (st.SBlockRealize, realizes.append))
     leaves = [r for r in realizes if isinstance(r.block.body, tirx.BufferStore)]

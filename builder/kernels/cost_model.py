@@ -71,16 +71,8 @@ def _lanes(expr: tirx.Expr) -> int:
 class _Work:
     """Counts over a function's loops.
 
-    Attributes
-    ----------
-    lanes
-        Elements in a vector.
-    operations
-        Arithmetic, copies and calls; an operation on a vector counts once.
-    touched
-        Buffer -> elements read and written; an element counts each time.
-    bounds
-        Knows the ranges of the loops' variables.
+    `operations`: arithmetic, copies and calls; an operation on a vector counts once.
+    `touched`: buffer -> elements read and written; an element counts each time.
     """
 
     lanes: int

@@ -164,12 +164,7 @@ class _Recorder:
 class _Sampler:
     """Makes each decision a variable of the schedule's trace, with a given value or a random one.
 
-    Parameters
-    ----------
-    sch
-        The schedule whose trace gets the variables.
-    decisions
-        Indices into the values, in order; None for random ones.
+    `decisions`: indices into the values, in order; None for random ones.
     """
 
     def __init__(self, sch: st.Schedule, decisions: Decisions | None) -> None:

@@ -27,16 +27,9 @@ from builder.kernels.spaces.tile_loops import ZEROS_MARK
 class _Sums:
     """A buffer of sums, and the blocks that start and read it.
 
-    Attributes
-    ----------
-    buffer
-        The buffer.
-    zeros
-        The block that sets its elements to zero.
-    epilogue
-        The only block that reads them, besides the one that adds to them.
-    at
-        The indices at which `epilogue` reads: variables of that block.
+    `zeros`: the block that sets its elements to zero.
+    `epilogue`: the only block that reads them, besides the one that adds to them.
+    `at`: the indices at which `epilogue` reads: variables of that block.
     """
 
     buffer: tirx.Buffer
@@ -65,10 +58,7 @@ class _Sums:
     def without_bias(self, arguments: Sequence[tirx.Buffer]) -> tuple[tirx.Stmt, TensorLoad] | None:
         """Return the epilogue's body without the bias, and the bias; None if there is none to move.
 
-        Parameters
-        ----------
-        arguments
-            Those that the kernel only reads: other tensors may not be computed before the sums.
+        `arguments`: those that the kernel only reads: other tensors may not be computed before the sums.
         """
         found: list[tuple[tirx.Add, TensorLoad]] = []
 
@@ -115,10 +105,7 @@ class _Sums:
 def start_from_bias(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a scheduled function whose sums start from the bias that its epilogue adds to them.
 
-    Parameters
-    ----------
-    func
-        A function made of blocks, whose reductions are decomposed.
+    `func`: a function made of blocks, whose reductions are decomposed.
     """
     loops: list[tirx.For] = []
     tvm_ffi.structural_walk(func.body, (tirx.For, loops.append))

@@ -28,11 +28,6 @@ class Values:
     """The new expression of each old variable.
 
     A subclass may keep values in other forms; `plain` then converts a value when it is first asked for.
-
-    Parameters
-    ----------
-    bb
-        Receives the new bindings.
     """
 
     def __init__(self, bb: relax.BlockBuilder) -> None:
@@ -69,15 +64,10 @@ def rewrite_main(
 
     What is emitted for a call has the call's span.
 
-    Parameters
-    ----------
-    mod
-        A module whose `main` is in A-normal form.
-    emit
-        Takes the table, the old variable and the old call. It either emits a replacement, defines the
+    `mod`: a module whose `main` is in A-normal form.
+    `emit`: takes the table, the old variable and the old call. It either emits a replacement, defines the
         variable and returns True, or returns False, and the call is copied.
-    values
-        Makes the table: `Values`, or a subclass if values may have several forms.
+    `values`: makes the table: `Values`, or a subclass if values may have several forms.
     """
     main = mod["main"]
     functions = {g: f for g, f in mod.functions.items() if g.name_hint != "main"}

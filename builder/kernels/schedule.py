@@ -187,19 +187,9 @@ def space_of(func: tirx.PrimFunc) -> str | None:
 def apply_space(sch: st.Schedule, target: DeviceTarget, choose: Chooser) -> str | None:
     """Apply the design space of the schedule's anchor; return its kind, None if there is no anchor.
 
-    Parameters
-    ----------
-    sch
-        An unscheduled function's schedule; it is changed in place, even if this raises.
-    target
-        The device.
-    choose
-        Makes the decisions.
-
-    Raises
-    ------
-    ScheduleError, InternalError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError
-        If a decision does not fit the function; these are `SCHEDULE_FAULTS`.
+    `sch`: an unscheduled function's schedule; it is changed in place, even if this raises.
+    Raises `ScheduleError`, `InternalError`, `RuntimeError`, `ValueError`, `TypeError`, `IndexError` or
+        `ZeroDivisionError` if a decision does not fit the function; these are `SCHEDULE_FAULTS`.
     """
     anchor = anchor_of(sch)
     if anchor is None:
@@ -213,10 +203,8 @@ def apply_space(sch: st.Schedule, target: DeviceTarget, choose: Chooser) -> str 
 def replay(func: tirx.PrimFunc, trace: Trace) -> tirx.PrimFunc:
     """Apply the steps of `trace` to an unscheduled `func`.
 
-    Raises
-    ------
-    ScheduleError, InternalError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError
-        If the trace was recorded for another function; these are `SCHEDULE_FAULTS`.
+    Raises `ScheduleError`, `InternalError`, `RuntimeError`, `ValueError`, `TypeError`, `IndexError` or
+        `ZeroDivisionError` if the trace was recorded for another function; these are `SCHEDULE_FAULTS`.
     """
     kind = space_of(func)
     owner = tvm.IRModule({"main": func})

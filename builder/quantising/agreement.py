@@ -37,16 +37,10 @@ Array = NDArray[Any]
 class Agreement:
     """How well a quantised model agrees with its float model.
 
-    Attributes
-    ----------
-    samples
-        How many samples were compared.
-    sqnr_db
-        Signal to quantisation noise of the worst output, in dB; None if no output is a float.
-    top1
-        Share of samples with the same best class, in percent; None if no output has class scores.
-    float_accuracy, accuracy
-        Share of labelled samples that the float and the quantised model get right, in percent, or None.
+    `sqnr_db`: signal to quantisation noise of the worst output, in dB; None if no output is a float.
+    `top1`: share of samples with the same best class, in percent; None if no output has class scores.
+    `float_accuracy`, `accuracy`: share of labelled samples that the float and the quantised model get right,
+        in percent, or None.
     """
 
     samples: int
@@ -100,20 +94,8 @@ def class_scores(outputs: Sequence[TensorSpec]) -> int | None:
 class Comparison:
     """Compares quantised models with one float model.
 
-    Parameters
-    ----------
-    model
-        The float model.
-    outputs
-        Its outputs.
-    data
-        The samples.
-    truths
-        Sample number -> its class, or None.
-    scores
-        Index of the output with class scores, or None.
-    progress
-        Called with a line now and then.
+    `truths`: sample number -> its class, or None.
+    `scores`: index of the output with class scores, or None.
     """
 
     def __init__(
@@ -183,10 +165,7 @@ def truths_for(
 ) -> dict[int, int] | None:
     """Read the classes of samples by `read_truths`, None without labels; `scores` is the place of the scores.
 
-    Raises
-    ------
-    ModelError
-        If there are labels and no scores, or as in `read_truths`.
+    Raises `ModelError` if there are labels and no scores, or as in `read_truths`.
     """
     if labels is None:
         return None
@@ -201,25 +180,10 @@ def truths_for(
 def read_truths(path: Path, data: CalibrationData, classes: int) -> dict[int, int]:
     """Read the classes of samples.
 
-    Parameters
-    ----------
-    path
-        CSV: the name of a picture within the calibration folder, or the number of a sample, and the number
-        of its class. A first line of titles is skipped.
-    data
-        The samples.
-    classes
-        How many classes the model has.
-
-    Returns
-    -------
-    dict
-        Sample number -> class, for the samples that are used.
-
-    Raises
-    ------
-    ModelError
-        If the file cannot be read, a line is malformed, or no sample has a class.
+    `path`: CSV: the name of a picture within the calibration folder, or the number of a sample, and the
+        number of its class. A first line of titles is skipped.
+    Result: sample number -> class, for the samples that are used.
+    Raises `ModelError` if the file cannot be read, a line is malformed, or no sample has a class.
     """
     try:
         if path.stat().st_size > MAX_CSV_BYTES:

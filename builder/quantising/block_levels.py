@@ -24,21 +24,11 @@ Array = NDArray[Any]
 def quantise_blocks(weight: Array, axis: int, block: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Quantise a matrix to four bits.
 
-    Parameters
-    ----------
-    weight
-        float32, `[rows, columns]`, finite.
-    axis
-        The axis that is divided into blocks, 0 or 1.
-    block
-        Elements of a block; the last one may be incomplete.
-
-    Returns
-    -------
-    codes
-        int8 from -8 to 7, the shape of `weight`.
-    scales
-        float32 that float16 holds, that shape with `ceil(extent / block)` along `axis`.
+    `weight`: float32, `[rows, columns]`, finite.
+    `axis`: the axis that is divided into blocks, 0 or 1.
+    `block`: elements of a block; the last one may be incomplete.
+    `codes`: int8 from -8 to 7, the shape of `weight`.
+    `scales`: float32 that float16 holds, that shape with `ceil(extent / block)` along `axis`.
     """
     rows = weight.T if axis == 0 else weight
     count, extent = rows.shape

@@ -26,19 +26,8 @@ def isolated_sqnr(
 ) -> dict[str, float]:
     """Signal to noise of each block if only that block is quantised, in dB.
 
-    Parameters
-    ----------
-    model, quantised
-        The float model, and its QDQ form.
-    placement
-        Where it is quantised.
-    data
-        The samples, of which `SAMPLES` are used.
-
-    Returns
-    -------
-    dict
-        Unit name -> dB, for units that do more than move values.
+    `model`, `quantised`: the float model, and its QDQ form.
+    Result: unit name -> dB, for units that do more than move values.
     """
     units = [unit for unit in placement.units if not unit.keeps_levels]
     both = _with_blocks(model, quantised, placement)
@@ -69,15 +58,7 @@ def mean_errors(
     Weights and inputs round to a level that is on average a little off, mostly in channels with few weights.
     Padding counts as it is.
 
-    Parameters
-    ----------
-    model, quantised, placement, data
-        As in `isolated_sqnr`.
-
-    Returns
-    -------
-    dict
-        Unit name -> shape [channels], for units that have a bias or may get one.
+    Result: unit name -> shape [channels], for units that have a bias or may get one.
     """
     both = _with_blocks(model, quantised, placement)
     made = {node.name: node.output[0] for node in both.graph.node}

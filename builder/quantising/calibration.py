@@ -51,14 +51,9 @@ Source: TypeAlias = str | os.PathLike[str] | Mapping[str, ArrayLike]
 class CalibrationData:
     """Samples by number.
 
-    Attributes
-    ----------
-    names
-        The name of each sample: the path of its picture within the folder, or its number.
-    read
-        Returns a sample: input name -> array.
-    left_out
-        How many samples of the source are not used, because it has more than `MAX_SAMPLES`.
+    `names`: the name of each sample: the path of its picture within the folder, or its number.
+    `read`: returns a sample: input name -> array.
+    `left_out`: how many samples of the source are not used, because it has more than `MAX_SAMPLES`.
     """
 
     names: tuple[str, ...]
@@ -91,22 +86,11 @@ def open_calibration(
 ) -> CalibrationData:
     """Open calibration data.
 
-    Parameters
-    ----------
-    source
-        A folder of JPEG and PNG pictures, in subfolders too; an .npz file with one array for each input,
-        samples along its first axis; a folder of such files; or these arrays by input name.
-    inputs
-        The model's inputs, with static shapes.
-    preprocess
-        How a picture becomes an input; only needed for pictures.
-
-    Raises
-    ------
-    ModelError
-        If the source has no samples, or a file cannot be read.
-    ShapeError
-        If names, shapes or dtypes do not fit the inputs.
+    `source`: a folder of JPEG and PNG pictures, in subfolders too; an .npz file with one array for each
+        input, samples along its first axis; a folder of such files; or these arrays by input name.
+    `inputs`: the model's inputs, with static shapes.
+    Raises `ModelError` if the source has no samples, or a file cannot be read.
+    Raises `ShapeError` if names, shapes or dtypes do not fit the inputs.
     """
     if isinstance(source, Mapping):
         arrays = {name: np.asarray(value) for name, value in source.items()}

@@ -43,10 +43,7 @@ def folded(model: onnx.ModelProto) -> onnx.ModelProto:
 def fold_into_weights(model: onnx.ModelProto) -> int:
     """Fold in place, and return how many nodes were folded.
 
-    Parameters
-    ----------
-    model
-        A normalised model with static shapes.
+    `model`: a normalised model with static shapes.
     """
     count = 0
     while _fold_once(model):

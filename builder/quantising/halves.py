@@ -46,22 +46,11 @@ _PRODUCTS: Final = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 class HalvesReport:
     """What is computed in float16.
 
-    Attributes
-    ----------
-    model
-        The model's name.
-    precision
-        `fp16`.
-    samples
-        How many samples the largest numbers were measured on.
-    sampled
-        Whether these were calibration data, not random numbers.
-    total_macs, half_macs
-        Multiply-adds of the model, and how many of them are in float16.
-    floats
-        The nodes that stay in float32 because of large numbers.
-    faster
-        Those that multiply in float32 because that is faster: first layers, by Winograd's algorithm.
+    `samples`: how many samples the largest numbers were measured on.
+    `sampled`: whether these were calibration data, not random numbers.
+    `total_macs`, `half_macs`: Multiply-adds of the model, and how many of them are in float16.
+    `floats`: the nodes that stay in float32 because of large numbers.
+    `faster`: those that multiply in float32 because that is faster: first layers, by Winograd's algorithm.
     """
 
     model: str
@@ -94,12 +83,7 @@ class HalvesReport:
 class HalvesModel:
     """A model that is to be computed in float16.
 
-    Attributes
-    ----------
-    model
-        The model, marked.
-    report
-        What is computed in float16.
+    `model`: the model, marked.
     """
 
     model: ImportedModel
@@ -116,24 +100,10 @@ def to_halves(
 ) -> HalvesModel:
     """Decide which products of a model are computed in float16.
 
-    Parameters
-    ----------
-    model
-        The result of `builder.load`.
-    target
-        The device.
-    calibration, preprocess
-        As in `builder.quantize`: samples on which the largest numbers are measured. Without them, random
-        inputs are used.
-    progress
-        Called with each step as it begins.
-
-    Raises
-    ------
-    TargetError
-        If the device does not compute in float16.
-    ModelError
-        If the model is quantised, or the calibration data cannot be used.
+    `calibration`, `preprocess`: as in `builder.quantize`: samples on which the largest numbers are measured.
+        Without them, random inputs are used.
+    Raises `TargetError` if the device does not compute in float16.
+    Raises `ModelError` if the model is quantised, or the calibration data cannot be used.
     """
     progress = progress or (lambda _: None)
     require_half_arithmetic(target)

@@ -35,24 +35,9 @@ def observe(
 ) -> dict[str, Histogram]:
     """Run a model on all samples.
 
-    Parameters
-    ----------
-    model
-        The float model.
-    tensors
-        Names of float32 values to observe, the model's inputs among them.
-    data, progress
-        The samples; called with a line now and then.
-
-    Returns
-    -------
-    dict
-        Tensor -> histogram, without tensors whose values are not finite, or larger than `LARGEST`.
-
-    Raises
-    ------
-    ModelError
-        If ONNX Runtime refuses the model or a sample.
+    `tensors`: names of float32 values to observe, the model's inputs among them.
+    Result: tensor -> histogram, without tensors whose values are not finite, or larger than `LARGEST`.
+    Raises `ModelError` if ONNX Runtime refuses the model or a sample.
     """
     inputs = {value.name for value in model.graph.input}
     session = Session(model, [name for name in tensors if name not in inputs])

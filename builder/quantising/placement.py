@@ -27,12 +27,8 @@ SHARED_CONCAT: Final = 2.0
 class Placement:
     """Where a graph is quantised.
 
-    Attributes
-    ----------
-    units
-        The quantised units, in the graph's order.
-    levels
-        Tensor -> its levels, for each tensor that is quantised.
+    `units`: the quantised units, in the graph's order.
+    `levels`: tensor -> its levels, for each tensor that is quantised.
     """
 
     units: tuple[Unit, ...]
@@ -52,16 +48,7 @@ def place(
 ) -> Placement:
     """Place the levels.
 
-    Parameters
-    ----------
-    model
-        The float model.
-    units
-        Its units, from `find_units`.
-    ranges
-        Tensor -> range; a unit with a tensor that has none stays in float.
-    excluded
-        Names of units that stay in float.
+    `ranges`: tensor -> range; a unit with a tensor that has none stays in float.
     """
     readers = Readers(model)
     known = [unit for unit in units if unit.name not in excluded and _has_ranges(unit, ranges)]

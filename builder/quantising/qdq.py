@@ -34,14 +34,9 @@ OLDEST: Final = 13
 class QdqModel:
     """A model in QDQ form.
 
-    Attributes
-    ----------
-    model
-        The model.
-    raised
-        Unit -> how many of its channels have a raised scale, so that sums fit int32.
-    widened
-        Unit whose sums of four products fit 16 bits -> how much larger its scales are for that, on average.
+    `raised`: unit -> how many of its channels have a raised scale, so that sums fit int32.
+    `widened`: unit whose sums of four products fit 16 bits -> how much larger its scales are for that, on
+        average.
     """
 
     model: onnx.ModelProto
@@ -60,21 +55,11 @@ def write_qdq(
 ) -> QdqModel:
     """Quantise a model.
 
-    Parameters
-    ----------
-    model
-        The float model, which is not changed.
-    placement
-        Where it is quantised.
-    activations
-        The type of the levels of activations.
-    corrections
-        Unit -> what is subtracted from its bias, float64, shape [channels]; None corrects nothing.
-    scales
-        Unit -> the best scales of its weights. What is missing is computed and added: they are the same
+    `model`: the float model, which is not changed.
+    `corrections`: unit -> what is subtracted from its bias, float64, shape [channels]; None corrects nothing.
+    `scales`: unit -> the best scales of its weights. What is missing is computed and added: they are the same
         wherever a model is quantised.
-    in_words
-        Whether sums of four products must fit 16 bits, where the device can gain from it.
+    `in_words`: whether sums of four products must fit 16 bits, where the device can gain from it.
     """
     quantised = onnx.ModelProto()
     quantised.CopyFrom(model)

@@ -194,10 +194,7 @@ def quantize(
 def _prepared(source: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of a normalised model, with constants folded into weights.
 
-    Raises
-    ------
-    ModelError
-        If the model is quantised already, or of an old opset that ONNX could not convert.
+    Raises `ModelError` if the model is quantised already, or of an old opset that ONNX could not convert.
     """
     found = sorted({node.op_type for node in source.graph.node} & _QUANTISED)
     if found:
@@ -330,10 +327,7 @@ class _Work:
     ) -> tuple[_Attempt, tuple[str, ...]]:
         """Leave as few blocks in float as make the model accurate enough.
 
-        Raises
-        ------
-        AccuracyError
-            If that takes more than the share of the work that may be left in float.
+        Raises `AccuracyError` if that takes more than the share of the work that may be left in float.
         """
         self._progress(f"not accurate enough ({_told(first.agreement)}): looking for sensitive blocks")
         base = self._attempt((), SAMPLES).agreement.sqnr_db or 0.0

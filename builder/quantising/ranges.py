@@ -27,13 +27,9 @@ _DIVERGENCE_MERGE: Final = 4  # bins that the divergence puts into one: 2048 bin
 class Histogram:
     """The values of a tensor over all samples.
 
-    Attributes
-    ----------
-    low, high
-        The smallest and the largest value, with 0 in between or at an end.
-    counts
-        Shape [BINS], int64: how many values are in each of equal bins from `low` to `high`. Zeros, which are
-        always represented exactly, are not counted.
+    `low`, `high`: the smallest and the largest value, with 0 in between or at an end.
+    `counts`: shape [BINS], int64: how many values are in each of equal bins from `low` to `high`. Zeros,
+        which are always represented exactly, are not counted.
     """
 
     low: float
@@ -52,12 +48,7 @@ class Histogram:
 class Range:
     """The interval that the levels cover; it includes 0.
 
-    Attributes
-    ----------
-    low, high
-        Its ends.
-    method
-        How it was found, such as `min-max`.
+    `method`: how it was found, such as `min-max`.
     """
 
     low: float
@@ -79,12 +70,8 @@ class Range:
 class Levels:
     """ONNX's linear quantisation of a tensor: value = (level - zero_point) * scale.
 
-    Attributes
-    ----------
-    scale
-        The distance of two levels, a float32.
-    zero_point
-        The level of 0, from 0 to 255; 128 less for int8.
+    `scale`: the distance of two levels, a float32.
+    `zero_point`: the level of 0, from 0 to 255; 128 less for int8.
     """
 
     scale: np.float32

@@ -15,18 +15,9 @@ from builder.quantising.agreement import Agreement
 class Block:
     """An operator, or several, that can be quantised as a whole.
 
-    Attributes
-    ----------
-    name
-        Name of its main node.
-    kind
-        Its operators.
-    precision
-        `int8` or `float`.
-    sqnr_db
-        Signal to noise if only this block is quantised, in dB; None if it was never quantised.
-    macs
-        Multiply-adds.
+    `precision`: `int8` or `float`.
+    `sqnr_db`: signal to noise if only this block is quantised, in dB; None if it was never quantised.
+    `macs`: Multiply-adds.
     """
 
     name: str

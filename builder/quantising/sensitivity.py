@@ -19,16 +19,7 @@ def rank(
 ) -> list[Unit]:
     """Units in the order in which leaving them in float is worth most.
 
-    Parameters
-    ----------
-    units
-        Units that do more than move values.
-    isolated_db
-        The result of `isolated_sqnr`.
-    gain
-        Returns what leaving a unit in float adds to the model's signal to noise, in dB.
-    progress
-        Called with a line for each unit that is left out.
+    `gain`: returns what leaving a unit in float adds to the model's signal to noise, in dB.
     """
     worst = sorted(units, key=lambda unit: isolated_db[unit.name])
     tried = worst[:TRIED_ONE_BY_ONE]
@@ -42,17 +33,7 @@ def rank(
 def fewest(count: int, passes: Callable[[int], bool]) -> int | None:
     """The least number from 1 to `count` for which `passes` holds, by doubling and halving.
 
-    Parameters
-    ----------
-    count
-        The largest number.
-    passes
-        Taken to hold for all larger numbers once it holds.
-
-    Returns
-    -------
-    int or None
-        A number for which `passes` returned true; None if it did not for `count`.
+    `passes`: taken to hold for all larger numbers once it holds.
     """
     low, high = 0, 1
     while not passes(min(high, count)):

@@ -25,17 +25,8 @@ class Session:
     Its optimised form fuses Q/DQ pairs into integer kernels with a rounding of their own, and on some
     processors with sums that saturate; without optimisations it computes what the standard defines.
 
-    Parameters
-    ----------
-    model
-        The model, which is not changed.
-    outputs
-        Names of the values to return, inside the model or at its end; None for the model's outputs.
-
-    Raises
-    ------
-    ModelError
-        If ONNX Runtime refuses the model.
+    `outputs`: names of the values to return, inside the model or at its end; None for the model's outputs.
+    Raises `ModelError` if ONNX Runtime refuses the model.
     """
 
     def __init__(self, model: onnx.ModelProto, outputs: Sequence[str] | None = None) -> None:
@@ -60,13 +51,7 @@ class Session:
             ) from error
 
     def run(self, sample: Sample) -> list[Array]:
-        """Return the values in the order of `names`.
-
-        Raises
-        ------
-        ModelError
-            If ONNX Runtime cannot run the model on this sample.
-        """
+        """Return the values in the order of `names`."""
         if not self.names:  # for which ONNX Runtime would return every output
             return []
         try:

@@ -11,15 +11,7 @@ _NAME_CHARS: Final = 40
 
 
 def lines(rows: Iterable[tuple[str, str]], width: int = _WIDTH) -> list[str]:
-    """Return rows of a name and a text as lines.
-
-    Parameters
-    ----------
-    rows
-        Name and text.
-    width
-        Characters of the column of names.
-    """
+    """Return rows of a name and a text as lines."""
     return [f"  {name:<{width}}{text}" for name, text in rows]
 
 

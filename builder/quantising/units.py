@@ -44,12 +44,8 @@ _MULTIPLYING: Final = frozenset({"Conv", "Gemm", "MatMul"})
 class Weights:
     """The constants of a convolution or matrix product.
 
-    Attributes
-    ----------
-    weight, bias
-        Names of the constants; None without a bias.
-    axis
-        Axis of the weight that counts the output's channels.
+    `weight`, `bias`: names of the constants; None without a bias.
+    `axis`: axis of the weight that counts the output's channels.
     """
 
     weight: str
@@ -61,26 +57,11 @@ class Weights:
 class Unit:
     """An operator, or several, with quantised tensors only at its edges.
 
-    Attributes
-    ----------
-    name
-        Name of its main node.
-    kind
-        Its operators, such as `Conv` or `Sigmoid+Mul`.
-    nodes
-        Names of its nodes, in the graph's order.
-    data
-        The tensors that it reads, without constants.
-    results
-        The tensors that it makes and that others read.
-    weights
-        Its constants, if it multiplies by weights.
-    clamp
-        Name of the node at its end that only clamps, or None.
-    keeps_levels
-        Whether its results have the levels of its input.
-    macs
-        Multiply-adds.
+    `kind`: its operators, such as `Conv` or `Sigmoid+Mul`.
+    `data`: the tensors that it reads, without constants.
+    `results`: the tensors that it makes and that others read.
+    `clamp`: name of the node at its end that only clamps, or None.
+    `keeps_levels`: whether its results have the levels of its input.
     """
 
     name: str
@@ -117,10 +98,7 @@ class Readers:
 def find_units(model: onnx.ModelProto) -> list[Unit]:
     """The units of a model, in the graph's order.
 
-    Parameters
-    ----------
-    model
-        A normalised model with unique node names, static shapes, and constants folded into weights.
+    `model`: a normalised model with unique node names, static shapes, and constants folded into weights.
     """
     finder = _Finder(model)
     for node in model.graph.node:

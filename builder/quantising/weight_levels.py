@@ -33,21 +33,13 @@ Array = NDArray[Any]
 class QuantisedWeights:
     """Constants of a convolution or matrix product.
 
-    Attributes
-    ----------
-    weight
-        int8, in the shape of the float weight, from -127 to 127.
-    scales
-        float32, shape [channels].
-    bias
-        int32, shape [channels]; None without one.
-    bias_scales
-        float32, shape [channels]: the input's scale times `scales`.
-    raised
-        How many channels have a larger scale than their weights ask for, so that sums fit int32.
-    widened
-        The mean of the channels' scales, relative to what their weights ask for, if sums of four products fit
-        16 bits for that; else 1.
+    `weight`: int8, in the shape of the float weight, from -127 to 127.
+    `scales`: float32, shape [channels].
+    `bias`: int32, shape [channels]; None without one.
+    `bias_scales`: float32, shape [channels]: the input's scale times `scales`.
+    `raised`: how many channels have a larger scale than their weights ask for, so that sums fit int32.
+    `widened`: the mean of the channels' scales, relative to what their weights ask for, if sums of four
+        products fit 16 bits for that; else 1.
     """
 
     weight: NDArray[np.int8]
@@ -70,23 +62,11 @@ def quantise_weights(
 ) -> QuantisedWeights:
     """Quantise the constants of an operator.
 
-    Parameters
-    ----------
-    weight
-        float32, any shape.
-    axis
-        Its axis of output channels.
-    bias
-        float32, shape [channels], or one number; None without one.
-    input_scale
-        The scale of the input's levels.
-    correction
-        float64, shape [channels]: what is subtracted from the bias, in the units of the float model. None
-        corrects nothing, and adds no bias to an operator without one.
-    scales
-        The result of `best_scales` for this weight, if it is known.
-    in_words
-        Whether sums of four products of adjacent even, or odd, inputs must fit 16 bits.
+    `bias`: float32, shape [channels], or one number; None without one.
+    `correction`: float64, shape [channels]: what is subtracted from the bias, in the units of the float
+        model. None corrects nothing, and adds no bias to an operator without one.
+    `scales`: the result of `best_scales` for this weight, if it is known.
+    `in_words`: whether sums of four products of adjacent even, or odd, inputs must fit 16 bits.
     """
     rows = _rows(weight, axis)
     channels = len(rows)
@@ -174,14 +154,7 @@ def _fitting(
 ) -> NDArray[np.float64]:
     """Scales raised where the largest sum of products and bias would not fit int32.
 
-    Parameters
-    ----------
-    sums
-        The sum of each channel's absolute weights, in the units of the float model.
-    inputs
-        How many weights a channel has.
-    scales, shift, input_scale
-        The scales of the weights, the biases, the scale of the input.
+    `sums`: the sum of each channel's absolute weights, in the units of the float model.
     """
     needed = LEVELS * sums / scales + np.abs(shift) / (input_scale * scales)
     # Weights that round up to the next level add at most half a level each.

@@ -58,20 +58,9 @@ Levels = dict[tuple[object, ...], tuple[Array, Array]]
 class WeightsReport:
     """What weights-only quantisation did and cost.
 
-    Attributes
-    ----------
-    model
-        The model's name.
-    precision
-        What the weights were quantised to.
-    float_bytes, bytes
-        Size of the float model, as imported, and of the quantised one.
-    weights, quantised
-        How many weights the model has, and how many of them were quantised.
-    sampled
-        Whether the agreement was measured on calibration data, not on random numbers.
-    agreement
-        The quantised model against the float model.
+    `float_bytes`, `bytes`: size of the float model, as imported, and of the quantised one.
+    `weights`, `quantised`: how many weights the model has, and how many of them were quantised.
+    `sampled`: whether the agreement was measured on calibration data, not on random numbers.
     """
 
     model: str
@@ -196,17 +185,7 @@ def quantize_weights(
 def quantise_like(model: ImportedModel, precision: WeightsPrecision, levels: Levels) -> ImportedModel:
     """Quantise the weights of a model whose agreement was measured at another size.
 
-    Parameters
-    ----------
-    model
-        The model.
-    precision, levels
-        As in `quantize_weights`.
-
-    Raises
-    ------
-    ModelError
-        If it has no weights to quantise, or weights that the precision cannot hold.
+    Raises `ModelError` if it has no weights to quantise, or weights that the precision cannot hold.
     """
     quantised = _Weights(folded(model.onnx), precision, levels).run()
     return replace(import_onnx(quantised), name=model.name)
@@ -230,12 +209,7 @@ def _agreement(
 class _Weights:
     """Replaces the weights of one model.
 
-    Attributes
-    ----------
-    source
-        The float model.
-    total, quantised
-        How many float32 weights the model has, and how many were quantised.
+    `total`, `quantised`: how many float32 weights the model has, and how many were quantised.
     """
 
     def __init__(self, model: onnx.ModelProto, precision: WeightsPrecision, levels: Levels) -> None:
@@ -257,13 +231,7 @@ class _Weights:
         self.total = self.quantised = 0
 
     def run(self) -> onnx.ModelProto:
-        """Return the model with other weights.
-
-        Raises
-        ------
-        ModelError
-            If it has none to quantise, or one that the precision cannot hold.
-        """
+        """Return the model with other weights."""
         floats = [t for t in self._model.graph.initializer if t.data_type == TensorProto.FLOAT]
         self.total = sum(int(np.prod(t.dims)) for t in floats)
         known: dict[tuple[str, str], tuple[str, Sequence[onnx.NodeProto]]] = {}

@@ -46,14 +46,9 @@ _REINSTALL: Final = "check that ziglang is as pip installed it: pip install --fo
 class SharedObject:
     """What a shared object needs and offers, read from its ELF headers.
 
-    Attributes
-    ----------
-    machine
-        ELF machine name, such as `EM_AARCH64`.
-    glibc
-        Newest glibc version of any symbol that it needs, such as `2.17`.
-    exports, imports
-        Names of dynamic symbols that it defines, and that it needs.
+    `machine`: ELF machine name, such as `EM_AARCH64`.
+    `glibc`: newest glibc version of any symbol that it needs, such as `2.17`.
+    `exports`, `imports`: names of dynamic symbols that it defines, and that it needs.
     """
 
     machine: str

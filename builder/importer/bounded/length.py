@@ -10,12 +10,8 @@ from typing import TypeAlias
 class Length:
     """A length that is computed at run time.
 
-    Attributes
-    ----------
-    name
-        The value in the graph that holds it, INT64 of shape [1]; equal names are equal lengths.
-    capacity
-        Its largest value: the extent of the padded axis.
+    `name`: the value in the graph that holds it, INT64 of shape [1]; equal names are equal lengths.
+    `capacity`: its largest value: the extent of the padded axis.
     """
 
     name: str

@@ -231,12 +231,8 @@ def concat(node: onnx.NodeProto, g: PaddedGraph) -> None:
 def _joined(g: PaddedGraph, parts: tuple[Entry, ...]) -> tuple[str, Length]:
     """Where the real elements of parts are that stand one behind the other, each with its capacity.
 
-    Returns
-    -------
-    str
-        INT64 [sum of capacities]: behind the last real element, any valid place.
-    Length
-        How many there are: values of equal parts have equal lengths.
+    Result: the places, INT64 [sum of capacities], any valid ones behind the last real element; and how many
+        there are: values of equal parts have equal lengths.
     """
     total = sum(extents(parts))
 

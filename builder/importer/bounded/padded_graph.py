@@ -29,10 +29,7 @@ _SMALL: Final = 64
 class PaddedGraph:
     """The new nodes of a model, with the true lengths of their values.
 
-    Parameters
-    ----------
-    model
-        The model, whose inputs are static. Its weights are added to; its nodes stay.
+    `model`: the model, whose inputs are static. Its weights are added to; its nodes stay.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -55,25 +52,13 @@ class PaddedGraph:
         self._node = node
 
     def refuse(self, reason: str) -> NoReturn:
-        """Refuse the node.
-
-        Raises
-        ------
-        UnboundedError
-            If it is called.
-        """
+        """Refuse the node."""
         raise UnboundedError(self._node, reason)
 
     # -- types
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Static shape of a value, with capacities for lengths.
-
-        Raises
-        ------
-        UnboundedError
-            If it is not known.
-        """
+        """Static shape of a value, with capacities for lengths."""
         found = self.graph.shape_of(name)
         if found is None:
             self.refuse("the shape of its input depends on values that are only known at run time")
@@ -124,13 +109,7 @@ class PaddedGraph:
         return output
 
     def add(self, node: onnx.NodeProto) -> None:
-        """Add a node and infer the types of its outputs.
-
-        Raises
-        ------
-        UnboundedError
-            If ONNX cannot infer them.
-        """
+        """Add a node and infer the types of its outputs."""
         if not node.name:
             node.name = f"{self._node.name}/{node.op_type}_{len(self.nodes)}"
         self.nodes.append(node)
@@ -320,13 +299,7 @@ class PaddedGraph:
         return self.op("Where", mask, name, self.constant(value, self.dtype(name)), to=to)
 
     def bound(self, name: str, lengths: Mapping[int, Length]) -> None:
-        """Record a value's true lengths.
-
-        Raises
-        ------
-        UnboundedError
-            If the padded value is too large.
-        """
+        """Record a value's true lengths."""
         if not lengths:
             return
         self.lengths[name] = dict(sorted(lengths.items()))
@@ -334,13 +307,7 @@ class PaddedGraph:
             self.limit(length.capacity)
 
     def limit(self, capacity: int) -> None:
-        """Refuse a capacity that is too large, before anything of that size is made.
-
-        Raises
-        ------
-        UnboundedError
-            If it is larger than `MAX_CAPACITY`.
-        """
+        """Refuse a capacity that is too large, before anything of that size is made."""
         if capacity > MAX_CAPACITY:
             self.refuse(
                 f"a length that is only known at run time: expected a bound of at most {MAX_CAPACITY}, "

@@ -41,15 +41,9 @@ def bounded_outputs(model: onnx.ModelProto) -> tuple[OutputLength, ...]:
 def pad_lengths(model: onnx.ModelProto) -> bool:
     """Pad a model in place; return whether it had a length that is only known at run time.
 
-    Parameters
-    ----------
-    model
-        A model with static inputs and recorded shapes, with constants folded.
-
-    Raises
-    ------
-    UnboundedError
-        If an operator cannot take such a length, or nothing bounds it; the model is then as before.
+    `model`: a model with static inputs and recorded shapes, with constants folded.
+    Raises `UnboundedError` if an operator cannot take such a length, or nothing bounds it; the model is then
+        as before.
     """
     graph = OnnxGraph(model)
     if not any(_is_open(node, graph) for node in model.graph.node):

@@ -62,15 +62,8 @@ def reshaped_lengths(
 ) -> dict[int, Length] | None:
     """Where the lengths of a value go in a Reshape; None if a padded axis would be torn apart.
 
-    Parameters
-    ----------
-    g, x
-        The graph and the value.
-    padded
-        Extents after the Reshape.
-    changing
-        Axes after the Reshape whose extents are not given as numbers: [n] as [1, -1] has its length on the
-        second axis.
+    `changing`: axes after the Reshape whose extents are not given as numbers: [n] as [1, -1] has its length
+        on the second axis.
     """
     dims, lengths = g.shape(x), g.lengths.get(x, {})
     found: dict[int, Length] = {}

@@ -28,20 +28,12 @@ def make_node(
 ) -> onnx.NodeProto:
     """Return a node.
 
-    Parameters
-    ----------
-    inputs
-        Boxes [batch, n, 4] and scores [batch, classes, n], FLOAT; the largest number of boxes of a class,
-        INT64 [1]; the largest overlap and the lowest score, FLOAT [1]; how many boxes are real, INT64 [1].
-    outputs
-        The chosen boxes, INT64 [capacity, 3], as ONNX's operator returns them and then zeros; and how many
-        there are, INT64 [1].
-    name
-        The node's name.
-    center_point_box
-        Whether boxes are centres with sizes, 1, or corners, 0.
-    capacity
-        Places for chosen boxes.
+    `inputs`: boxes [batch, n, 4] and scores [batch, classes, n], FLOAT; the largest number of boxes of a
+        class, INT64 [1]; the largest overlap and the lowest score, FLOAT [1]; how many boxes are real, INT64
+        [1].
+    `outputs`: the chosen boxes, INT64 [capacity, 3], as ONNX's operator returns them and then zeros; and how
+        many there are, INT64 [1].
+    `center_point_box`: whether boxes are centres with sizes, 1, or corners, 0.
     """
     return helper.make_node(
         NAME, inputs, outputs, name=name, domain=DOMAIN, center_point_box=center_point_box, capacity=capacity

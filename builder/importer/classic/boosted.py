@@ -40,19 +40,12 @@ _IR: Final = 10
 class Tree:
     """A tree of a saved model.
 
-    Attributes
-    ----------
-    feature, threshold, mode, missing
-        For each branch: the feature, what it is compared with (float32), how, and whether missing values go
-        to the child `true`.
-    true, false
-        For each branch its children: a branch's number, or -1 - n for leaf n.
-    members
-        For each branch with the mode `MEMBER`, in their order, the categories of its set.
-    leaves
-        The leaves' values.
-    target
-        Which score the leaves add to.
+    `feature`, `threshold`, `mode`, `missing`: for each branch: the feature, what it is compared with
+        (float32), how, and whether missing values go to the child `true`.
+    `true`, `false`: for each branch its children: a branch's number, or -1 - n for leaf n.
+    `members`: for each branch with the mode `MEMBER`, in their order, the categories of its set.
+    `leaves`: the leaves' values.
+    `target`: which score the leaves add to.
     """
 
     feature: NDArray[np.int64]
@@ -70,27 +63,14 @@ class Tree:
 class Boosted:
     """A saved model.
 
-    Attributes
-    ----------
-    features
-        How many features a sample has.
-    trees
-        The trees, in the order in which they are added.
-    base
-        What each score begins with, `[targets]`.
-    link
-        How scores become an answer.
-    scale
-        What a score is multiplied by before the link.
-    average
-        Whether scores are means over rounds instead of sums.
-    classifier
-        Whether the answer is a label and probabilities.
-    names
-        Names of the features; none if the file has none of the user's.
-    linear
-        Instead of trees, what each feature is multiplied by, `[features, targets]`; a missing value counts
-        as 0.
+    `trees`: the trees, in the order in which they are added.
+    `base`: what each score begins with, `[targets]`.
+    `scale`: what a score is multiplied by before the link.
+    `average`: whether scores are means over rounds instead of sums.
+    `classifier`: whether the answer is a label and probabilities.
+    `names`: names of the features; none if the file has none of the user's.
+    `linear`: instead of trees, what each feature is multiplied by, `[features, targets]`; a missing value
+        counts as 0.
     """
 
     features: int
@@ -120,10 +100,8 @@ _NOTHING: Final = Tree(
 def to_onnx(model: Boosted, name: str) -> onnx.ModelProto:
     """Write a saved model as an ONNX model.
 
-    Raises
-    ------
-    ModelError
-        If the model has no features, or is larger than `MAX_TREES`, `MAX_FEATURES` or `MAX_CLASSES`.
+    Raises `ModelError` if the model has no features, or is larger than `MAX_TREES`, `MAX_FEATURES` or
+        `MAX_CLASSES`.
     """
     if not model.trees:  # trained for no rounds: every score is the base score
         model = replace(model, trees=[_NOTHING])
@@ -287,13 +265,7 @@ def _with_branch(tree: Tree) -> Tree:
 
 
 def check_tree(tree: Tree, features: int, where: str) -> None:
-    """Check a tree that was read from a file.
-
-    Raises
-    ------
-    ModelError
-        If a number does not fit.
-    """
+    """Check a tree that was read from a file."""
     branches, leaves = tree.feature.size, tree.leaves.size
     columns = (tree.threshold, tree.mode, tree.missing, tree.true, tree.false)
     if any(column.size != branches for column in columns) or leaves < 1:

@@ -126,16 +126,10 @@ class Ensemble:
 class ClassWeights:
     """Which classes the leaves of a classifier speak of.
 
-    Attributes
-    ----------
-    classes
-        The classes that any leaf has a weight for.
-    always
-        The classes that every sample gets a weight for: all leaves of some tree have one.
-    nonnegative
-        Whether no weight is negative.
-    present
-        1 where a leaf has a weight for a class, even one of 0; of the shape of the ensemble's values.
+    `classes`: the classes that any leaf has a weight for.
+    `always`: the classes that every sample gets a weight for: all leaves of some tree have one.
+    `nonnegative`: whether no weight is negative.
+    `present`: 1 where a leaf has a weight for a class, even one of 0; of the shape of the ensemble's values.
     """
 
     classes: frozenset[int]
@@ -196,19 +190,7 @@ def target_count(node: onnx.NodeProto) -> int:
 def read_ensemble(node: onnx.NodeProto, dtype: np.dtype[Any], features: int) -> Ensemble:
     """Read the trees of a node.
 
-    Parameters
-    ----------
-    node
-        A node with one of `OPERATORS`.
-    dtype
-        The type of its input; integers are compared as float32.
-    features
-        How many features a sample has.
-
-    Raises
-    ------
-    ValueError
-        If its attributes do not describe trees over that many features.
+    `node`: a node with one of `OPERATORS`.
     """
     targets = target_count(node)
     if targets < 1:

@@ -90,13 +90,7 @@ class EnsembleCall:
 
 
 def convert(bb: relax.BlockBuilder, node: onnx.NodeProto, samples: relax.Expr) -> list[relax.Expr]:
-    """Convert a node with one of `OPERATORS`; return its outputs.
-
-    Raises
-    ------
-    ValueError
-        If its attributes are wrong.
-    """
+    """Convert a node with one of `OPERATORS`; return its outputs."""
     assert node.op_type in OPERATORS
     dtype = np.dtype(str(samples.ty.dtype))
     shape = tuple(int(dim) for dim in samples.ty.shape)
@@ -152,10 +146,7 @@ def _regress(
 def class_labels(node: onnx.NodeProto, name: str) -> Labels:
     """Return a classifier's labels.
 
-    Raises
-    ------
-    ValueError
-        If they are strings: `strings` should have replaced them.
+    Raises `ValueError` if they are strings: `strings` should have replaced them.
     """
     labels = ints(node, name)
     if not labels.size:
@@ -181,10 +172,8 @@ def _classify_present(
 ) -> list[relax.Expr]:
     """Return labels and scores from the classes' sums and how many weights each got, `[samples, 2 classes]`.
 
-    Raises
-    ------
-    ValueError
-        If two classes have base values, or a transform that ONNX Runtime applies to a single score.
+    Raises `ValueError` if two classes have base values, or a transform that ONNX Runtime applies to a single
+        score.
     """
     labels = class_labels(node, "classlabels_int64s")
     after = text(node, "post_transform", "NONE")

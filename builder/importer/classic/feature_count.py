@@ -18,17 +18,7 @@ _KEEPS: Final = frozenset(
 def columns_needed(graph: onnx.GraphProto, name: str) -> int:
     """Return how many columns the trees that read an input need: the widest feature's place plus one.
 
-    Parameters
-    ----------
-    graph
-        The model's graph.
-    name
-        The input.
-
-    Returns
-    -------
-    int
-        The number, 0 if no tree reads the input's own columns.
+    Result: the number, 0 if no tree reads the input's own columns.
     """
     same = {name}
     widest = 0

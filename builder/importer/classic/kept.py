@@ -50,12 +50,8 @@ def with_placeholders(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProt
 def restore(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
     """Put the kept nodes back into a graph, in place, with the inputs and outputs of their placeholders.
 
-    Parameters
-    ----------
-    graph
-        A graph that was made from `nodes`.
-    nodes
-        The nodes that `with_placeholders` replaced.
+    `graph`: a graph that was made from `nodes`.
+    `nodes`: the nodes that `with_placeholders` replaced.
     """
     for node in graph.node:
         if node.domain == PLACEHOLDER_DOMAIN:

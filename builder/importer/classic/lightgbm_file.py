@@ -52,15 +52,8 @@ _ZERO, _NAN = 1, 2
 def read_lightgbm(path: Path) -> tuple[Boosted, str]:
     """Read a model.
 
-    Returns
-    -------
-    tuple
-        The model, and the SHA-256 of the file in hexadecimal.
-
-    Raises
-    ------
-    ModelError
-        If the file cannot be read, is no such model, or has something that cannot be imported.
+    Raises `ModelError` if the file cannot be read, is no such model, or has something that cannot be
+        imported.
     """
     raw, digest = read_bounded(path, MAX_BYTES)
     if raw.split(b"\n", 1)[0].strip() != b"tree":

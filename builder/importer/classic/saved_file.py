@@ -15,10 +15,8 @@ from builder.spelling import READABLE
 def read_bounded(path: Path, limit: int) -> tuple[bytes, str]:
     """Return a file's bytes, and their SHA-256 in hexadecimal.
 
-    Raises
-    ------
-    ModelError
-        If it is not a regular file, cannot be read, is empty, or is larger than `limit` bytes.
+    Raises `ModelError` if it is not a regular file, cannot be read, is empty, or is larger than `limit`
+        bytes.
     """
     try:
         with os.fdopen(open_at_once(path), "rb") as stream:

@@ -47,15 +47,9 @@ class Texts:
 def replace_string_inputs(model: onnx.ModelProto) -> Mapping[str, tuple[Texts, ...]]:
     """Let inputs that are strings be whole numbers, in place, if the model only encodes them.
 
-    Returns
-    -------
-    Mapping
-        Input -> the texts of each of its columns; empty if no input has strings, or more is done with one.
-
-    Raises
-    ------
-    ModelError
-        If a text is not UTF-8, is too long, or there are too many.
+    Result: input -> the texts of each of its columns; empty if no input has strings, or more is done with
+        one.
+    Raises `ModelError` if a text is not UTF-8, is too long, or there are too many.
     """
     graph = model.graph
     weights = {tensor.name for tensor in graph.initializer}

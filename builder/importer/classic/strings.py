@@ -46,15 +46,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 def replace_strings(model: onnx.ModelProto) -> Mapping[str, Table]:
     """Replace ZipMaps and strings, in place.
 
-    Returns
-    -------
-    Mapping
-        Output -> the labels that its numbers stand for, for each output that was a tensor of strings.
-
-    Raises
-    ------
-    ModelError
-        If a label is not text, or there are too many.
+    Result: output -> the labels that its numbers stand for, for each output that was a tensor of strings.
     """
     graph = model.graph
     _drop_zip_maps(graph)
@@ -216,13 +208,7 @@ def _number(tensor: onnx.TensorProto) -> None:
 
 
 def table_of(raw: Sequence[bytes]) -> Table:
-    """Decode a list of texts.
-
-    Raises
-    ------
-    ModelError
-        If one is not UTF-8 or is too long, or there are too many.
-    """
+    """Decode a list of texts."""
     if len(raw) > MAX_LABELS:
         raise ModelError(
             f"expected at most {MAX_LABELS} labels, got {len(raw)}",

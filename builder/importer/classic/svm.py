@@ -58,13 +58,7 @@ class CouplingCall:
 
 
 def score_count(node: onnx.NodeProto) -> int:
-    """Return how many scores a node computes for a sample.
-
-    Raises
-    ------
-    ValueError
-        If a classifier has no labels.
-    """
+    """Return how many scores a node computes for a sample."""
     if node.op_type == "SVMRegressor":
         return 1
     classes = _class_count(node)
@@ -83,13 +77,7 @@ def _class_count(node: onnx.NodeProto) -> int:
 
 
 def convert(bb: relax.BlockBuilder, node: onnx.NodeProto, samples: relax.Expr) -> list[relax.Expr]:
-    """Convert a node with one of `OPERATORS`; return its outputs.
-
-    Raises
-    ------
-    ValueError
-        If its attributes are wrong.
-    """
+    """Convert a node with one of `OPERATORS`; return its outputs."""
     shape = tuple(int(dim) for dim in samples.ty.shape)
     if len(shape) == 1:
         samples = bb.emit(relax.op.reshape(samples, (1, *shape)))

@@ -21,13 +21,7 @@ def constant(array: NDArray[Any]) -> relax.Expr:
 
 
 def transform(bb: relax.BlockBuilder, scores: relax.Expr, name: str) -> relax.Expr:
-    """Apply a transform to scores, `[samples, classes]`.
-
-    Raises
-    ------
-    ValueError
-        If there is no such transform.
-    """
+    """Apply a transform to scores, `[samples, classes]`."""
     match name:
         case "NONE":
             return scores

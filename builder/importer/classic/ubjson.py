@@ -28,10 +28,7 @@ _LITERALS: Final = {"T": True, "F": False, "Z": None}
 def loads(raw: bytes) -> Any:  # noqa: ANN401 - as json.loads
     """Read a value.
 
-    Raises
-    ------
-    ValueError
-        If the bytes are not UBJSON, or exceed a limit.
+    Raises `ValueError` if the bytes are not UBJSON, or exceed a limit.
     """
     reader = _Reader(raw)
     value = reader.value(reader.marker(), 0)

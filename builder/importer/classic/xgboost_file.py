@@ -65,22 +65,10 @@ _MOST: Final = {b"{": 1 << 18, b"[": 1 << 22, b'"': 1 << 23}
 def read_xgboost(path: Path, progress: Callable[[str], None]) -> tuple[Boosted, str]:
     """Read a model.
 
-    Parameters
-    ----------
-    path
-        The file; its suffix says which of the two forms it has.
-    progress
-        Called with a line about what is left out.
-
-    Returns
-    -------
-    tuple
-        The model, and the SHA-256 of the file in hexadecimal.
-
-    Raises
-    ------
-    ModelError
-        If the file cannot be read, is no such model, or has something that cannot be imported.
+    `path`: the file; its suffix says which of the two forms it has.
+    `progress`: called with a line about what is left out.
+    Raises `ModelError` if the file cannot be read, is no such model, or has something that cannot be
+        imported.
     """
     is_json = path.suffix.lower() == ".json"
     raw, digest = read_bounded(path, MAX_JSON_BYTES if is_json else MAX_UBJ_BYTES)

@@ -88,12 +88,8 @@ _OPEN: Final = {"open": ((2, None), 1), "openat": ((257, 56), 2)}
 def filter_program(architecture: Architecture, pid: int) -> bytes:
     """Return a filter that allows everything but what a model must not do.
 
-    Parameters
-    ----------
-    architecture
-        x86-64 or arm64.
-    pid
-        This process, the only one that may be sent signals.
+    `architecture`: x86-64 or arm64.
+    `pid`: this process, the only one that may be sent signals.
     """
     refuse = bpf.instruction(bpf.RETURN, bpf.RET_ERRNO | errno.EPERM)
     missing = bpf.instruction(bpf.RETURN, bpf.RET_ERRNO | errno.ENOSYS)
@@ -146,10 +142,7 @@ def _load(argument: int) -> bytes:
 def confine(readable: list[Path], folder: Path) -> None:
     """Confine this process and all that it starts. This cannot be undone.
 
-    Raises
-    ------
-    OSError
-        If the kernel lacks Landlock or seccomp, or there is no table for this architecture.
+    Raises `OSError` if the kernel lacks Landlock or seccomp, or there is no table for this architecture.
     """
     architecture = detect_architecture()
     if architecture is None or architecture.name not in ("x86_64", "aarch64"):

@@ -37,16 +37,9 @@ _ROUNDING: Final = {onnx.TensorProto.FLOAT16: 1e-2, onnx.TensorProto.BFLOAT16: 5
 class Framework:
     """A framework that reads models.
 
-    Attributes
-    ----------
-    name
-        Its name, for messages.
-    program
-        The file of the program that runs it.
-    packages
-        What that program imports: one of these sets of packages.
-    install
-        What to install, as arguments of `pip install`.
+    `program`: the file of the program that runs it.
+    `packages`: what that program imports: one of these sets of packages.
+    `install`: what to install, as arguments of `pip install`.
     """
 
     name: str
@@ -59,14 +52,9 @@ class Framework:
 class Settings:
     """What the user says about an import.
 
-    Attributes
-    ----------
-    input_shapes, input_values, max_iterations, progress
-        As in `builder.importer.import_onnx`.
-    python
-        Path of the Python that has the framework; None to look for one.
-    trusted
-        Whether the user trusts the model, so that its framework is not confined.
+    `input_shapes`, `input_values`, `max_iterations`, `progress`: as in `builder.importer.import_onnx`.
+    `python`: path of the Python that has the framework; None to look for one.
+    `trusted`: whether the user trusts the model, so that its framework is not confined.
     """
 
     input_shapes: Mapping[str, Sequence[int]] | None
@@ -82,23 +70,9 @@ def import_with(
 ) -> ImportedModel:
     """Import a model through its framework.
 
-    Parameters
-    ----------
-    framework
-        The framework.
-    model
-        The model's name, for messages.
-    place
-        Puts the model into the folder of the process.
-    settings
-        What the user says.
-
-    Raises
-    ------
-    ModelError
-        If no Python has the framework, or the framework or the importer refuses the model.
-    ShapeError
-        If names, shapes or values do not fit the model, or some are missing.
+    `place`: puts the model into the folder of the process.
+    Raises `ModelError` if no Python has the framework, or the framework or the importer refuses the model.
+    Raises `ShapeError` if names, shapes or values do not fit the model, or some are missing.
     """
     progress = settings.progress or (lambda _: None)
     python = find_python(framework.packages, settings.python, model, framework.install)

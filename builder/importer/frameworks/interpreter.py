@@ -37,26 +37,10 @@ _PLACES: Final = (
 def find_python(alternatives: Sequence[Sequence[str]], wanted: str | None, model: str, install: str) -> str:
     """Find a Python that has the packages of one of several alternatives.
 
-    Parameters
-    ----------
-    alternatives
-        Names to import, such as `torch`; the first alternative is what messages name.
-    wanted
-        Path of a Python, or None to look for one.
-    model
-        The model, for messages.
-    install
-        What to install, as arguments of `pip install`.
-
-    Returns
-    -------
-    str
-        The path of the Python.
-
-    Raises
-    ------
-    ModelError
-        If there is none, or the one that is wanted lacks a package.
+    `alternatives`: names to import, such as `torch`; the first alternative is what messages name.
+    `wanted`: path of a Python, or None to look for one.
+    `install`: what to install, as arguments of `pip install`.
+    Raises `ModelError` if there is none, or the one that is wanted lacks a package.
     """
     wanted = wanted or os.environ.get(VARIABLE) or None
     if wanted is not None:

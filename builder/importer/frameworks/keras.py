@@ -38,12 +38,8 @@ _OTHER_NAMES: Final = {".hdf5": ".h5"}
 def load_keras(path: Path, settings: Settings) -> ImportedModel:
     """Import a file of Keras or the folder of a SavedModel.
 
-    Raises
-    ------
-    ModelError
-        If it cannot be read, no Python has the framework, or the framework or the importer refuses it.
-    ShapeError
-        If names, shapes or values do not fit the model, or some are missing.
+    Raises `ModelError` if it cannot be read, no Python has the framework, or the framework or the importer
+        refuses it.
     """
     if path.is_dir():
         files = _files(path)

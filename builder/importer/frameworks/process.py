@@ -73,25 +73,9 @@ _NEEDED_BEGINNINGS: Final = (
 class FrameworkProcess:
     """A process that answers requests about one model; a context manager.
 
-    Parameters
-    ----------
-    python
-        The Python that has the framework.
-    program
-        The program's file.
-    framework
-        The framework's name, for messages.
-    model
-        The model's name, for messages.
-    trusted
-        Whether the user trusts the model: then the framework is not confined.
-    timeout_s
-        How long one request may take, in seconds.
-
-    Attributes
-    ----------
-    folder
-        Where files are exchanged.
+    `framework`: the framework's name, for messages.
+    `trusted`: whether the user trusts the model: then the framework is not confined.
+    `folder`: where files are exchanged.
     """
 
     def __init__(
@@ -157,12 +141,8 @@ class FrameworkProcess:
     def ask(self, command: str, **arguments: object) -> dict[str, Any]:
         """Send one request and return its reply.
 
-        Raises
-        ------
-        UnsupportedOperatorError
-            If the framework's exporter lacks operators.
-        ModelError
-            If the framework refuses, crashes or takes too long.
+        Raises `UnsupportedOperatorError` if the framework's exporter lacks operators.
+        Raises `ModelError` if the framework refuses, crashes or takes too long.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended: the missing reply says so
@@ -180,26 +160,14 @@ class FrameworkProcess:
         return reply
 
     def texts(self, reply: Mapping[str, Any], key: str) -> tuple[str, ...]:
-        """Return a list of texts in a reply; empty if there is none.
-
-        Raises
-        ------
-        ModelError
-            If it is something else.
-        """
+        """Return a list of texts in a reply; empty if there is none."""
         found = reply.get(key, [])
         if not isinstance(found, list) or not all(isinstance(each, str) and _is_text(each) for each in found):
             raise self._failure("sent an invalid reply")
         return tuple(found)
 
     def arrays(self, name: str) -> dict[str, NDArray[Any]]:
-        """Read a file of arrays that the process has written; empty if it has written none.
-
-        Raises
-        ------
-        ModelError
-            If it cannot be read.
-        """
+        """Read a file of arrays that the process has written; empty if it has written none."""
         path = self.take(name)
         if path is None:
             return {}
@@ -215,10 +183,7 @@ class FrameworkProcess:
     def take(self, name: str) -> Path | None:
         """Move a file out of the reach of the process; None if it has written none.
 
-        Raises
-        ------
-        ModelError
-            If it is no regular file.
+        Raises `ModelError` if it is no regular file.
         """
         path = Path(self._files.name, name)
         try:
@@ -232,13 +197,7 @@ class FrameworkProcess:
         return path
 
     def give(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Write a file of arrays, in the place of whatever the process has there.
-
-        Raises
-        ------
-        ModelError
-            If there is a folder.
-        """
+        """Write a file of arrays, in the place of whatever the process has there."""
         path = Path(self._files.name, name)
         write_arrays(path, arrays)
         try:

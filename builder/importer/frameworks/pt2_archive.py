@@ -69,10 +69,7 @@ _WEIGHT_CLASSES: Final = re.compile(
 def check_pt2(path: Path) -> None:
     """Check that a `.pt2` file may be handed to PyTorch.
 
-    Raises
-    ------
-    ModelError
-        If it is not an archive of an exported program, is too large, or could run code.
+    Raises `ModelError` if it is not an archive of an exported program, is too large, or could run code.
     """
     with _open(path) as archive:
         members = archive.infolist()
@@ -104,10 +101,7 @@ def check_pt2(path: Path) -> None:
 def rewrite_pt2(path: Path, to: Path) -> None:
     """Copy the members of an archive, in their order, into a new archive.
 
-    Raises
-    ------
-    ModelError
-        If it is not an archive, is too large, or a member cannot be read.
+    Raises `ModelError` if it is not an archive, is too large, or a member cannot be read.
     """
     with _open(path) as archive:
         members = archive.infolist()

@@ -30,12 +30,8 @@ _EXAMPLES: Final = "load(module, (torch.zeros(1, 3, 224, 224),)), with a tensor 
 def load_program(path: Path, settings: Settings) -> ImportedModel:
     """Import a file that `torch.export.save` has written.
 
-    Raises
-    ------
-    ModelError
-        If it is not such a file, no Python has PyTorch, or PyTorch or the importer refuses it.
-    ShapeError
-        If names, shapes or values do not fit the model, or some are missing.
+    Raises `ModelError` if it is not such a file, no Python has PyTorch, or PyTorch or the importer refuses
+        it.
     """
     digest = file_sha256(path)
     check_pt2(path)  # before a Python is looked for
@@ -58,23 +54,12 @@ def is_in_memory(model: object) -> bool:
 def load_in_memory(model: object, example_inputs: object, settings: Settings) -> ImportedModel:
     """Import a module or an exported program of PyTorch.
 
-    Parameters
-    ----------
-    model
-        A `torch.nn.Module`, which is exported in evaluation mode and left as it was, or a
+    `model`: a `torch.nn.Module`, which is exported in evaluation mode and left as it was, or a
         `torch.export.ExportedProgram`.
-    example_inputs
-        The arguments of the module's `forward`: a tensor, a tuple of tensors, or a dict from a name to a
-        tensor.
-    settings
-        What the user says. The Python is this one.
-
-    Raises
-    ------
-    ModelError
-        If PyTorch or the importer refuses it.
-    ShapeError
-        If shapes or values do not fit the model.
+    `example_inputs`: the arguments of the module's `forward`: a tensor, a tuple of tensors, or a dict from a
+        name to a tensor.
+    `settings`: what the user says. The Python is this one.
+    Raises `ModelError` if PyTorch or the importer refuses it.
     """
     torch: Any = sys.modules["torch"]
     name = type(model).__name__

@@ -147,17 +147,8 @@ _MALFORMED: Final = (ArithmeticError, LookupError, TypeError, ValueError)
 def apply_rewrites(model: onnx.ModelProto, failed: list[str] | None = None) -> int:
     """Rewrite every node whose operator is in the table, once, in place.
 
-    Parameters
-    ----------
-    model
-        The model.
-    failed
-        Receives a line for each node whose rewrite failed, which stays as it is.
-
-    Returns
-    -------
-    int
-        How many nodes were replaced; their replacements may need rewriting too.
+    `failed`: receives a line for each node whose rewrite failed, which stays as it is.
+    Result: how many nodes were replaced; their replacements may need rewriting too.
     """
     graph = OnnxGraph(model)
 

@@ -37,12 +37,7 @@ def select_branch(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeP
 class Branches:
     """Both branches of an If, written out.
 
-    Attributes
-    ----------
-    nodes
-        The nodes of both.
-    taken, other
-        What the first and the second branch make, in the order of the If's outputs.
+    `taken`, `other`: what the first and the second branch make, in the order of the If's outputs.
     """
 
     nodes: list[onnx.NodeProto]

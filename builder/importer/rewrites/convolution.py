@@ -35,12 +35,7 @@ def same_padding(
     = stride (out - 1) + (kernel - 1) dilation + 1 - in. If the total is odd, the larger half is at the end
     for SAME_UPPER, else at the beginning.
 
-    Parameters
-    ----------
-    options
-        The node's attributes.
-    sizes, kernel
-        The extents of the axes, and of the window in them.
+    `sizes`, `kernel`: the extents of the axes, and of the window in them.
     """
     strides, dilations = (options.get(key, [1] * len(kernel)) for key in ("strides", "dilations"))
     totals = [

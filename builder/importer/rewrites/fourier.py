@@ -138,27 +138,11 @@ def _transform(
 ) -> list[str]:
     """Transform along the last axis.
 
-    Parameters
-    ----------
-    new
-        Collects the new nodes.
-    parts
-        Values of the input's real part, or of its real and imaginary parts.
-    shape
-        Of each part; the last axis has at most `length` samples.
-    length
-        Length of the transform, which has `_factors`.
-    dtype
-        Of the input.
-    onesided
-        Whether to compute only the first `length // 2 + 1` frequencies.
-    inverse
-        Whether to compute the inverse transform.
-
-    Returns
-    -------
-    list
-        Values of the real and the imaginary part.
+    `parts`: values of the input's real part, or of its real and imaginary parts.
+    `shape`: of each part; the last axis has at most `length` samples.
+    `length`: length of the transform, which has `_factors`.
+    `onesided`: whether to compute only the first `length // 2 + 1` frequencies.
+    Result: values of the real and the imaginary part.
     """
     columns = length // 2 + 1 if onesided else length
     turn = 1 if inverse else -1

@@ -29,15 +29,7 @@ _SMALL: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A stacked output of a loop.
-
-    Attributes
-    ----------
-    values
-        The value that each step made.
-    axis
-        The axis along which they are stacked.
-    """
+    """A stacked output of a loop."""
 
     values: list[str]
     axis: int

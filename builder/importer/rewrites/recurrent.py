@@ -68,20 +68,8 @@ class _Activation:
 class _Layer:
     """A recurrent node, its sizes and attributes, and the nodes that will replace it.
 
-    Attributes
-    ----------
-    node
-        The LSTM, GRU or RNN.
-    graph
-        The graph of the node.
-    new
-        Collects the new nodes.
-    options
-        The node's attributes.
-    batch, steps, hidden
-        Sizes.
-    dtype
-        Of the input, the weights and the states.
+    `node`: the LSTM, GRU or RNN.
+    `dtype`: of the input, the weights and the states.
     """
 
     node: onnx.NodeProto
@@ -134,16 +122,10 @@ class _Layer:
 class _Cell:
     """The weights of one direction, as names of values, and its activations.
 
-    Attributes
-    ----------
-    recurrent
-        R^T, [hidden, gates * hidden]. For a GRU, the update and reset gates, then the candidate.
-    candidate_bias
-        A GRU's Rbh, [hidden], if it is applied before the reset gate; else empty.
-    peepholes
-        An LSTM's weights for i, o and f, [hidden] each; empty if it has none.
-    activations
-        In the order of the specification.
+    `recurrent`: R^T, [hidden, gates * hidden]. For a GRU, the update and reset gates, then the candidate.
+    `candidate_bias`: a GRU's Rbh, [hidden], if it is applied before the reset gate; else empty.
+    `peepholes`: an LSTM's weights for i, o and f, [hidden] each; empty if it has none.
+    `activations`: in the order of the specification.
     """
 
     recurrent: tuple[str, ...]

@@ -23,12 +23,7 @@ _AXES_ARE_INPUT: Final = 18
 class Replacement:
     """Collects the nodes that replace a node.
 
-    Parameters
-    ----------
-    node
-        The node to be replaced. New nodes contain its name, so messages still point to it.
-    graph
-        The graph of the node.
+    `node`: the node to be replaced. New nodes contain its name, so messages still point to it.
     """
 
     def __init__(self, node: onnx.NodeProto, graph: OnnxGraph) -> None:

@@ -41,16 +41,8 @@ _ROUNDED: Final = "/rounded"
 class _Axis:
     """An axis that is resized.
 
-    Attributes
-    ----------
-    axis
-        Its index.
-    before, after
-        Its extents.
-    scale
-        The scale as ONNX defines it: the ratio of the extents before `after` was rounded to an integer.
-    start, end
-        The region of `tf_crop_and_resize`, from 0 to 1.
+    `scale`: the scale as ONNX defines it: the ratio of the extents before `after` was rounded to an integer.
+    `start`, `end`: the region of `tf_crop_and_resize`, from 0 to 1.
     """
 
     axis: int

@@ -26,10 +26,7 @@ _Sequences = dict[str, list[str]]
 def resolve_sequences(graph: OnnxGraph) -> int:
     """Replace sequence operators by operators on their elements, in place.
 
-    Returns
-    -------
-    int
-        How many nodes were replaced. Nodes with unknown positions or lengths stay.
+    Result: how many nodes were replaced. Nodes with unknown positions or lengths stay.
     """
     known: _Sequences = {}
 

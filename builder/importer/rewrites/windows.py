@@ -31,14 +31,9 @@ _INPUTS_OF_KERNEL: Final[Mapping[str, int | None]] = {
 class Windows:
     """The windows of a pooling, of each axis.
 
-    Attributes
-    ----------
-    counts
-        How many windows there are.
-    begins, ends
-        The padding before and after the axis, as declared or as `auto_pad` says.
-    reach
-        The padding after the axis that the last window needs; not less than `ends`.
+    `counts`: how many windows there are.
+    `begins`, `ends`: the padding before and after the axis, as declared or as `auto_pad` says.
+    `reach`: the padding after the axis that the last window needs; not less than `ends`.
     """
 
     counts: tuple[int, ...]
@@ -53,17 +48,8 @@ class Windows:
         With `ceil_mode`, a last window may extend beyond the padding, but one that would begin there is left
         out.
 
-        Parameters
-        ----------
-        options
-            The node's attributes.
-        sizes, kernel
-            The extents of the axes, and of the window in them.
-
-        Raises
-        ------
-        ValueError
-            If an axis has no window.
+        `sizes`, `kernel`: the extents of the axes, and of the window in them.
+        Raises `ValueError` if an axis has no window.
         """
         rank = len(kernel)
         mode = options.get("auto_pad", "NOTSET")
@@ -96,15 +82,7 @@ class Windows:
 def misfit(node: onnx.NodeProto, graph: OnnxGraph) -> str | None:
     """Return why a convolution's or a pooling's window does not fit its input, in one line.
 
-    Parameters
-    ----------
-    node, graph
-        A node, and the graph that it is in.
-
-    Returns
-    -------
-    str or None
-        None if the window fits each axis, if a shape is unknown, or if the node has no window.
+    Result: None if the window fits each axis, if a shape is unknown, or if the node has no window.
     """
     if node.domain or node.op_type not in _INPUTS_OF_KERNEL:
         return None

@@ -120,21 +120,9 @@ def sample_inputs(model: TfliteModel, shapes: Mapping[int, tuple[int, ...]]) -> 
 def compare(raw: bytes, model: TfliteModel, converted: Converted, progress: Progress) -> None:
     """Compare each operator of a converted model with the interpreter.
 
-    Parameters
-    ----------
-    raw
-        The file's content.
-    model
-        The decoded file.
-    converted
-        The result of `convert`, whose inputs have the final shapes.
-    progress
-        Called with a note if the comparison is not possible.
-
-    Raises
-    ------
-    ParityError
-        If an operator gives other numbers than the interpreter.
+    `converted`: the result of `convert`, whose inputs have the final shapes.
+    `progress`: called with a note if the comparison is not possible.
+    Raises `ParityError` if an operator gives other numbers than the interpreter.
     """
     if not is_installed():
         progress(
@@ -181,10 +169,7 @@ def run_interpreter(
 ) -> tuple[dict[int, NDArray[Any]] | None, str]:
     """Run the interpreter in a process of its own, with its reference kernels or its optimised ones.
 
-    Returns
-    -------
-    tuple
-        The tensors by index, or None and the reason, such as "which refused the model: ...".
+    Result: the tensors by index, or None and the reason, such as "which refused the model: ...".
     """
     with tempfile.TemporaryDirectory(prefix="edgebundle-") as name:
         folder = Path(name)
@@ -209,10 +194,7 @@ def run_interpreter(
 def start_interpreter(folder: Path, kernels: str) -> tuple[int, str]:
     """Run `litert_process` on a folder; return its exit code (negative for a signal) and its standard error.
 
-    Raises
-    ------
-    subprocess.TimeoutExpired
-        If it takes longer than `TIMEOUT_S`.
+    Raises `subprocess.TimeoutExpired` if it takes longer than `TIMEOUT_S`.
     """
     ended = subprocess.run(  # noqa: S603 - this program with a folder of its own
         [sys.executable, "-P", litert_process.__file__, str(folder), kernels],
@@ -233,26 +215,11 @@ def differences(
 ) -> str | None:
     """Find the first operator that gives other numbers than the interpreter, given its inputs.
 
-    Parameters
-    ----------
-    model
-        The decoded file.
-    shapes
-        Shapes of the inputs, by tensor index.
-    tensors
-        The interpreter's tensors, by index.
-    given
-        Values of inputs that are constants, by tensor index.
-
-    Returns
-    -------
-    str or None
-        The operator and how far it is off, in words.
-
-    Raises
-    ------
-    ModelError
-        If the interpreter lacks a tensor, or ONNX Runtime refuses the graph.
+    `shapes`: shapes of the inputs, by tensor index.
+    `tensors`: the interpreter's tensors, by index.
+    `given`: values of inputs that are constants, by tensor index.
+    Result: the operator and how far it is off, in words.
+    Raises `ModelError` if the interpreter lacks a tensor, or ONNX Runtime refuses the graph.
     """
     made: list[_Made] = []
     feeds: dict[str, NDArray[Any]] = {}

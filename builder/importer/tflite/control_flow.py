@@ -37,32 +37,18 @@ Run = Callable[[Scope], None]
 class Program:
     """What all subgraphs of a model share while it is written.
 
-    Attributes
-    ----------
-    model
-        The decoded file.
-    run
-        Writes the operators of a scope's subgraph.
-    depth
-        How many subgraphs are being written, one inside the other.
-    operators
-        How many operators of subgraphs were written.
-    keeps
-        Variables that become states.
-    kept
-        Variables that turned out to keep a value from one inference to the next: all of them must be states.
-    variables
-        Name of a variable -> its value.
-    states
-        Name of a variable -> the input of its state.
-    handles
-        Scope and number of a tensor -> name of the variable that it stands for.
-    read
-        Variables that were read, but for those that were written before.
-    written
-        Variables that anything but CALL_ONCE wrote.
-    is_setting_up
-        Whether CALL_ONCE is being written.
+    `run`: writes the operators of a scope's subgraph.
+    `depth`: how many subgraphs are being written, one inside the other.
+    `operators`: how many operators of subgraphs were written.
+    `keeps`: variables that become states.
+    `kept`: variables that turned out to keep a value from one inference to the next: all of them must be
+        states.
+    `variables`: name of a variable -> its value.
+    `states`: name of a variable -> the input of its state.
+    `handles`: scope and number of a tensor -> name of the variable that it stands for.
+    `read`: variables that were read, but for those that were written before.
+    `written`: variables that anything but CALL_ONCE wrote.
+    `is_setting_up`: whether CALL_ONCE is being written.
     """
 
     model: TfliteModel

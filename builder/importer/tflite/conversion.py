@@ -39,14 +39,9 @@ Observer = Callable[[Scope, Operator], None]
 class Converted:
     """A converted file.
 
-    Attributes
-    ----------
-    model
-        A model with static shapes, whose last inputs and outputs are those of the states.
-    states
-        What the model leaves from one run to the next.
-    given
-        Values of inputs that the user made constants, by tensor index.
+    `model`: a model with static shapes, whose last inputs and outputs are those of the states.
+    `states`: what the model leaves from one run to the next.
+    `given`: values of inputs that the user made constants, by tensor index.
     """
 
     model: onnx.ModelProto
@@ -64,32 +59,12 @@ def convert(
 ) -> Converted:
     """Convert a model.
 
-    Parameters
-    ----------
-    model
-        The decoded file.
-    name
-        The graph's name.
-    input_shapes
-        Input name -> shape, for inputs that shall have another shape than in the file.
-    progress
-        Called with each choice that was made without asking the user.
-    observe
-        Called after each operator of the main subgraph.
-    input_values
-        Input name -> value, for inputs that shall be constants. They stay inputs, which nothing reads.
-
-    Returns
-    -------
-    Converted
-        The model and its states.
-
-    Raises
-    ------
-    UnsupportedOperatorError
-        If operators cannot be converted; the message names them.
-    ShapeError
-        If `input_shapes` or `input_values` do not fit the inputs.
+    `input_shapes`: input name -> shape, for inputs that shall have another shape than in the file.
+    `observe`: called after each operator of the main subgraph.
+    `input_values`: input name -> value, for inputs that shall be constants. They stay inputs, which nothing
+        reads.
+    Raises `UnsupportedOperatorError` if operators cannot be converted; the message names them.
+    Raises `ShapeError` if `input_shapes` or `input_values` do not fit the inputs.
     """
     shapes = _input_shapes(model, input_shapes or {})
     given = _input_values(model, shapes, input_values or {})
@@ -210,13 +185,7 @@ def _run(scope: Scope, program: Program, observe: Observer | None) -> None:
 
 
 def _convert_operator(scope: Scope, operator: Operator, program: Program) -> None:
-    """Write one operator.
-
-    Raises
-    ------
-    UnsupportedOperatorError
-        If it cannot be converted.
-    """
+    """Write one operator."""
     try:
         if operator.is_custom:
             CUSTOM_CONVERTERS[operator.name](Operation(scope, operator))

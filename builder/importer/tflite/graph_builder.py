@@ -53,13 +53,7 @@ MAX_MADE: Final = 1 << 22
 
 
 class GraphBuilder:
-    """A graph to which nodes, constants, inputs and outputs are added.
-
-    Attributes
-    ----------
-    notes
-        What the user should know about the conversion, in the order of `note`.
-    """
+    """A graph to which nodes, constants, inputs and outputs are added."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -78,10 +72,7 @@ class GraphBuilder:
     def check_made(self, count: int) -> None:
         """Check the size of what a converter is about to make in memory.
 
-        Raises
-        ------
-        RefusalError
-            If it is larger than `MAX_MADE` elements.
+        Raises `RefusalError` if it is larger than `MAX_MADE` elements.
         """
         if count > MAX_MADE:
             raise RefusalError(f"expected an index or mask of at most {MAX_MADE} elements, got {count}")
@@ -119,17 +110,8 @@ class GraphBuilder:
     def add_state(self, name: str, first: str) -> tuple[str, str]:
         """Add a value that one run leaves to the next; without `set_state`, it stays as it is.
 
-        Parameters
-        ----------
-        name
-            What the state is called.
-        first
-            The value that it has before the first run.
-
-        Returns
-        -------
-        tuple
-            The state's input, as `set_state` takes it, and the value in this run.
+        `first`: the value that it has before the first run.
+        Result: the state's input, as `set_state` takes it, and the value in this run.
         """
         shape, dtype = self.shape_of(first), self.dtype_of(first)
         known = self._constants.get(first)
@@ -153,10 +135,7 @@ class GraphBuilder:
     def set_state(self, entry: str, value: str) -> None:
         """Set what a state has in the next run.
 
-        Raises
-        ------
-        RefusalError
-            If it has another shape or datatype.
+        Raises `RefusalError` if it has another shape or datatype.
         """
         if self._types[value] != self._types[entry]:
             raise RefusalError(
@@ -176,12 +155,8 @@ class GraphBuilder:
     def constant(self, values: NDArray[Any] | Sequence[int] | float, dtype: str | None = None) -> str:
         """Add a constant and return its name; equal small constants are added once.
 
-        Parameters
-        ----------
-        values
-            The value; integers in a list become int64.
-        dtype
-            A NumPy dtype, or None to keep that of `values`.
+        `values`: the value; integers in a list become int64.
+        `dtype`: a NumPy dtype, or None to keep that of `values`.
         """
         array = np.asarray(values) if dtype is None else np.asarray(values, dtype)
         if not isinstance(values, np.ndarray) and dtype is None:
@@ -199,21 +174,12 @@ class GraphBuilder:
     def node(self, operator: str, *inputs: str, **attributes: Any) -> str:  # noqa: ANN401 - as ONNX has them
         """Add a node with one output and return its name. An empty input is an optional one that is absent.
 
-        Raises
-        ------
-        RefusalError
-            If ONNX does not allow these inputs and attributes.
+        Raises `RefusalError` if ONNX does not allow these inputs and attributes.
         """
         return self.nodes(operator, inputs, 1, **attributes)[0]
 
     def nodes(self, operator: str, inputs: Sequence[str], outputs: int, **attributes: Any) -> list[str]:  # noqa: ANN401
-        """Add a node with several outputs and return their names.
-
-        Raises
-        ------
-        RefusalError
-            If ONNX does not allow these inputs and attributes.
-        """
+        """Add a node with several outputs and return their names."""
         names = [self.fresh(operator.lower()) for _ in range(outputs)]
         node = helper.make_node(operator, list(inputs), names, **attributes)
         for name, found in zip(names, self._infer(node), strict=True):
@@ -227,19 +193,10 @@ class GraphBuilder:
     ) -> tuple[str, str]:
         """Add a suppression of boxes that overlap others with a higher score.
 
-        Parameters
-        ----------
-        boxes, scores, capacity
-            As in `bounded.suppression.make_node`; boxes are corners.
-        most
-            The largest number of boxes of a class.
-        limits
-            The largest overlap and the lowest score.
-
-        Returns
-        -------
-        tuple
-            The chosen boxes and their number, as `make_node` describes them.
+        `boxes`, `scores`, `capacity`: as in `bounded.suppression.make_node`; boxes are corners.
+        `most`: the largest number of boxes of a class.
+        `limits`: the largest overlap and the lowest score.
+        Result: the chosen boxes and their number, as `make_node` describes them.
         """
         numbers = (
             self.constant([most]),

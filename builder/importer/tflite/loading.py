@@ -23,22 +23,8 @@ from builder.importer.tflite.schema import read
 class TfliteFile:
     """A converted file.
 
-    Attributes
-    ----------
-    model
-        An ONNX model with static shapes, the file's inputs and outputs, and behind them those of its states.
-    states
-        What one run leaves to the next, as the file declares it.
-    sha256
-        SHA-256 of the file, in hexadecimal.
-    declared
-        What the file says about its pictures and labels.
-    scales
-        The scales of its quantised inputs and outputs.
-    class_counts
-        Outputs that are numbers of classes -> how many classes there are.
-    notes
-        Choices made without asking the user; one line each.
+    `class_counts`: outputs that are numbers of classes -> how many classes there are.
+    `notes`: choices made without asking the user; one line each.
     """
 
     model: onnx.ModelProto
@@ -58,26 +44,11 @@ def load_tflite(
 ) -> TfliteFile:
     """Read and convert a file.
 
-    Parameters
-    ----------
-    path
-        The file.
-    input_shapes
-        Input name -> shape, for inputs that shall have another shape than in the file.
-    input_values
-        Input name -> value, for inputs that shall be constants. They stay inputs of the ONNX model, which
-        nothing reads.
-    progress
-        Called with each note as soon as it is known, and with each step that may take long.
-
-    Raises
-    ------
-    ModelError
-        If the file cannot be read or converted.
-    ShapeError
-        If `input_shapes` or `input_values` do not fit the inputs.
-    ParityError
-        If LiteRT is installed and gives other numbers.
+    `input_shapes`: input name -> shape, for inputs that shall have another shape than in the file.
+    `input_values`: input name -> value, for inputs that shall be constants. They stay inputs of the ONNX
+        model, which nothing reads.
+    Raises `ModelError` if the file cannot be read or converted.
+    Raises `ParityError` if LiteRT is installed and gives other numbers.
     """
     raw = read_bytes(path)
     model = read(raw, str(path))

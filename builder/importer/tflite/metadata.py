@@ -56,17 +56,11 @@ _ZIP_FAILURES: Final = (
 class Declared:
     """What a file declares.
 
-    Attributes
-    ----------
-    preprocess
-        How a picture becomes the input, or None.
-    labels
-        Labels of the classes, in the order of the last axis of the only output, or of the numbers of classes
-        that an output has; empty if there are none.
-    task
-        What Ultralytics' exports call their task, such as `detect`; empty for others.
-    normalised
-        Whether boxes are fractions of the picture; None if the file does not say.
+    `preprocess`: how a picture becomes the input, or None.
+    `labels`: labels of the classes, in the order of the last axis of the only output, or of the numbers of
+        classes that an output has; empty if there are none.
+    `task`: what Ultralytics' exports call their task, such as `detect`; empty for others.
+    `normalised`: whether boxes are fractions of the picture; None if the file does not say.
     """
 
     preprocess: Preprocess | None = None

@@ -36,17 +36,8 @@ _NARROW: Final = frozenset({"int16", "uint16"})
 class Operation:
     """An operator with its tensors.
 
-    Attributes
-    ----------
-    scope, graph
-        Where its tensors' values are, and where nodes go.
-    operator
-        The operator as the file has it.
-
-    Raises
-    ------
-    RefusalError
-        If an input cannot be read.
+    `scope`, `graph`: where its tensors' values are, and where nodes go.
+    Raises `RefusalError` if an input cannot be read.
     """
 
     def __init__(self, scope: Scope, operator: Operator) -> None:
@@ -73,23 +64,14 @@ class Operation:
     def output(self) -> Tensor:
         """The first output.
 
-        Raises
-        ------
-        RefusalError
-            If there is none.
+        Raises `RefusalError` if there is none.
         """
         if not self._outputs:
             raise RefusalError("expected an output, got none")
         return self._outputs[0]
 
     def input(self, index: int) -> Tensor:
-        """An input that must be there.
-
-        Raises
-        ------
-        RefusalError
-            If it is not.
-        """
+        """An input that must be there."""
         found = self.optional(index)
         if found is None:
             raise RefusalError(f"expected at least {index + 1} inputs, got {len(self._inputs)}")
@@ -106,15 +88,8 @@ class Operation:
     def options(self, name: str) -> Any:  # noqa: ANN401 - the schema's classes have no types
         """The options, or their defaults if the file has none.
 
-        Parameters
-        ----------
-        name
-            The class in the schema, such as `Conv2DOptions`.
-
-        Raises
-        ------
-        RefusalError
-            If the file has options of another class.
+        `name`: the class in the schema, such as `Conv2DOptions`.
+        Raises `RefusalError` if the file has options of another class.
         """
         if self.operator.options is None:
             return getattr(tflite, name).GetRootAs(_empty_table(), 0)
@@ -139,13 +114,7 @@ class Operation:
         return self.scope.integers(self.input(index), what)
 
     def axis(self, axis: int, rank: int) -> int:
-        """An axis counted from 0.
-
-        Raises
-        ------
-        RefusalError
-            If there is no such axis.
-        """
+        """An axis counted from 0."""
         if not -rank <= axis < rank:
             raise RefusalError(f"expected an axis of {rank} dimensions, got {axis}")
         return axis % rank
@@ -165,10 +134,7 @@ class Operation:
     def is_move(self, *operators: str) -> bool:
         """Whether the numbers themselves can be moved: all tensors have the same scale, and none is complex.
 
-        Parameters
-        ----------
-        operators
-            ONNX operators that are used; none means that they take every datatype.
+        `operators`: ONNX operators that are used; none means that they take every datatype.
         """
         if self.input(0).is_complex:
             return False
@@ -187,14 +153,8 @@ class Operation:
     ) -> None:
         """Make the output from the first input by moving its values.
 
-        Parameters
-        ----------
-        change
-            Adds nodes: from the input's name and layout to the output's name, in the same layout.
-        operators
-            As in `is_move`.
-        layout
-            The layout that `change` gets.
+        `change`: adds nodes: from the input's name and layout to the output's name, in the same layout.
+        `layout`: the layout that `change` gets.
         """
         if self.input(0).is_complex:
             real, imaginary = (change(part, Layout.LAST) for part in self.scope.pair(self.input(0)))
@@ -205,13 +165,7 @@ class Operation:
             self.put_real(change(self.real(0, layout), layout), layout)
 
     def activate(self, value: str, code: int) -> str:
-        """Apply a fused activation.
-
-        Raises
-        ------
-        RefusalError
-            If it is unknown.
-        """
+        """Apply a fused activation."""
         if code == _ACTIVATION.NONE:
             return value
         if code not in _BOUNDS:
@@ -246,10 +200,7 @@ class Operation:
 
         Source: TensorFlow Lite 8-bit quantization specification, bias of CONV_2D and FULLY_CONNECTED.
 
-        Raises
-        ------
-        RefusalError
-            If it is a whole number, and data or weights are not quantised.
+        Raises `RefusalError` if it is a whole number, and data or weights are not quantised.
         """
         if tensor.dtype not in ("int32", "int64"):
             return self.scope.real(tensor)

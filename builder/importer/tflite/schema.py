@@ -77,22 +77,13 @@ _OPTION_CLASSES: Final = MappingProxyType(
 class Operator:
     """An operator of a subgraph.
 
-    Attributes
-    ----------
-    index
-        Its number in the subgraph.
-    code
-        A `tflite.BuiltinOperator`.
-    name
-        Its name in the schema; for a custom operator, the name that the file gives it.
-    inputs, outputs, intermediates
-        Indices of tensors; -1 in `inputs` is an optional tensor that is absent.
-    options
-        The options' table, of the class named in `options_name`, or None if the file has none.
-    options_name
-        Such as `Conv2DOptions`; empty without options.
-    custom
-        The options of a custom operator, as it defines them.
+    `code`: a `tflite.BuiltinOperator`.
+    `name`: its name in the schema; for a custom operator, the name that the file gives it.
+    `inputs`, `outputs`, `intermediates`: indices of tensors; -1 in `inputs` is an optional tensor that is
+        absent.
+    `options`: the options' table, of the class named in `options_name`, or None if the file has none.
+    `options_name`: such as `Conv2DOptions`; empty without options.
+    `custom`: the options of a custom operator, as it defines them.
     """
 
     index: int
@@ -125,12 +116,8 @@ class Subgraph:
 class TfliteModel:
     """A decoded file.
 
-    Attributes
-    ----------
-    subgraphs
-        The first is the model; operators of control flow call the others.
-    metadata
-        Name -> content, as the converter and others attached them.
+    `subgraphs`: the first is the model; operators of control flow call the others.
+    `metadata`: name -> content, as the converter and others attached them.
     """
 
     subgraphs: tuple[Subgraph, ...]

@@ -53,15 +53,7 @@ def axis_in(layout: Layout, axis: int, rank: int) -> int:
 
 
 class Scope:
-    """The tensors of a subgraph.
-
-    Parameters
-    ----------
-    graph
-        The graph that is written.
-    subgraph
-        The subgraph that is read.
-    """
+    """The tensors of a subgraph."""
 
     def __init__(self, graph: GraphBuilder, subgraph: Subgraph) -> None:
         self.graph = graph
@@ -111,10 +103,7 @@ class Scope:
     def known(self, tensor: Tensor, what: str) -> NDArray[Any]:
         """A setting that ONNX needs as a constant.
 
-        Raises
-        ------
-        RefusalError
-            If its value is only known at run time.
+        Raises `RefusalError` if its value is only known at run time.
         """
         found = self.constant(tensor)
         if found is None:
@@ -125,22 +114,13 @@ class Scope:
         return found
 
     def integers(self, tensor: Tensor, what: str) -> list[int]:
-        """A setting of whole numbers, flattened.
-
-        Raises
-        ------
-        RefusalError
-            If its value is only known at run time.
-        """
+        """A setting of whole numbers, flattened."""
         return [int(value) for value in self.known(tensor, what).reshape(-1)]
 
     def value(self, tensor: Tensor, layout: Layout = Layout.LAST) -> str:
         """The name of the tensor's numbers as the file stores them.
 
-        Raises
-        ------
-        RefusalError
-            If nothing makes the tensor, or it cannot be read.
+        Raises `RefusalError` if nothing makes the tensor, or it cannot be read.
         """
         key = (tensor.index, layout)
         if key in self._values:
@@ -154,13 +134,7 @@ class Scope:
         return self._values[key]
 
     def real(self, tensor: Tensor, layout: Layout = Layout.LAST) -> str:
-        """The name of the tensor's real numbers: float32, unless its numbers are integers without a scale.
-
-        Raises
-        ------
-        RefusalError
-            If nothing makes the tensor, or it cannot be read.
-        """
+        """The name of the tensor's real numbers: float32, unless its numbers are integers without a scale."""
         key = (tensor.index, layout)
         if key in self._reals:
             return self._reals[key]
@@ -181,25 +155,13 @@ class Scope:
         return self._reals[key]
 
     def pair(self, tensor: Tensor) -> tuple[str, str]:
-        """The names of a complex tensor's real and imaginary parts.
-
-        Raises
-        ------
-        RefusalError
-            If it is not complex, or no operator makes it.
-        """
+        """The names of a complex tensor's real and imaginary parts."""
         if tensor.index not in self._pairs:
             raise RefusalError(f"expected complex numbers that an operator makes, got '{tensor.name}'")
         return self._pairs[tensor.index]
 
     def put_pair(self, tensor: Tensor, real: str, imaginary: str) -> None:
-        """Give a complex tensor its parts.
-
-        Raises
-        ------
-        RefusalError
-            If it is not complex.
-        """
+        """Give a complex tensor its parts."""
         if not tensor.is_complex:
             raise RefusalError(f"expected its result to be {tensor.type_name}, got complex numbers")
         self._pairs[tensor.index] = real, imaginary
@@ -213,10 +175,7 @@ class Scope:
     def put(self, tensor: Tensor, value: str, layout: Layout = Layout.LAST) -> None:
         """Give a tensor its value, as the file would store it.
 
-        Raises
-        ------
-        RefusalError
-            If the datatype is another.
+        Raises `RefusalError` if the datatype is another.
         """
         if self.graph.dtype_of(value) != np.dtype(tensor.dtype or "V1"):
             raise RefusalError(
@@ -225,13 +184,7 @@ class Scope:
         self._values[tensor.index, layout] = value
 
     def put_real(self, tensor: Tensor, value: str, layout: Layout = Layout.LAST) -> None:
-        """Give a tensor its value from real numbers, which are quantised if the tensor is.
-
-        Raises
-        ------
-        RefusalError
-            If the datatype is another.
-        """
+        """Give a tensor its value from real numbers, which are quantised if the tensor is."""
         if tensor.dtype == "float16":
             value = self.graph.node("Cast", value, to=FLOAT16)
         if tensor.is_quantised:
@@ -241,10 +194,7 @@ class Scope:
     def quantise(self, value: str, tensor: Tensor) -> str:
         """Add QuantizeLinear with the scale of a quantised tensor.
 
-        Raises
-        ------
-        RefusalError
-            If the tensor has several scales.
+        Raises `RefusalError` if the tensor has several scales.
         """
         quantisation = tensor.quantisation
         assert quantisation is not None

@@ -21,12 +21,9 @@ from numpy.typing import NDArray
 class Level:
     """How one dimension is stored.
 
-    Attributes
-    ----------
-    size
-        Its extent, if it is dense.
-    segments, indices
-        Where each row begins, and the positions of the stored elements; None if it is dense.
+    `size`: its extent, if it is dense.
+    `segments`, `indices`: where each row begins, and the positions of the stored elements; None if it is
+        dense.
     """
 
     size: int
@@ -38,14 +35,9 @@ class Level:
 class Sparsity:
     """How a sparse tensor is stored.
 
-    Attributes
-    ----------
-    order
-        The dimensions, then the dimensions of blocks, in the order in which they are stored.
-    block_map
-        For each dimension of a block, the dimension that it is a part of.
-    levels
-        One for each entry of `order`.
+    `order`: the dimensions, then the dimensions of blocks, in the order in which they are stored.
+    `block_map`: for each dimension of a block, the dimension that it is a part of.
+    `levels`: one for each entry of `order`.
     """
 
     order: tuple[int, ...]
@@ -56,10 +48,7 @@ class Sparsity:
     def read(cls, table: Any, rank: int) -> Sparsity:  # noqa: ANN401 - the schema's classes have no types
         """Read the parameters of a tensor.
 
-        Raises
-        ------
-        ValueError
-            If they do not fit a tensor of `rank` dimensions.
+        Raises `ValueError` if they do not fit a tensor of `rank` dimensions.
         """
         blocks = table.BlockMapLength()
         if blocks > rank or table.TraversalOrderLength() != rank + blocks:
@@ -75,17 +64,7 @@ class Sparsity:
     def unpack(self, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """Unpack the stored values.
 
-        Parameters
-        ----------
-        values
-            The values, one-dimensional.
-        shape
-            The dense shape.
-
-        Raises
-        ------
-        ValueError
-            If the places of the values do not fit the shape.
+        Raises `ValueError` if the places of the values do not fit the shape.
         """
         limit = max(values.size, math.prod(shape))
         positions = np.zeros(1, np.int64)

@@ -39,14 +39,9 @@ QUANTISED: Final = frozenset({"int8", "uint8", "int16"})
 class Quantisation:
     """How numbers stand for real numbers: `(number - zero_point) * scale`.
 
-    Attributes
-    ----------
-    scales
-        float32 [n], each positive and finite; n is 1, or the extent of `axis`.
-    zero_points
-        int64 [n].
-    axis
-        The axis of the scales, if there are several.
+    `scales`: float32 [n], each positive and finite; n is 1, or the extent of `axis`.
+    `zero_points`: int64 [n].
+    `axis`: the axis of the scales, if there are several.
     """
 
     scales: NDArray[np.float32]
@@ -73,25 +68,14 @@ class Quantisation:
 class Tensor:
     """A tensor as the file describes it.
 
-    Attributes
-    ----------
-    index
-        Its number in the subgraph.
-    name
-        As in the file, without control characters.
-    type
-        A `tflite.TensorType`.
-    shape
-        As in the file, where 1 stands for an unknown dimension. Only that of inputs and constants is relied
-        on: shapes of results follow from the operators.
-    data
-        The constant's value, of `shape`, or None. 4-bit numbers are unpacked.
-    quantisation
-        None for tensors that are not quantised.
-    obstacle
-        Why the tensor cannot be used, such as its datatype, or None.
-    open_axes
-        The axes whose extents the file leaves open; None if it leaves the rank open too.
+    `name`: as in the file, without control characters.
+    `type`: a `tflite.TensorType`.
+    `shape`: as in the file, where 1 stands for an unknown dimension. Only that of inputs and constants is
+        relied on: shapes of results follow from the operators.
+    `data`: the constant's value, of `shape`, or None. 4-bit numbers are unpacked.
+    `quantisation`: None for tensors that are not quantised.
+    `obstacle`: why the tensor cannot be used, such as its datatype, or None.
+    `open_axes`: the axes whose extents the file leaves open; None if it leaves the rank open too.
     """
 
     index: int

@@ -21,12 +21,8 @@ from builder.kernels.rewriter import constant_of, shape_of
 class Branch:
     """A convolution without gaps in its window.
 
-    Attributes
-    ----------
-    weight
-        The weights, `[O, I, H, W]`.
-    begins
-        Rows above and columns to the left of the image at which the first window begins.
+    `weight`: the weights, `[O, I, H, W]`.
+    `begins`: rows above and columns to the left of the image at which the first window begins.
     """
 
     weight: np.ndarray
@@ -45,12 +41,7 @@ class Branch:
 def together(one: Call, other: Call, result: tuple[int, ...]) -> Call | None:
     """Return the sum of two convolutions as one; None if it is not one, or would have more work than both.
 
-    Parameters
-    ----------
-    one, other
-        Convolutions that are added.
-    result
-        The shape of both results.
+    `result`: the shape of both results.
     """
     first, second = Branch.of(one), Branch.of(other)
     if first is None or second is None or not one.args[0].same_as(other.args[0]):

@@ -63,16 +63,10 @@ OPERATORS: Final = frozenset({*_FORMULAS, "relax.clip"})
 class ByteFunction:
     """A function of a tensor of bytes.
 
-    Attributes
-    ----------
-    real
-        The bytes, of type `uint8`, with one scale.
-    numbers
-        Its 256 results, in the order of the bytes.
-    operators
-        How many operators compute it; one with an exponential counts as `_FEWEST_OPERATORS`.
-    call
-        The operator that computes it last, in the model.
+    `real`: the bytes, of type `uint8`, with one scale.
+    `numbers`: its 256 results, in the order of the bytes.
+    `operators`: how many operators compute it; one with an exponential counts as `_FEWEST_OPERATORS`.
+    `call`: the operator that computes it last, in the model.
     """
 
     real: Real

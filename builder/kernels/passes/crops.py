@@ -24,13 +24,7 @@ _WITH_CONSTANT: Final = {"relax.add", "relax.subtract", "relax.multiply", "relax
 
 
 class Crops:
-    """Moves slices into the padding of the convolution before them.
-
-    Parameters
-    ----------
-    mod
-        A module in A-normal form.
-    """
+    """Moves slices into the padding of the convolution before them."""
 
     def __init__(self, mod: tvm.IRModule) -> None:
         self._users = users_of(mod["main"])

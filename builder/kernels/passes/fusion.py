@@ -157,10 +157,7 @@ def _function(binding: relax.Binding) -> str:
 class _Comparison:
     """Numbers the values of a module, and finds them again in another one.
 
-    Parameters
-    ----------
-    mod
-        The module before fusion.
+    `mod`: the module before fusion.
     """
 
     def __init__(self, mod: tvm.IRModule) -> None:

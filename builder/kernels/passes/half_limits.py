@@ -159,14 +159,8 @@ def passes_need(call: Call, *, only: bool) -> bool:
 def passes_infinity(call: Call, other: Callable[[relax.Expr], Interval], value: relax.Var) -> bool:
     """Whether a call makes a number, not a NaN, of an operand `value` that may be infinite.
 
-    Parameters
-    ----------
-    call
-        The call, which reads `value` once.
-    other
-        Returns the interval of another operand.
-    value
-        The operand.
+    `call`: the call, which reads `value` once.
+    `other`: returns the interval of another operand.
     """
     if op_name(call) in _PASSING:
         return op_name(call) != "relax.nn.leakyrelu" or float(call.attrs.alpha) > 0
@@ -176,15 +170,7 @@ def passes_infinity(call: Call, other: Callable[[relax.Expr], Interval], value: 
 
 
 def interval_of(call: Call, operand: Callable[[relax.Expr], Interval]) -> Interval:
-    """Return the interval of a call's result.
-
-    Parameters
-    ----------
-    call
-        Any call.
-    operand
-        Returns the interval of an operand.
-    """
+    """Return the interval of a call's result."""
     name = op_name(call)
     if name in _WITHIN:
         return Interval(*_WITHIN[name])

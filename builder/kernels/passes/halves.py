@@ -91,15 +91,7 @@ def use_halves(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 class _Forms(Values):
-    """A table of values that may exist as float32, as float16, or as both.
-
-    Parameters
-    ----------
-    bb
-        Receives the new bindings.
-    halving
-        Knows what reads each value.
-    """
+    """A table of values that may exist as float32, as float16, or as both."""
 
     def __init__(self, bb: relax.BlockBuilder, halving: _Halving) -> None:
         super().__init__(bb)

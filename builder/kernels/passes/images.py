@@ -22,10 +22,7 @@ AXES: Final = {SIGNAL: (0, 1, 3), VIDEO: (None, 1, 0, 2, 3)}
 class Images(Values):
     """A table in which signals and single videos may exist as images, and in their own shape on demand.
 
-    Attributes
-    ----------
-    images
-        Old variable -> its value, `[N, C, 1, W]` or `[D, C, H, W]`.
+    `images`: old variable -> its value, `[N, C, 1, W]` or `[D, C, H, W]`.
     """
 
     def __init__(self, bb: relax.BlockBuilder) -> None:
@@ -50,12 +47,8 @@ class Images(Values):
     def as_image(self, expr: relax.Expr, rank: int) -> relax.Expr:
         """Return a value as an image.
 
-        Parameters
-        ----------
-        expr
-            A signal or a single video, or what broadcasts to one.
-        rank
-            `SIGNAL` or `VIDEO`.
+        `expr`: a signal or a single video, or what broadcasts to one.
+        `rank`: `SIGNAL` or `VIDEO`.
         """
         own = shape_of(expr)
         if isinstance(expr, relax.Var) and expr in self.images and len(own) == rank:

@@ -28,14 +28,9 @@ Floats = npt.NDArray[np.float64]
 class Real:
     """Integers that stand for real numbers: `(integers - zero) * scale`.
 
-    Attributes
-    ----------
-    integers
-        A tensor of bytes.
-    scale, zero
-        One number, or one for each channel.
-    axis
-        The axis of the channels.
+    `integers`: a tensor of bytes.
+    `scale`, `zero`: one number, or one for each channel.
+    `axis`: the axis of the channels.
     """
 
     integers: relax.Expr
@@ -68,20 +63,13 @@ class Real:
 class Sum:
     """A layer whose kernel is not emitted yet: `clip((sums + bias) * scale + offset)`.
 
-    Attributes
-    ----------
-    emit
-        Emits the sums, int32 or float32.
-    shape
-        A constant for each channel, in a form that broadcasts.
-    scale, bias, offset
-        For each channel; `bias` has integers.
-    low, high
-        Bounds of an activation.
-    largest
-        The greatest magnitude of the sums if they are int32; 0 if they are float32.
-    nodes
-        The nodes of the model that the layer is made of: its kernel is emitted for the node that reads it.
+    `emit`: emits the sums, int32 or float32.
+    `shape`: a constant for each channel, in a form that broadcasts.
+    `scale`, `bias`, `offset`: for each channel; `bias` has integers.
+    `low`, `high`: bounds of an activation.
+    `largest`: the greatest magnitude of the sums if they are int32; 0 if they are float32.
+    `nodes`: the nodes of the model that the layer is made of: its kernel is emitted for the node that reads
+        it.
     """
 
     emit: Callable[[], relax.Expr]

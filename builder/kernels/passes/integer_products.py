@@ -28,17 +28,7 @@ _FEWEST_OF_FOUR: Final = 3
 class Products:
     """Turns products with constant weights into layers of integers.
 
-    Parameters
-    ----------
-    target
-        The device.
-    bound
-        The calls that values are bound to, so far.
-
-    Attributes
-    ----------
-    byte
-        The byte type that the processor's instruction takes; None if it takes both or none.
+    `byte`: the byte type that the processor's instruction takes; None if it takes both or none.
     """
 
     def __init__(self, target: DeviceTarget, bound: Mapping[relax.Expr, Call]) -> None:

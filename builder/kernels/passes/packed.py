@@ -24,14 +24,9 @@ from builder.kernels.spaces.unpacking import unpack
 class Packed:
     """A value as `[N, blocks, H, W, block]`.
 
-    Attributes
-    ----------
-    expr
-        The five-dimensional tensor.
-    channels
-        C, without padding.
-    group
-        After so many channels follows padding up to a whole block; C if only the last block is padded.
+    `expr`: the five-dimensional tensor.
+    `channels`: C, without padding.
+    `group`: after so many channels follows padding up to a whole block; C if only the last block is padded.
     """
 
     expr: relax.Expr
@@ -87,12 +82,7 @@ def channel_block(channels: int, lanes: int) -> int:
 class LayoutValues(Values):
     """A table of values that may exist plain, packed, or both, or are only known as routes.
 
-    Parameters
-    ----------
-    bb
-        Receives the new bindings.
-    lanes
-        The float32 lanes of a vector.
+    `lanes`: the float32 lanes of a vector.
     """
 
     def __init__(self, bb: relax.BlockBuilder, lanes: int) -> None:
@@ -215,16 +205,8 @@ def pack(x: te.Tensor, block: int) -> te.Tensor:
 def pack_array(array: np.ndarray, block: int, fill: float, group: int) -> np.ndarray:
     """Return a constant that broadcasts to `[N, C, H, W]` in a form that broadcasts to the packed layout.
 
-    Parameters
-    ----------
-    array
-        The constant.
-    block
-        Channels in a block.
-    fill
-        Its value in padding.
-    group
-        After so many channels follows padding up to a whole block.
+    `fill`: its value in padding.
+    `group`: after so many channels follows padding up to a whole block.
     """
     array = array.reshape((1,) * (4 - array.ndim) + array.shape)
     if array.shape[1] > group:

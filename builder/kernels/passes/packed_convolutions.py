@@ -34,15 +34,7 @@ _WIDEST_GAPS: Final = 1.25
 
 
 class Convolutions:
-    """Replaces convolutions.
-
-    Parameters
-    ----------
-    target
-        The device.
-    bound
-        The calls that values are bound to, so far.
-    """
+    """Replaces convolutions."""
 
     def __init__(self, target: DeviceTarget, bound: Mapping[relax.Expr, Call]) -> None:
         self._target = target

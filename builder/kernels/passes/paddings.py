@@ -20,16 +20,10 @@ from builder.kernels.rewriter import Values, constant_of, op_name, shape_of
 class Padding:
     """A padding of the last two axes of pictures.
 
-    Attributes
-    ----------
-    data
-        What is padded, `[N, C, H, W]`.
-    widths
-        Top, left, bottom, right.
-    number
-        The padding's value if it is a constant.
-    scalar
-        Its value, a scalar, if it is computed; else None.
+    `data`: what is padded, `[N, C, H, W]`.
+    `widths`: top, left, bottom, right.
+    `number`: the padding's value if it is a constant.
+    `scalar`: its value, a scalar, if it is computed; else None.
     """
 
     data: relax.Expr
@@ -39,15 +33,7 @@ class Padding:
 
     @classmethod
     def of(cls, expr: relax.Expr, bound: Mapping[relax.Expr, Call]) -> Padding | None:
-        """Return the padding that `expr` is the result of, None if it is another value.
-
-        Parameters
-        ----------
-        expr
-            A value.
-        bound
-            The calls that values are bound to.
-        """
+        """Return the padding that `expr` is the result of, None if it is another value."""
         call = bound.get(expr)
         if call is None:
             return None

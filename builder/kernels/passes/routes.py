@@ -27,14 +27,9 @@ OPERATORS: Final = ("relax.concat", "relax.strided_slice", "relax.take", "relax.
 class Route:
     """A value `[N, C, H, W]` whose channels are those of other values.
 
-    Attributes
-    ----------
-    sources
-        The other values, `[N, any, H, W]`.
-    picks
-        For each channel, the number of a source and a channel of it; a list for each phase of `spread`.
-    spread
-        How channels become pixels; None if the value has the pixels of the sources.
+    `sources`: the other values, `[N, any, H, W]`.
+    `picks`: for each channel, the number of a source and a channel of it; a list for each phase of `spread`.
+    `spread`: how channels become pixels; None if the value has the pixels of the sources.
     """
 
     sources: tuple[relax.Expr, ...]
@@ -47,14 +42,7 @@ class Route:
     ) -> Route | None:
         """Return the route of a call, None if it does not only move channels.
 
-        Parameters
-        ----------
-        call
-            A call of one of `OPERATORS`.
-        known
-            The routes of values before it.
-        bound
-            The calls that values are bound to.
+        `call`: a call of one of `OPERATORS`.
         """
         if len(shape_of(call)) != 4:
             return None
@@ -74,10 +62,7 @@ class Route:
         A layer of DenseNet reads a concatenation of all layers before, and so does the layer before it. So
         each is a concatenation of two: the one before, and one more layer.
 
-        Parameters
-        ----------
-        made
-            Values and their routes, without spread.
+        `made`: values and their routes, without spread.
         """
         if len(self.picks) != 1:
             return self

@@ -156,12 +156,7 @@ def _with_pairs(mod: tvm.IRModule, found: dict[relax.Var, relax.Var]) -> tvm.IRM
 class _Group:
     """A function of Relax that calls both kernels, and what it is called with.
 
-    Parameters
-    ----------
-    first, second
-        The calls of the two kernels.
-    between
-        The value of `first`, which `second` reads.
+    `between`: the value of `first`, which `second` reads.
     """
 
     def __init__(self, first: Call, second: Call, between: relax.Var) -> None:

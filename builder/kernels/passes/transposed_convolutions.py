@@ -37,16 +37,7 @@ _MOST_POSITIONS: Final = 25
 class _Transposed:
     """A transposed convolution in two or three dimensions, without its output padding.
 
-    Attributes
-    ----------
-    strides, dilation
-        Along each dimension.
-    padding
-        What is cut off before each dimension: rows above, columns to the left.
-    groups
-        Groups of channels.
-    outputs
-        Extents of the output.
+    `padding`: what is cut off before each dimension: rows above, columns to the left.
     """
 
     strides: tuple[int, ...]
@@ -89,16 +80,8 @@ def transposed_1d(table: Images, call: Call) -> relax.Expr | None:
 def _by_phases(table: Images, x: relax.Expr, weight: np.ndarray, op: _Transposed) -> relax.Expr:
     """Return a transposed convolution of `x` as a convolution whose results are interleaved.
 
-    Parameters
-    ----------
-    table
-        Receives the operators.
-    x
-        The input, `[N, I, H, W]` or `[N, I, D, H, W]`.
-    weight
-        `[I, O / groups, KH, KW]` or `[I, O / groups, KD, KH, KW]`, float32.
-    op
-        The geometry.
+    `x`: the input, `[N, I, H, W]` or `[N, I, D, H, W]`.
+    `weight`: `[I, O / groups, KH, KW]` or `[I, O / groups, KD, KH, KW]`, float32.
     """
     apart = _apart(table, x, weight, op)
     if apart is not None:
@@ -138,14 +121,9 @@ def _by_phases(table: Images, x: relax.Expr, weight: np.ndarray, op: _Transposed
 class _Position:
     """The convolution of one position inside a stride, along one dimension.
 
-    Attributes
-    ----------
-    first
-        The element of the kernel that is its last tap.
-    taps
-        Its window; the elements of the kernel are a stride apart.
-    before, after
-        Its padding.
+    `first`: the element of the kernel that is its last tap.
+    `taps`: its window; the elements of the kernel are a stride apart.
+    `before`, `after`: its padding.
     """
 
     first: int
@@ -193,14 +171,8 @@ def _apart(table: Images, x: relax.Expr, weight: np.ndarray, op: _Transposed) ->
 def _position(place: int, kernel: int, stride: int, cut: int, extent: int, size: int) -> _Position:
     """Return the convolution that computes every `stride`th output from `place` on, along one dimension.
 
-    Parameters
-    ----------
-    place
-        The first output, less than `stride`.
-    kernel, stride, cut
-        The transposed convolution's kernel, stride and padding.
-    extent, size
-        The input's extent, and how many outputs there are.
+    `place`: the first output, less than `stride`.
+    `extent`, `size`: the input's extent, and how many outputs there are.
     """
     skipped, first = divmod(place + cut, stride)
     taps = len(range(first, kernel, stride))
@@ -221,19 +193,9 @@ def _spread(weight: np.ndarray, dilation: tuple[int, ...]) -> np.ndarray:
 def _phases(weight: np.ndarray, strides: tuple[int, ...], groups: int) -> np.ndarray:
     """Return a kernel for each position inside a stride, as the kernel of one convolution.
 
-    Parameters
-    ----------
-    weight
-        `[I, O / groups, k, ...]`.
-    strides
-        `s` of each dimension.
-    groups
-        Groups of channels.
-
-    Returns
-    -------
-    numpy.ndarray
-        `[O * prod(s), I / groups, ceil(k / s), ...]`, reversed along each dimension. With groups, the
+    `weight`: `[I, O / groups, k, ...]`.
+    `strides`: `s` of each dimension.
+    Result: `[O * prod(s), I / groups, ceil(k / s), ...]`, reversed along each dimension. With groups, the
         positions of an output channel are adjacent; else the channels of a position, which stay packed.
     """
     inputs, outputs, *kernel = weight.shape

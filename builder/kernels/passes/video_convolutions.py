@@ -21,14 +21,7 @@ from builder.kernels.rewriter import constant_of, shape_of
 class Spatial:
     """A convolution's geometry in three dimensions: of depth, rows and columns.
 
-    Attributes
-    ----------
-    strides, dilation
-        Along each dimension.
-    padding
-        Front, top, left, back, bottom, right.
-    groups
-        Groups of channels.
+    `padding`: front, top, left, back, bottom, right.
     """
 
     strides: tuple[int, ...]

@@ -31,18 +31,9 @@ _IF_THEN_ELSE: Final = "prim.if_then_else"
 class WrittenOut:
     """An expression of an element's place.
 
-    Attributes
-    ----------
-    nodes
-        Its nodes.
-    places
-        How often it has the place along each axis.
-    index
-        The nodes of its largest index.
-    index_places
-        How often that index has the place along each axis.
-    choices
-        Its choices.
+    `places`: how often it has the place along each axis.
+    `index`: the nodes of its largest index.
+    `index_places`: how often that index has the place along each axis.
     """
 
     nodes: int
@@ -66,14 +57,8 @@ class WrittenOut:
 class _Load:
     """What a function reads.
 
-    Attributes
-    ----------
-    source
-        The buffer.
-    nodes
-        The nodes of the index along each axis.
-    places
-        For each of these, how often it has the place along each axis of the result.
+    `nodes`: the nodes of the index along each axis.
+    `places`: for each of these, how often it has the place along each axis of the result.
     """
 
     source: tirx.Buffer
@@ -119,10 +104,7 @@ def _element(rank: int) -> WrittenOut:
 class Body:
     """What a function computes for an element of its result.
 
-    Parameters
-    ----------
-    func
-        The function. If it does more than compute elements one by one, it has no size.
+    `func`: the function. If it does more than compute elements one by one, it has no size.
     """
 
     def __init__(self, func: tirx.PrimFunc) -> None:

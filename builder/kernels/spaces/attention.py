@@ -59,12 +59,7 @@ _MOST_CACHED: Final = 2  # scores over the L2 cache that still count as cached
 def pays(shape: Sequence[int], target: DeviceTarget) -> bool:
     """Whether one kernel is faster than separate ones.
 
-    Parameters
-    ----------
-    shape
-        Of the scores.
-    target
-        The device.
+    `shape`: of the scores.
     """
     cached = _MOST_CACHED * target.core.l2_bytes * target.core.l2_cores
     return target.simd.lanes >= _WIDE or 4 * prod(shape) > cached
@@ -74,14 +69,8 @@ def pays(shape: Sequence[int], target: DeviceTarget) -> bool:
 class Step:
     """An operator between the scores and their softmax.
 
-    Attributes
-    ----------
-    compute
-        What it does with elements.
-    place
-        Which operand the scores are.
-    others
-        The other operands.
+    `compute`: what it does with elements.
+    `place`: which operand the scores are.
     """
 
     compute: Callable[..., tirx.Expr]
@@ -93,20 +82,11 @@ class Step:
 class Attention:
     """Softmax of scores, times values.
 
-    Attributes
-    ----------
-    queries, keys, values
-        `[..., queries, depth]`, `[..., depth, keys]` and `[..., keys, columns]`.
-    steps
-        What is done with the scores before their softmax.
-    shape
-        Of the scores.
-    columns
-        Of the values.
-    nodes
-        The nodes of the model that are computed.
-    target
-        The device.
+    `queries`, `keys`, `values`: `[..., queries, depth]`, `[..., depth, keys]` and `[..., keys, columns]`.
+    `steps`: what is done with the scores before their softmax.
+    `shape`: of the scores.
+    `columns`: of the values.
+    `nodes`: the nodes of the model that are computed.
     """
 
     queries: MatrixView
@@ -129,16 +109,9 @@ class Attention:
     ) -> Attention | None:
         """Return the attention that ends in the product `call`, None if it is another product.
 
-        Parameters
-        ----------
-        table
-            The values.
-        call
-            The product of a softmax and values.
-        bound, users
-            What old variables are bound to, and how often each is read: one with other readers is not fused.
-        target
-            The device.
+        `call`: the product of a softmax and values.
+        `bound`, `users`: what old variables are bound to, and how often each is read: one with other readers
+            is not fused.
         """
         weights, values = call.args
         softmax = bound.get(weights)
@@ -175,12 +148,7 @@ class Attention:
     def emit(self, bb: TracingBuilder, order: Sequence[int] | None = None) -> relax.Expr:
         """Emit the kernel; its result is stored as if it were transposed.
 
-        Parameters
-        ----------
-        bb
-            Receives the call.
-        order
-            The axes of the transpose, of which the last one stays in place; None for no transpose.
+        `order`: the axes of the transpose, of which the last one stays in place; None for no transpose.
         """
         views = (self.queries, self.keys, self.values)
         operands = [view.tensor for view in views]
@@ -317,16 +285,10 @@ def _vectors(count: int, target: DeviceTarget) -> int:
 class AttentionTiles:
     """The sizes of tiles.
 
-    Attributes
-    ----------
-    rows
-        Queries that a core computes from start to end.
-    scores, product
-        Queries of the register tiles of the two products.
-    vectors
-        Vectors of values in a register tile.
-    keys
-        Keys whose values are multiplied before the next ones.
+    `rows`: queries that a core computes from start to end.
+    `scores`, `product`: queries of the register tiles of the two products.
+    `vectors`: vectors of values in a register tile.
+    `keys`: keys whose values are multiplied before the next ones.
     """
 
     rows: int
@@ -339,14 +301,8 @@ class AttentionTiles:
 def tiles_of(heads: int, rows: int, keys: int, columns: int, target: DeviceTarget) -> AttentionTiles:
     """Return the heuristic's tiles.
 
-    Parameters
-    ----------
-    heads
-        Matrices of all batches.
-    rows, keys, columns
-        Queries, keys, and columns of the values.
-    target
-        The device.
+    `heads`: matrices of all batches.
+    `rows`, `keys`, `columns`: queries, keys, and columns of the values.
     """
     lanes, held = target.simd.lanes, multiplies_by_element(target)
     options = tilings(rows, 32)

@@ -86,18 +86,11 @@ def _shift(weights: BlockedWeights) -> int:
 class Codes:
     """How the codes of a panel are read.
 
-    Attributes
-    ----------
-    bits
-        4 or 8.
-    steps
-        Steps of K in a block, completed to whole words.
-    block
-        Those that are not filler, but for the last block.
-    depth
-        K.
-    zero
-        The code that stands for 0 everywhere; None if each block has its own.
+    `bits`: 4 or 8.
+    `steps`: steps of K in a block, completed to whole words.
+    `block`: those that are not filler, but for the last block.
+    `depth`: K.
+    `zero`: the code that stands for 0 everywhere; None if each block has its own.
     """
 
     bits: int
@@ -204,19 +197,10 @@ def product(
 ) -> te.Tensor:
     """Return the tensor expression of a product with packed codes.
 
-    Parameters
-    ----------
-    a
-        The left operand, `[..., K]`.
-    b, s, z
-        Codes, scales and zero points in panels; without `z`, `code` has the zero point.
-    code
-        How codes are read.
-    columns
-        N. If it is not a multiple of `width`, the product has columns that complete its last vector, and a
-        copy without them follows.
-    width
-        Columns of a vector.
+    `a`: the left operand, `[..., K]`.
+    `b`, `s`, `z`: codes, scales and zero points in panels; without `z`, `code` has the zero point.
+    `columns`: N. If it is not a multiple of `width`, the product has columns that complete its last vector,
+        and a copy without them follows.
     """
     lead = tuple(int(d) for d in a.shape[:-1])
     blocks, panel = int(b.shape[1]), int(b.shape[-1])

@@ -35,14 +35,9 @@ Pick = tuple[int, int]  # the number of a source, and a channel of it, counting 
 class Spread:
     """How channels become pixels: each pixel of the sources becomes `strides` pixels of the result.
 
-    Attributes
-    ----------
-    strides
-        Rows and columns of the result for each of the sources.
-    cut
-        Rows above and columns to the left that are left out.
-    extents
-        Rows and columns of the result.
+    `strides`: rows and columns of the result for each of the sources.
+    `cut`: rows above and columns to the left that are left out.
+    `extents`: rows and columns of the result.
     """
 
     strides: tuple[int, int]
@@ -70,23 +65,11 @@ def emit(
 ) -> relax.Expr:
     """Emit a tensor whose channels are channels of `sources`.
 
-    Parameters
-    ----------
-    bb
-        Receives the call.
-    sources
-        Tensors `[N, blocks, H, W, b]`; their blocks may differ.
-    picks
-        For each of `spread.phases`, where each channel of the result comes from.
-    block
-        The block of the result, whose last one is completed with zeros.
-    spread
-        How channels become pixels; None if the result has the pixels of the sources.
-
-    Returns
-    -------
-    relax.Expr
-        A tensor `[N, ceil(channels / block), H, W, block]`, with the rows and columns of `spread`.
+    `sources`: tensors `[N, blocks, H, W, b]`; their blocks may differ.
+    `picks`: for each of `spread.phases`, where each channel of the result comes from.
+    `block`: the block of the result, whose last one is completed with zeros.
+    `spread`: how channels become pixels; None if the result has the pixels of the sources.
+    Result: a tensor `[N, ceil(channels / block), H, W, block]`, with the rows and columns of `spread`.
     """
     n, _, h, w, _ = shape_of(sources[0])
     spread = spread or Spread((1, 1), (0, 0), (h, w))
@@ -114,12 +97,8 @@ def emit(
 def joins(shape: Sequence[int], sources: Sequence[Sequence[int]], picked: Sequence[Pick]) -> bool:
     """Whether a packed result is its sources, one after another in memory.
 
-    Parameters
-    ----------
-    shape, sources
-        The shapes of the result and its sources, `[N, blocks, H, W, block]`.
-    picked
-        Where each channel of the result comes from. In the padding of its last block may be anything.
+    `shape`, `sources`: the shapes of the result and its sources, `[N, blocks, H, W, block]`.
+    `picked`: where each channel of the result comes from. In the padding of its last block may be anything.
     """
     n, blocks, *pixels = shape
     places = [(i, c) for i, source in enumerate(sources) for c in range(source[1] * source[4])]
@@ -135,17 +114,9 @@ def joins(shape: Sequence[int], sources: Sequence[Sequence[int]], picked: Sequen
 class Run:
     """Blocks of the result that are put together in the same way.
 
-    Attributes
-    ----------
-    first
-        The first block.
-    period
-        How many blocks are one round.
-    rounds
-        How many rounds there are.
-    shifts
-        For each block of the first round, each phase, and each source vector in the order of `_moves`: how
-        many blocks of its source further the vector of the next round is.
+    `period`: how many blocks are one round.
+    `shifts`: for each block of the first round, each phase, and each source vector in the order of `_moves`:
+        how many blocks of its source further the vector of the next round is.
     """
 
     first: int
@@ -176,14 +147,7 @@ def _moves(picked: Sequence[Pick], blocks: Sequence[int]) -> _Moves:
 def runs(picks: Sequence[Sequence[Pick]], block: int, blocks: Sequence[int]) -> list[Run]:
     """Divide the blocks of a result into runs, each of which saves as many loops as possible.
 
-    Parameters
-    ----------
-    picks
-        For each phase, where each channel of the result comes from.
-    block
-        The block of the result.
-    blocks
-        The block of each source.
+    `picks`: for each phase, where each channel of the result comes from.
     """
     parts = [
         tuple(_moves(phase[first : first + block], blocks) for phase in picks)

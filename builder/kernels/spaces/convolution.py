@@ -100,20 +100,10 @@ def emit(
 ) -> relax.Expr:
     """Emit the convolution of packed `x` as a call of a tensor expression with packed weights.
 
-    Parameters
-    ----------
-    bb
-        Receives the call.
-    op
-        The geometry.
-    x
-        The input, `[N, IC/bi, H, W, bi]`.
-    weight
-        `[OC, IC/groups, KH, KW]`, float32: a constant, or computed, which is packed at each run.
-    out_block
-        `bo`, the channels in a block of the output.
-    target
-        Its heuristic tile decides how weights are packed.
+    `x`: the input, `[N, IC/bi, H, W, bi]`.
+    `weight`: `[OC, IC/groups, KH, KW]`, float32: a constant, or computed, which is packed at each run.
+    `out_block`: `bo`, the channels in a block of the output.
+    `target`: its heuristic tile decides how weights are packed.
     """
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
     if op.groups == 1:  # do not multiply the zeros that fill the last block
@@ -141,14 +131,9 @@ def _tiles_of(
 ) -> tuple[bool, int, ConvolutionTiles]:
     """Return how a convolution is computed.
 
-    Returns
-    -------
-    once
-        Whether the pixels that it reads are copied first.
-    step
-        As `_flat_step` returns it.
-    tiles
-        The heuristic's.
+    `once`: whether the pixels that it reads are copied first.
+    `step`: as `_flat_step` returns it.
+    `tiles`: the heuristic's.
     """
     pixels = Rows(op.out_height * op.out_width)
     point = op.kernel == (1, 1) and not any(op.padding)
@@ -167,19 +152,12 @@ def _tiles_of(
 def _flat_step(op: Conv2d, in_block: int, target: DeviceTarget, *, points: bool) -> int:
     """Return 0, or the pixels of which a tile has a multiple if the rows of an image are seen as one row.
 
-    Parameters
-    ----------
-    op
-        The geometry. Rows stay rows if taps are left out, which is done row by row, or if an output is a
+    `op`: the geometry. Rows stay rows if taps are left out, which is done row by row, or if an output is a
         single product, in which TVM sees no reduction.
-    in_block
-        Input channels in a block of the reduction.
-    target
-        The device. With 16 registers, or with values in registers as on ARM, a tile has 6 or 7 columns: rows
-        stay rows.
-    points
-        Whether each pixel of the output reads only one pixel of the input. Tiles of other windows have whole
-        rows, if at least two of them.
+    `target`: the device. With 16 registers, or with values in registers as on ARM, a tile has 6 or 7 columns:
+        rows stay rows.
+    `points`: whether each pixel of the output reads only one pixel of the input. Tiles of other windows have
+        whole rows, if at least two of them.
     """
     if op.out_height == 1 or op.out_width == 1 or multiplies_by_element(target) or target.simd.registers < 32:
         return 0
@@ -243,25 +221,16 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int, step: int 
 class ConvolutionTiles:
     """The decisions of the design space.
 
-    Attributes
-    ----------
-    oc
-        Blocks of output channels held in registers.
-    ow
-        Output columns held in registers.
-    oh
-        Output rows that are computed for all channels before the next rows, so that their input stays in the
-        L2 cache. If the rows of an image are one row, tiles of columns.
-    ii
-        Input channels unrolled in the innermost reduction.
-    held
-        Whether these input values are held in vector registers; see `register_tile.hold_operand`.
-    row_held
-        Whether, for an input of single channels, the input row that a row of the window reads is held.
-    flat
-        Whether the rows of an image are seen as one row.
-    together
-        If so, the tiles that a round of the parallel loop computes.
+    `oc`: blocks of output channels held in registers.
+    `ow`: output columns held in registers.
+    `oh`: output rows that are computed for all channels before the next rows, so that their input stays in
+        the L2 cache. If the rows of an image are one row, tiles of columns.
+    `ii`: input channels unrolled in the innermost reduction.
+    `held`: whether these input values are held in vector registers; see `register_tile.hold_operand`.
+    `row_held`: whether, for an input of single channels, the input row that a row of the window reads is
+        held.
+    `flat`: whether the rows of an image are seen as one row.
+    `together`: if so, the tiles that a round of the parallel loop computes.
     """
 
     oc: Decision
@@ -303,22 +272,11 @@ def space(
     one vector of a held operand. It takes as many rows as keep their input in the L2 cache while all
     weights are read.
 
-    Parameters
-    ----------
-    out_blocks, out_width
-        Blocks of output channels, and output columns.
-    in_block
-        Input channels in a block of the reduction.
-    target
-        The device.
-    columns, rows
-        How output columns and rows read the input; None for a 1x1 window, and for a single row.
-    groups
-        Groups of channels; a tile does not cross them.
-    on_stack
-        As in `register_tile.best_tile`.
-    step
-        The columns of a tile are a multiple of it.
+    `columns`, `rows`: how output columns and rows read the input; None for a 1x1 window, and for a single
+        row.
+    `groups`: groups of channels; a tile does not cross them.
+    `on_stack`: as in `register_tile.best_tile`.
+    `step`: the columns of a tile are a multiple of it.
     """
     rows = rows or Rows()
     ohs, oh = tilings(rows.count, rows.count), rows.at_once(target.core.l2_bytes)
@@ -347,14 +305,8 @@ def flat_space(
 
     A tile may then have pixels of several rows: 7 x 7 pixels are four tiles of up to 13, not seven of 7.
 
-    Parameters
-    ----------
-    out_blocks, in_block, target, groups
-        As in `space`.
-    pixels
-        The pixels of an image, and the bytes of each one's input.
-    step
-        As `_flat_step` returns it.
+    `pixels`: the pixels of an image, and the bytes of each one's input.
+    `step`: as `_flat_step` returns it.
     """
     s = space(out_blocks, pixels.count, in_block, target, groups=groups, step=step)
     d = s.default

@@ -35,18 +35,9 @@ def emit(
 ) -> relax.Expr:
     """Emit the depthwise convolution of packed `x` as a call of a tensor expression with packed weights.
 
-    Parameters
-    ----------
-    bb
-        Receives the call.
-    op
-        The geometry.
-    x
-        The input, `[N, C/b, H, W, b]`: float32, or bytes.
-    weight
-        `[C, 1, KH, KW]`, float32: a constant, or computed, which is packed at each run.
-    zero
-        The zero point of bytes, int32, a scalar. They become float32 numbers as they are padded.
+    `x`: the input, `[N, C/b, H, W, b]`: float32, or bytes.
+    `weight`: `[C, 1, KH, KW]`, float32: a constant, or computed, which is packed at each run.
+    `zero`: the zero point of bytes, int32, a scalar. They become float32 numbers as they are padded.
     """
     _, blocks, _, _, b = shape_of(x)
     packed: relax.Expr
@@ -119,16 +110,11 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
 class DepthwiseTiles:
     """The decisions of the design space.
 
-    Attributes
-    ----------
-    ow
-        Output columns held in registers.
-    oh
-        Output rows computed together. The input that they read is padded into a buffer that stays in the L2
+    `ow`: output columns held in registers.
+    `oh`: output rows computed together. The input that they read is padded into a buffer that stays in the L2
         cache; a padded copy of the whole input would go through memory.
-    zeros_first
-        Whether to fill that buffer with zeros and then copy the input into it, rather than choose between
-        the two for each column. With narrow vectors that takes a third of the time; with wide ones it
+    `zeros_first`: whether to fill that buffer with zeros and then copy the input into it, rather than choose
+        between the two for each column. With narrow vectors that takes a third of the time; with wide ones it
         writes too much.
     """
 
@@ -161,22 +147,9 @@ def space(
     The heuristic takes as many columns as leave registers for what they read and for a row of the filter, and
     as many rows as keep their input in a quarter of the L2 cache and leave enough rounds for all cores.
 
-    Parameters
-    ----------
-    out_height, out_width
-        Rows and columns of the output.
-    kernel_w
-        Columns of the filter.
-    row_bytes
-        Bytes of the input that one output row reads.
-    target
-        The device.
-    stride
-        Columns of the input for each column of the output.
-    blocks
-        Blocks of channels, in all pictures of the batch.
-    again
-        As in `shares.rows_of_a_round`.
+    `row_bytes`: bytes of the input that one output row reads.
+    `blocks`: blocks of channels, in all pictures of the batch.
+    `again`: as in `shares.rows_of_a_round`.
     """
     ows, ohs = tilings(out_width, 32), tilings(out_height, out_height)
     narrow = target.simd.lanes <= 4

@@ -54,19 +54,10 @@ def words_group(pack: Callable[[int], np.ndarray], dot: Dot, depth: int) -> int:
     A group of eight has two sums of four products, so it needs half of the additions (SADALP) that two groups
     of four need. In registers, a group of sixteen takes more than it saves.
 
-    Parameters
-    ----------
-    pack
-        Returns the weights `[..., lanes, group]` for the length of a group.
-    dot
-        The instruction. Without `halves`, the result is its own group.
-    depth
-        Adjacent elements of the left factor, which groups divide.
-
-    Returns
-    -------
-    int
-        The longest group of which all sums fit 16 bits; 1 if the weights are too large for any.
+    `pack`: returns the weights `[..., lanes, group]` for the length of a group.
+    `dot`: the instruction. Without `halves`, the result is its own group.
+    `depth`: adjacent elements of the left factor, which groups divide.
+    Result: the longest group of which all sums fit 16 bits; 1 if the weights are too large for any.
     """
     if not dot.halves:
         return dot.group

@@ -31,15 +31,8 @@ _JOINED: Final = 4
 class Epilogue:
     """The blocks after an anchor, as one block.
 
-    Attributes
-    ----------
-    sch
-        The function's schedule.
-    block
-        Its last block.
-    apart
-        Whether it has loops of its own: each of its rows repeats the only column of the anchor, so no tile of
-        the anchor has a tile of it.
+    `apart`: whether it has loops of its own: each of its rows repeats the only column of the anchor, so no
+        tile of the anchor has a tile of it.
     """
 
     sch: st.Schedule
@@ -50,10 +43,7 @@ class Epilogue:
     def after(cls, sch: st.Schedule, anchor: st.schedule.SBlockRV) -> Epilogue:
         """Inline all blocks after `anchor` into the last of them.
 
-        Raises
-        ------
-        ScheduleError
-            If several outputs of the function read the anchor.
+        Raises `ScheduleError` if several outputs of the function read the anchor.
         """
         columns = [_columns(sch, consumer) for consumer in sch.get_consumers(anchor)]
         while consumers := sch.get_consumers(anchor):
@@ -78,15 +68,10 @@ class Epilogue:
     def place(self, loop: st.schedule.LoopRV, vector: int | None = None, *, unrolled: bool = True) -> None:
         """Compute the epilogue inside `loop`: its last axis is vectorised, the axes of the tile are unrolled.
 
-        Parameters
-        ----------
-        loop
-            A loop of the anchor that encloses one tile.
-        vector
-            Elements of the last axis in a vector; None if the whole axis is one vector.
-        unrolled
-            Whether the axes of the tile are unrolled, because its sums are in registers. Otherwise only the
-            last one is, if it has a few vectors: their bytes are then stored together.
+        `loop`: a loop of the anchor that encloses one tile.
+        `vector`: elements of the last axis in a vector; None if the whole axis is one vector.
+        `unrolled`: whether the axes of the tile are unrolled, because its sums are in registers. Otherwise
+            only the last one is, if it has a few vectors: their bytes are then stored together.
         """
         sch = self.sch
         if self.apart:

@@ -95,10 +95,7 @@ def inline(sch: st.Schedule) -> None:
 def _split_axes(sch: st.Schedule, block: st.schedule.SBlockRV) -> tuple[list[object], list[object]]:
     """Return the loops of a block's spatial axes, and those of its reduction axes.
 
-    Raises
-    ------
-    ScheduleError
-        If loops and axes do not correspond one to one, or an axis is neither.
+    Raises `ScheduleError` if loops and axes do not correspond one to one, or an axis is neither.
     """
     spatial, reduction = [], []
     loops = sch.get_loops(block)

@@ -39,17 +39,7 @@ def without_gaps(op: Conv2d) -> Conv2d:
 
 
 def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> Tile | None:
-    """Choose Winograd's output tile; None if the direct convolution is as fast.
-
-    Parameters
-    ----------
-    op
-        The geometry.
-    in_block
-        Channels in a block of the input.
-    target
-        The device.
-    """
+    """Choose Winograd's output tile; None if the direct convolution is as fast."""
     if op.dilation == (1, 1) or op.strides != (1, 1):
         return None
     small = without_gaps(op)
@@ -82,10 +72,7 @@ def emit(
 ) -> relax.Expr:
     """Emit the convolution of packed `x` as Winograd's of small images; see `winograd.emit`.
 
-    Returns
-    -------
-    relax.Expr
-        `[N, OC/bo, OH, OW, bo]`.
+    Result: `[N, OC/bo, OH, OW, bo]`.
     """
     small = bb.emit(bb.call_te(lambda data: divided(data, op), x, primfunc_name_hint="divided"))
     y = winograd.emit(bb, without_gaps(op), small, weight, out_block=out_block, tile=tile, target=target)

@@ -93,12 +93,7 @@ class Conv2d:
 class Rows:
     """How the rows of the output read the input.
 
-    Attributes
-    ----------
-    count
-        Rows of the output.
-    bytes_each
-        Bytes of the input that a row reads and the row before it does not.
+    `bytes_each`: bytes of the input that a row reads and the row before it does not.
     """
 
     count: int = 1
@@ -123,10 +118,7 @@ class Rows:
 class Columns:
     """How the columns of the output read those of the input.
 
-    Attributes
-    ----------
-    window, stride, dilation
-        The convolution's, along a row.
+    `window`, `stride`, `dilation`: the convolution's, along a row.
     """
 
     window: int = 1
@@ -141,17 +133,7 @@ class Columns:
 def without_idle_taps(op: Conv2d, weight: np.ndarray) -> tuple[Conv2d, np.ndarray]:
     """Drop the taps at the edges of a window that read only padding, as with a dilation beyond the image.
 
-    Parameters
-    ----------
-    op
-        The geometry.
-    weight
-        `[OC, IC/groups, KH, KW]`.
-
-    Returns
-    -------
-    op, weight
-        A convolution with the same results.
+    `weight`: `[OC, IC/groups, KH, KW]`.
     """
     rows = _used(op.kernel[0], op.strides[0], op.dilation[0], (op.padding[0], op.in_height, op.out_height))
     columns = _used(op.kernel[1], op.strides[1], op.dilation[1], (op.padding[1], op.in_width, op.out_width))
@@ -186,20 +168,11 @@ def merge_groups(op: Conv2d, weight: np.ndarray, lanes: int) -> tuple[Conv2d, np
     Merging puts zeros between the weights of groups; padding adds outputs whose weights are zeros. Both are
     multiplied, but in whole vectors. Of all ways, the one with the fewest operations is taken.
 
-    Parameters
-    ----------
-    op
-        The geometry, with groups of several channels.
-    weight
-        `[OC, IC/groups, KH, KW]`.
-    lanes
-        float32 values in a vector.
-
-    Returns
-    -------
-    op, weight, block
-        The convolution with as many or fewer groups, and the channels in a block of the output; blocks divide
-        a group's outputs, unless there is only one group.
+    `op`: the geometry, with groups of several channels.
+    `weight`: `[OC, IC/groups, KH, KW]`.
+    `lanes`: float32 values in a vector.
+    `op`, `weight`, `block`: the convolution with as many or fewer groups, and the channels in a block of the
+        output; blocks divide a group's outputs, unless there is only one group.
     """
     outputs, inputs = op.out_channels // op.groups, op.in_channels // op.groups
 

@@ -31,18 +31,9 @@ def group_norm(
 ) -> relax.Expr:
     """Emit `(x - mean) / sqrt(variance + epsilon)` of each group of planes.
 
-    Parameters
-    ----------
-    bb
-        Receives the calls.
-    x
-        Float32, `[N, C/b, H, W, b]`, padded only in its last block.
-    channels
-        C, without padding.
-    groups
-        How many groups of adjacent channels there are; it divides `channels`.
-    epsilon
-        What is added to the variance.
+    `x`: float32, `[N, C/b, H, W, b]`, padded only in its last block.
+    `channels`: C, without padding.
+    `groups`: how many groups of adjacent channels there are; it divides `channels`.
     """
     _, _, height, width, _ = shape_of(x)
     moments = bb.emit(bb.call_te(_moments, x, primfunc_name_hint="moments", primfunc_attrs=NEVER_FUSED))

@@ -44,10 +44,7 @@ _SPARE: Final = 4
 class Chunk:
     """The part of a reduction that is summed in float16.
 
-    Attributes
-    ----------
-    blocks, rows, columns
-        Blocks of input channels, and rows and columns of the window.
+    `blocks`, `rows`, `columns`: blocks of input channels, and rows and columns of the window.
     """
 
     blocks: int

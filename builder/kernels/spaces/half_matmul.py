@@ -37,10 +37,7 @@ def panel_width(columns: int, rows: int, target: DeviceTarget) -> int:
 def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> bool:
     """Replace the product with a constant float16 matrix by one with packed panels.
 
-    Returns
-    -------
-    bool
-        Whether `var` was defined.
+    Result: whether `var` was defined.
     """
     weight, x = constant_of(call.args[1]), shape_of(call.args[0])
     if weight is None or weight.ndim != 2 or weight.dtype != np.float16 or len(x) < 2:
@@ -66,16 +63,9 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
 def product(a: te.Tensor, b: te.Tensor, columns: int, width: int) -> te.Tensor:
     """Return the tensor expression of a product with packed panels, float32.
 
-    Parameters
-    ----------
-    a
-        The left operand, `[..., K]`.
-    b
-        The panels, `[ceil(N / panel), K, panel]`, where K is completed to whole chunks with zeros.
-    columns
-        N. If it is not a multiple of `width`, a copy without the columns that complete it follows.
-    width
-        Columns of a vector.
+    `a`: the left operand, `[..., K]`.
+    `b`: the panels, `[ceil(N / panel), K, panel]`, where K is completed to whole chunks with zeros.
+    `columns`: N. If it is not a multiple of `width`, a copy without the columns that complete it follows.
     """
     lead, depth, panel = tuple(int(d) for d in a.shape[:-1]), int(a.shape[-1]), int(b.shape[-1])
     chunks = int(b.shape[1]) // MOST

@@ -24,12 +24,8 @@ LONGEST: Final = 128
 def chunk_of(extents: Sequence[int], whole: int = 1) -> tuple[int, ...]:
     """Return the part of each axis of a reduction that is inside a chunk: a divisor of its extent.
 
-    Parameters
-    ----------
-    extents
-        The axes that may be divided.
-    whole
-        Products of the axes that may not; they are in each chunk.
+    `extents`: the axes that may be divided.
+    `whole`: products of the axes that may not; they are in each chunk.
     """
     choices = list(itertools.product(*(divisors(extent, extent) for extent in extents)))
 

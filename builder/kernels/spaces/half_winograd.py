@@ -217,17 +217,9 @@ def picture_growth(stride: int) -> float:
 def largest_factors(weight: np.ndarray, stride: int) -> np.ndarray:
     """Return by how much each transformed product may exceed the largest number of the picture.
 
-    Parameters
-    ----------
-    weight
-        `[OC, IC, 3, 3]`.
-    stride
-        1 or 2.
-
-    Returns
-    -------
-    numpy.ndarray
-        `[OC * (m + 2)**2, IC]` up to the order of rows: the magnitude of a transformed weight, times the
+    `weight`: `[OC, IC, 3, 3]`.
+    `stride`: 1 or 2.
+    Result: `[OC * (m + 2)**2, IC]` up to the order of rows: the magnitude of a transformed weight, times the
         largest value that the picture's transform makes of numbers up to 1.
     """
     g = np.array([[float(v) for v in row] for row in transforms(stride).weights])

@@ -84,28 +84,13 @@ def emit(
 ) -> relax.Expr:
     """Emit the convolution of packed `x`, without groups, as a call of a tensor expression.
 
-    Parameters
-    ----------
-    bb
-        Receives the call.
-    op
-        The geometry.
-    x
-        The input, `[N, IC/bi, H, W, bi]`, of the dtype that `target.dot` takes, or of either byte if that
-        is int16.
-    zero
-        Its zero point, int32, a scalar.
-    weight
-        `[OC, IC, KH, KW]`, int8.
-    out_block
-        `bo`, the channels in a block of the output.
-    target
-        Its instruction and tile decide how weights are packed.
-
-    Returns
-    -------
-    relax.Expr
-        The sums of `x * weight`, `[N, OC/bo, OH, OW, bo]`, int32.
+    `x`: the input, `[N, IC/bi, H, W, bi]`, of the dtype that `target.dot` takes, or of either byte if that is
+        int16.
+    `zero`: its zero point, int32, a scalar.
+    `weight`: `[OC, IC, KH, KW]`, int8.
+    `out_block`: `bo`, the channels in a block of the output.
+    `target`: its instruction and tile decide how weights are packed.
+    Result: the sums of `x * weight`, `[N, OC/bo, OH, OW, bo]`, int32.
     """
     dot = target.dot
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
@@ -179,16 +164,10 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int) -> te.Tens
 class IntegerTiles:
     """The decisions of the design space.
 
-    Attributes
-    ----------
-    oc
-        Blocks of output channels held in registers.
-    ow
-        Output columns held in registers.
-    oh
-        Output rows that are computed for all channels before the next rows.
-    iq
-        Groups of input channels unrolled in the innermost reduction.
+    `oc`: blocks of output channels held in registers.
+    `ow`: output columns held in registers.
+    `oh`: output rows that are computed for all channels before the next rows.
+    `iq`: groups of input channels unrolled in the innermost reduction.
     """
 
     oc: Decision
@@ -222,20 +201,8 @@ def space(
     The heuristic takes the tile with the fewest loads of those that fit the registers. If data are held in 32
     registers, it unrolls a block of input channels.
 
-    Parameters
-    ----------
-    out_blocks, out_width
-        Blocks of output channels, and output columns.
-    out_block
-        Channels in a block.
-    target
-        The device.
-    rows
-        How output rows read the input; None for a single row.
-    groups
-        Groups of channels in a block of the input.
-    group
-        Channels in a group.
+    `rows`: how output rows read the input; None for a single row.
+    `groups`: groups of channels in a block of the input.
     """
     rows = rows or Rows()
     ocs, ows = tilings(out_blocks, 4), tilings(out_width, 16)
@@ -251,16 +218,8 @@ def space(
 def tile_cost(vectors: int, columns: int, width: int, target: DeviceTarget, group: int = 1) -> float | None:
     """Return the loads of a step of a tile, None if its sums do not fit the registers.
 
-    Parameters
-    ----------
-    vectors, columns
-        The tile: `vectors` times `width` sums for each of `columns`.
-    width
-        Sums that are adjacent in memory.
-    target
-        The device.
-    group
-        Elements of the left factor in a group.
+    `vectors`, `columns`: the tile: `vectors` times `width` sums for each of `columns`.
+    `width`: sums that are adjacent in memory.
     """
     registers = target.simd.registers
     weights = vectors * -(-width // target.simd.lanes)
@@ -348,13 +307,8 @@ def _shares_columns(
 
     A row of 3x3 reads 7 columns for a tile of 5; one by one, its columns read 15.
 
-    Parameters
-    ----------
-    sch, block, target
-        As in `apply`.
-    loops
-        Those over the columns of the window, over parts of a block of input channels, over the blocks and
-        the columns of a tile, and over the groups of a part.
+    `loops`: those over the columns of the window, over parts of a block of input channels, over the blocks
+        and the columns of a tile, and over the groups of a part.
     """
     kernel_w, parts, oc, ow, groups = (int(sch.get(loop).extent) for loop in loops)
     steps = sch.get(block).annotations
@@ -413,14 +367,7 @@ def _worth_prefetching(
     A panel of weights serves the tiles of `tiles.oh` rows. If there are many, a panel is read so often from
     the caches that it hardly matters that the first tile waits for it.
 
-    Parameters
-    ----------
-    sch, tiles
-        The schedule and its decisions.
-    columns
-        The loop over the tiles of a row.
-    step
-        The loops over the weights of a round.
+    `step`: the loops over the weights of a round.
     """
     weights = math.prod(int(sch.get(loop).extent) for loop in step)
     served = tiles.oh * int(sch.get(columns).extent)

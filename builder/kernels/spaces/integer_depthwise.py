@@ -69,14 +69,9 @@ _COPIED: Final = 8
 class Quads:
     """How windows read four adjacent columns at a time.
 
-    Attributes
-    ----------
-    count
-        Groups of four columns that a window reads.
-    outputs
-        Adjacent outputs that read the same groups.
-    stride
-        Columns from the groups of such outputs to those of the next ones.
+    `count`: groups of four columns that a window reads.
+    `outputs`: adjacent outputs that read the same groups.
+    `stride`: columns from the groups of such outputs to those of the next ones.
     """
 
     count: int
@@ -105,14 +100,8 @@ def _interleaves_columns(kernel_w: int, dilation: int, target: DeviceTarget) -> 
 def taps_at_once(weight: np.ndarray, target: DeviceTarget, dilation: int = 1) -> int:
     """Return how many taps are added to a sum at once: 4 columns or rows, or 2 columns; 0 for float32.
 
-    Parameters
-    ----------
-    weight
-        `[C, 1, KH, KW]`, int8.
-    target
-        The device.
-    dilation
-        Along rows: from a column of the window to the next.
+    `weight`: `[C, 1, KH, KW]`, int8.
+    `dilation`: along rows: from a column of the window to the next.
     """
     dot = target.dot
     _, _, kernel_h, kernel_w = weight.shape
@@ -142,25 +131,11 @@ def emit(
 ) -> relax.Expr:
     """Emit the depthwise convolution of packed `x` as a call of a tensor expression with packed weights.
 
-    Parameters
-    ----------
-    bb
-        Receives the call.
-    op
-        The geometry.
-    x
-        The input, `[N, C/b, H, W, b]`, of the dtype that `target.dot` takes.
-    zero
-        Its zero point, int32, a scalar.
-    weight
-        `[C, 1, KH, KW]`, int8, for which `taps_at_once` is not 0.
-    target
-        Its instruction decides which taps are added at once.
-
-    Returns
-    -------
-    relax.Expr
-        The sums of `x * weight`, `[N, C/b, OH, OW, b]`, int32.
+    `x`: the input, `[N, C/b, H, W, b]`, of the dtype that `target.dot` takes.
+    `zero`: its zero point, int32, a scalar.
+    `weight`: `[C, 1, KH, KW]`, int8, for which `taps_at_once` is not 0.
+    `target`: its instruction decides which taps are added at once.
+    Result: the sums of `x * weight`, `[N, C/b, OH, OW, b]`, int32.
     """
     _, blocks, _, _, b = shape_of(x)
     kernel_h, kernel_w = op.kernel
@@ -300,12 +275,9 @@ def _anchor(op: Conv2d, blocks: int, block: int, element: object) -> te.Tensor:
 class IntegerDepthwiseTiles:
     """The decisions of the design space.
 
-    Attributes
-    ----------
-    ow
-        Output columns that are unrolled, so that they share what they read.
-    oh
-        Output rows computed together: the input that they read is padded into a buffer that stays in a cache.
+    `ow`: output columns that are unrolled, so that they share what they read.
+    `oh`: output rows computed together: the input that they read is padded into a buffer that stays in a
+        cache.
     """
 
     ow: Decision
@@ -335,29 +307,17 @@ def space(
 ) -> IntegerDepthwiseSpace:
     """Return the design space of a depthwise convolution of bytes.
 
-    Parameters
-    ----------
-    out_height, out_width
-        Rows and columns of the output.
-    row_bytes
-        Bytes of the input that one output row reads.
-    target
-        The device.
-    kernel_w
-        Columns of the window if pairs of them are added at once: as many outputs are computed together as
-        leave registers for what they read and for a row of weights. 0 if four rows are added at once: then
-        the sums of a column are complete before those of the next one begin.
-    outputs
-        Outputs that read the same groups of four columns, 0 if columns are not read like that. The sums of
-        all columns are held while the rows of the window are read. There are so few instructions that the
-        padded input has to stay in the L1 cache.
-    vectors
-        Vectors of sums of a column. LLVM interleaves the bytes of all columns before it adds products, and
-        spills them if they are too many.
-    blocks
-        Blocks of channels, in all pictures of the batch.
-    again
-        As in `shares.rows_of_a_round`.
+    `row_bytes`: bytes of the input that one output row reads.
+    `kernel_w`: columns of the window if pairs of them are added at once: as many outputs are computed
+        together as leave registers for what they read and for a row of weights. 0 if four rows are added at
+        once: then the sums of a column are complete before those of the next one begin.
+    `outputs`: outputs that read the same groups of four columns, 0 if columns are not read like that. The
+        sums of all columns are held while the rows of the window are read. There are so few instructions that
+        the padded input has to stay in the L1 cache.
+    `vectors`: vectors of sums of a column. LLVM interleaves the bytes of all columns before it adds products,
+        and spills them if they are too many.
+    `blocks`: blocks of channels, in all pictures of the batch.
+    `again`: as in `shares.rows_of_a_round`.
     """
     ows, ohs = tilings(out_width, 16), tilings(out_height, out_height)
     high = max(1, target.core.l2_bytes // 4 // row_bytes)

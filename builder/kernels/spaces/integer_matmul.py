@@ -78,10 +78,7 @@ def pack(weight: np.ndarray, panel: int, group: int) -> np.ndarray:
 def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> bool:
     """Replace the product with a constant int8 matrix by one with packed panels.
 
-    Returns
-    -------
-    bool
-        Whether `var` was defined.
+    Result: whether `var` was defined.
     """
     weight, left, dot = constant_of(call.args[1]), shape_of(call.args[0]), target.dot
     if weight is None or weight.ndim != 2 or weight.dtype != np.int8 or len(left) < 2:
@@ -126,15 +123,10 @@ def filled_rows(x: te.Tensor, group: int, dtype: str) -> te.Tensor:
 def product(a: te.Tensor, b: te.Tensor, columns: int) -> te.Tensor:
     """Return the tensor expression of a product with packed panels.
 
-    Parameters
-    ----------
-    a
-        The left operand, `[..., K]`, K a multiple of the group.
-    b
-        The panels, `[ceil(N / panel), K / group, panel, group]`, or groups as `dot_loops.in_pairs`.
-    columns
-        N. If it is not a multiple of the panel, the product has the panel's columns, and a copy without
-        them follows.
+    `a`: the left operand, `[..., K]`, K a multiple of the group.
+    `b`: the panels, `[ceil(N / panel), K / group, panel, group]`, or groups as `dot_loops.in_pairs`.
+    `columns`: N. If it is not a multiple of the panel, the product has the panel's columns, and a copy
+        without them follows.
     """
     panels, steps, *lanes = (int(d) for d in b.shape)
     group = int(a.shape[-1]) // steps
@@ -162,12 +154,8 @@ def product(a: te.Tensor, b: te.Tensor, columns: int) -> te.Tensor:
 class IntegerMatmulTiles:
     """The decisions of the design space.
 
-    Attributes
-    ----------
-    rows
-        Rows held in registers.
-    k
-        Groups of the reduction unrolled.
+    `rows`: rows held in registers.
+    `k`: groups of the reduction unrolled.
     """
 
     rows: Decision

@@ -47,16 +47,8 @@ _INT32: Final = (1 << 31) - 1
 def output_tile(op: Conv2d, weight: np.ndarray, dtype: str, target: DeviceTarget) -> int | None:
     """Choose m, the extent of the output tile; None if only the direct convolution is exact, or as fast.
 
-    Parameters
-    ----------
-    op
-        The geometry.
-    weight
-        `[OC, IC, 3, 3]`, int8.
-    dtype
-        The input's, `uint8` or `int8`.
-    target
-        The device.
+    `weight`: `[OC, IC, 3, 3]`, int8.
+    `dtype`: the input's, `uint8` or `int8`.
     """
     plain = (op.kernel, op.strides, op.dilation, op.groups) == ((3, 3), (1, 1), (1, 1), 1)
     if not plain or not target.dot.word_group or op.in_channels < target.dot.block:
@@ -119,29 +111,13 @@ def emit(
 ) -> relax.Expr:
     """Emit the convolution of packed `x` as two calls: the transform of the weights, and the convolution.
 
-    Parameters
-    ----------
-    bb
-        Receives the calls.
-    op
-        The geometry.
-    x
-        The input, `[N, IC/bi, H, W, bi]`, of either byte type.
-    zero
-        Its zero point, int32, a scalar.
-    weight
-        `[OC, IC, 3, 3]`, int8.
-    out_block
-        `bo`, the channels in a block of the output.
-    m
-        The extent of the output tile, one for which `is_exact`.
-    target
-        Its heuristic tile decides how weights are packed.
-
-    Returns
-    -------
-    relax.Expr
-        The sums of `x * weight`, `[N, OC/bo, OH, OW, bo]`, int32.
+    `x`: the input, `[N, IC/bi, H, W, bi]`, of either byte type.
+    `zero`: its zero point, int32, a scalar.
+    `weight`: `[OC, IC, 3, 3]`, int8.
+    `out_block`: `bo`, the channels in a block of the output.
+    `m`: the extent of the output tile, one for which `is_exact`.
+    `target`: its heuristic tile decides how weights are packed.
+    Result: the sums of `x * weight`, `[N, OC/bo, OH, OW, bo]`, int32.
     """
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
     count = op.batch * -(-op.out_height // m) * -(-op.out_width // m)
@@ -169,17 +145,8 @@ def emit(
 def transform_weights(w: te.Tensor, m: int) -> te.Tensor:
     """Return `G' g G'^T` as int16.
 
-    Parameters
-    ----------
-    w
-        `[OB/t, IB, 3, 3, bi/g, t, bo, g]`, int8.
-    m
-        The extent of the output tile.
-
-    Returns
-    -------
-    te.Tensor
-        `[(m + 2)**2, OB/t, IB, bi/g, t, bo * g]`.
+    `w`: `[OB/t, IB, 3, 3, bi/g, t, bo, g]`, int8.
+    Result: `[(m + 2)**2, OB/t, IB, bi/g, t, bo * g]`.
     """
     size, g = m + 2, Transforms.of(m).whole().weights
     ob, ib, _, _, groups, t, bo, group = (int(d) for d in w.shape)
@@ -245,14 +212,9 @@ def _divided(multiple: tirx.Expr, t: WholeTransforms) -> tirx.Expr:
 class IntegerWinogradTiles:
     """The decisions of the design space, which order the loops of the product.
 
-    Attributes
-    ----------
-    tiles
-        Input tiles held in registers.
-    oc
-        Blocks of output channels held in registers.
-    iq
-        Groups of input channels unrolled in the innermost reduction.
+    `tiles`: input tiles held in registers.
+    `oc`: blocks of output channels held in registers.
+    `iq`: groups of input channels unrolled in the innermost reduction.
     """
 
     tiles: Decision
@@ -275,16 +237,7 @@ def space(
 ) -> IntegerWinogradSpace:
     """Return the design space of the product.
 
-    Parameters
-    ----------
-    tiles
-        Tiles of the output, of all images.
-    out_blocks
-        Blocks of output channels.
-    in_block, out_block
-        Channels in a block.
-    target
-        The device.
+    `tiles`: tiles of the output, of all images.
     """
     ts, ocs = tilings(tiles, 16), tilings(out_blocks, 4)
     registers, held = target.simd.registers, target.dot.held

@@ -84,14 +84,8 @@ def _sign(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 def _extremum(of: Extremum, plain: Callable[..., te.Tensor], carrying: AbstractSet[str]) -> Legalisation:
     """Return the legalisation of a maximum or minimum.
 
-    Parameters
-    ----------
-    of
-        Makes the expression of two elements.
-    plain
-        TVM's operator, for integers.
-    carrying
-        The types for which the device's instruction is NaN if either operand is.
+    `plain`: TVM's operator, for integers.
+    `carrying`: the types for which the device's instruction is NaN if either operand is.
     """
 
     def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:

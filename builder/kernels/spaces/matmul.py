@@ -77,10 +77,7 @@ def pack(weight: np.ndarray, panel: int) -> np.ndarray:
 def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> bool:
     """Replace the product with a constant float32 matrix by one with packed panels.
 
-    Returns
-    -------
-    bool
-        Whether `var` was defined.
+    Result: whether `var` was defined.
     """
     weight = constant_of(call.args[1])
     left = shape_of(call.args[0])
@@ -167,16 +164,10 @@ def product(a: te.Tensor, b: te.Tensor, columns: int, width: int) -> te.Tensor:
 class MatmulTiles:
     """The decisions of the design space.
 
-    Attributes
-    ----------
-    rows
-        Rows held in registers.
-    k
-        Steps of the reduction unrolled.
-    held
-        Whether the rows' values of these steps are held in registers; see `register_tile.hold_operand`.
-    blocks
-        Blocks of the reduction, whose sums are added in memory; see `blocks_of_depth`.
+    `rows`: rows held in registers.
+    `k`: steps of the reduction unrolled.
+    `held`: whether the rows' values of these steps are held in registers; see `register_tile.hold_operand`.
+    `blocks`: blocks of the reduction, whose sums are added in memory; see `blocks_of_depth`.
     """
 
     rows: Decision
@@ -200,14 +191,7 @@ def space(rows: int, depth: int, vectors: int, target: DeviceTarget) -> MatmulSp
     The heuristic takes the most rows whose accumulators fit the registers, beside a row of the panel
     and one broadcast.
 
-    Parameters
-    ----------
-    rows, depth
-        The extent that is divided into tiles, and K.
-    vectors
-        Vectors in a panel.
-    target
-        The device.
+    `rows`, `depth`: the extent that is divided into tiles, and K.
     """
     options = tilings(rows, 32)
     ks = tuple(k for k in (1, 2, 4, 8) if k <= depth)
@@ -232,19 +216,8 @@ def blocks_of_depth(rows: int, depth: int, panel: int, tile: int, target: Device
     read one block of the panel, while the next block is prefetched. Sums are added from block to block; those
     of all rows must fit the L1 cache. The values of a tile's rows also stay there during a block.
 
-    Parameters
-    ----------
-    rows, depth
-        The product's rows and K.
-    panel, tile
-        Columns of a panel, and rows of a register tile.
-    target
-        The device.
-
-    Returns
-    -------
-    int
-        1 if the depth stays whole. A depth without a divisor of a suitable size does.
+    `panel`, `tile`: columns of a panel, and rows of a register tile.
+    Result: 1 if the depth stays whole. A depth without a divisor of a suitable size does.
     """
     core = target.core
     long = _FLOAT_BYTES * depth * panel > core.l2_bytes // 4
@@ -366,12 +339,8 @@ def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 class Heads:
     """The operands of attention's products: a matrix for each head, `[batch, heads, rows, columns]`.
 
-    Attributes
-    ----------
-    left, right
-        The matrices.
-    left_rows_first, right_rows_first
-        Whether they are stored as a projection leaves them instead: `[batch, rows, heads, columns]`.
+    `left_rows_first`, `right_rows_first`: whether they are stored as a projection leaves them instead:
+        `[batch, rows, heads, columns]`.
     """
 
     left: relax.Expr

@@ -14,12 +14,7 @@ from builder.kernels.rewriter import RESHAPES, Values, definition, op_name, shap
 class MatrixView:
     """Matrices, `[..., rows, columns]`, as a tensor stores them.
 
-    Attributes
-    ----------
-    tensor
-        The tensor.
-    axes
-        For each axis of the tensor, which axis of the matrices it is; None if it has a single element.
+    `axes`: for each axis of the tensor, which axis of the matrices it is; None if it has a single element.
     """
 
     tensor: relax.Expr
@@ -29,14 +24,8 @@ class MatrixView:
     def of(cls, table: Values, expr: relax.Expr, *, turned: bool) -> MatrixView:
         """Return the matrices of a value, without the transposes that it is made by.
 
-        Parameters
-        ----------
-        table
-            The values.
-        expr
-            The value, over old variables.
-        turned
-            Whether neighbours in a row of the matrix may be far apart in the tensor.
+        `expr`: the value, over old variables.
+        `turned`: whether neighbours in a row of the matrix may be far apart in the tensor.
         """
         tensor = table.plain(expr)
         last = len(shape_of(tensor)) - 1

@@ -22,33 +22,17 @@ FEATURE_MASK: Final = (1 << TEST_SHIFT) - 1
 class Packed:
     """An ensemble as a kernel reads it.
 
-    Attributes
-    ----------
-    trees
-        How many there are, completed to whole groups of `group`.
-    group
-        Trees that are walked together.
-    features
-        Of a sample.
-    targets
-        Numbers that the ensemble computes for a sample.
-    levels
-        The depth of complete trees; for nodes, that of the deepest tree.
-    complete
-        Whether trees are complete.
-    strict
-        Whether a test is true for smaller values only, not for equal ones.
-    missing
-        Whether some tests are true for missing values; they then read a copy of the sample's features in
-        which missing values are negative infinity.
-    mixed
-        Whether tests differ in what makes them true; each node then has the bits of its own.
-    one_target
-        Whether all leaves of a tree speak of the same target.
-    aggregate
-        `SUM`, `MIN` or `MAX`.
-    arrays
-        The kernel's weights, in the order of its arguments.
+    `trees`: how many there are, completed to whole groups of `group`.
+    `group`: trees that are walked together.
+    `targets`: numbers that the ensemble computes for a sample.
+    `levels`: the depth of complete trees; for nodes, that of the deepest tree.
+    `strict`: whether a test is true for smaller values only, not for equal ones.
+    `missing`: whether some tests are true for missing values; they then read a copy of the sample's features
+        in which missing values are negative infinity.
+    `mixed`: whether tests differ in what makes them true; each node then has the bits of its own.
+    `one_target`: whether all leaves of a tree speak of the same target.
+    `aggregate`: `SUM`, `MIN` or `MAX`.
+    `arrays`: the kernel's weights, in the order of its arguments.
     """
 
     trees: int
@@ -152,12 +136,8 @@ class _Preorder:
 
     A node that several trees share is there several times.
 
-    Attributes
-    ----------
-    node, tree
-        The node at each place, and its tree.
-    false
-        The place of the child `false`; a leaf's own.
+    `node`, `tree`: the node at each place, and its tree.
+    `false`: the place of the child `false`; a leaf's own.
     """
 
     node: NDArray[np.int64]

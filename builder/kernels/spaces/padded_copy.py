@@ -19,16 +19,9 @@ _FEWEST_PANELS: Final = 6
 def pad(x: te.Tensor, op: Conv2d, value: tirx.Expr | None = None, dtype: str | None = None) -> te.Tensor:
     """Return packed `x` with the convolution's padding; `x` itself if there is nothing to do.
 
-    Parameters
-    ----------
-    x
-        `[N, C/b, H, W, b]`.
-    op
-        The geometry.
-    value
-        What is put around `x`, of the result's dtype; None for zeros.
-    dtype
-        The result's; None for that of `x`.
+    `x`: `[N, C/b, H, W, b]`.
+    `value`: what is put around `x`, of the result's dtype; None for zeros.
+    `dtype`: the result's; None for that of `x`.
     """
     top, left, bottom, right = op.padding
     kind = dtype or str(x.dtype)
@@ -53,19 +46,10 @@ def read_pixels(x: te.Tensor, op: Conv2d, dtype: str | None = None) -> tuple[te.
     Every second pixel is in every line of cache, but only half of a line is read, again for each panel of
     weights. Side by side, ARM also loads two of them with one instruction.
 
-    Parameters
-    ----------
-    x
-        `[N, C/b, H, W, b]`.
-    op
-        The geometry: a window of one element, without padding.
-    dtype
-        The result's; None for that of `x`.
-
-    Returns
-    -------
-    x, op
-        The pixels, `[N, C/b, OH, OW, b]`, and the geometry at stride 1.
+    `x`: `[N, C/b, H, W, b]`.
+    `op`: the geometry: a window of one element, without padding.
+    `dtype`: the result's; None for that of `x`.
+    `x`, `op`: the pixels, `[N, C/b, OH, OW, b]`, and the geometry at stride 1.
     """
     n, c, _, _, b = (int(d) for d in x.shape)
     (sh, sw), kind = op.strides, dtype or str(x.dtype)

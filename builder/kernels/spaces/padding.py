@@ -41,18 +41,9 @@ def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 def emit(bb: relax.BlockBuilder, x: relax.Expr, widths: Sequence[int], mode: str, value: float) -> relax.Expr:
     """Emit the padding of a tensor.
 
-    Parameters
-    ----------
-    bb
-        Receives the call.
-    x
-        The tensor.
-    widths
-        How much is added before the first axis and after it, then around the second, and so on.
-    mode
-        `constant`, `reflect`, `replicate` or `circular`.
-    value
-        The number of `constant`.
+    `widths`: how much is added before the first axis and after it, then around the second, and so on.
+    `mode`: `constant`, `reflect`, `replicate` or `circular`.
+    `value`: the number of `constant`.
     """
     pairs = list(zip(widths[::2], widths[1::2], strict=True))
     shape = [extent + sum(pair) for extent, pair in zip(shape_of(x), pairs, strict=True)]

@@ -57,14 +57,8 @@ def instance_norm(bb: relax.BlockBuilder, x: relax.Expr, epsilon: float) -> rela
 def summed(data: te.Tensor, value: Callable[..., tirx.Expr], name: str) -> te.Tensor:
     """Return the sum of a value over each plane, `[N, C/b, b]`.
 
-    Parameters
-    ----------
-    data
-        The image, `[N, C/b, H, W, b]`.
-    value
-        What is added, by the indices of an element of `data`.
-    name
-        The name of its stage.
+    `data`: the image, `[N, C/b, H, W, b]`.
+    `value`: what is added, by the indices of an element of `data`.
     """
     n, blocks, height, width, b = (int(d) for d in data.shape)
     parts = next(p for p in _PARTS if width % p == 0)

@@ -46,20 +46,12 @@ def mark(
 ) -> None:
     """Mark `loop` as the one that reads a panel of weights.
 
-    Parameters
-    ----------
-    sch
-        The schedule.
-    loop
-        A loop of a reduction, inside one parallel loop and any number of others.
-    rows
-        Successive rounds of the parallel loop that read the same panel.
-    always
-        Whether to prefetch however many tiles a panel serves, because its rounds are long.
-    panels
-        Panels that a round of the parallel loop reads one after another, in the outermost loops inside it.
-    times
-        How often the parallel loop reads all panels, such as once for each image.
+    `loop`: a loop of a reduction, inside one parallel loop and any number of others.
+    `rows`: successive rounds of the parallel loop that read the same panel.
+    `always`: whether to prefetch however many tiles a panel serves, because its rounds are long.
+    `panels`: panels that a round of the parallel loop reads one after another, in the outermost loops inside
+        it.
+    `times`: how often the parallel loop reads all panels, such as once for each image.
     """
     sch.annotate(loop, _MARK, rows)
     if times > 1:

@@ -57,14 +57,8 @@ _FUNCTIONS: Final[Mapping[str, tuple[Function, ...]]] = {
 class Layer:
     """A recurrent layer.
 
-    Attributes
-    ----------
-    kind
-        `LSTM`, `GRU` with `linear_before_reset`, or `RNN`, with the activations that ONNX specifies.
-    steps, directions, batch, hidden
-        Sizes.
-    backwards
-        Whether each direction begins with the last step.
+    `kind`: `LSTM`, `GRU` with `linear_before_reset`, or `RNN`, with the activations that ONNX specifies.
+    `backwards`: whether each direction begins with the last step.
     """
 
     kind: str
@@ -84,14 +78,9 @@ class Layer:
 class Panels:
     """How the kernel divides the hidden units.
 
-    Attributes
-    ----------
-    width
-        Hidden units in a panel.
-    rows
-        Sequences of the batch that are computed together.
-    parts
-        Sums for each gate, over every n-th value of the state; added at the end.
+    `width`: hidden units in a panel.
+    `rows`: sequences of the batch that are computed together.
+    `parts`: sums for each gate, over every n-th value of the state; added at the end.
     """
 
     width: int
@@ -131,21 +120,8 @@ def emit(
 ) -> relax.Expr:
     """Emit a layer.
 
-    Parameters
-    ----------
-    bb
-        Receives the call.
-    layer
-        The layer.
-    inputs, weights
-        As in `builder.importer.recurrent_call.RecurrentCall`.
-    target
-        The device.
-
-    Returns
-    -------
-    relax.Expr
-        As `RecurrentCall.emit` returns it.
+    `inputs`, `weights`: as in `builder.importer.recurrent_call.RecurrentCall`.
+    Result: as `RecurrentCall.emit` returns it.
     """
     panels = Panels.of(layer, target)
     packed = relax.const(pack(weights, layer, panels))
@@ -173,16 +149,9 @@ def emit(
 class _Step:
     """A step of one direction.
 
-    Attributes
-    ----------
-    direction
-        The direction.
-    time
-        The place of its inputs and outputs among all steps.
-    before
-        The buffer with the state before it.
-    state
-        The place of that state in the buffer.
+    `time`: the place of its inputs and outputs among all steps.
+    `before`: the buffer with the state before it.
+    `state`: the place of that state in the buffer.
     """
 
     direction: Index
@@ -316,17 +285,9 @@ class _Writer:
     ) -> None:
         """Write the gates of a sequence's panel, its cell and its state.
 
-        Parameters
-        ----------
-        step
-            The step.
-        sums, totals
-            The products, and the place of each gate's among them; the gates take their place.
-        lanes
-            Hidden units in the panel.
-        unit, candidate, bias
-            The places of the panel in a state, of a GRU's candidate in the products of the inputs, and of its
-            bias.
+        `sums`, `totals`: the products, and the place of each gate's among them; the gates take their place.
+        `unit`, `candidate`, `bias`: the places of the panel in a state, of a GRU's candidate in the products
+            of the inputs, and of its bias.
         """
         layer = self._layer
         size = layer.batch * layer.hidden

@@ -66,19 +66,8 @@ def unroll_rounds(sch: st.Schedule, loop: st.schedule.LoopRV, bytes_apart: int =
     that took a quarter more instructions. Nor are rounds unrolled whose loads are too far from those of the
     first: each would need an address of its own.
 
-    Parameters
-    ----------
-    sch
-        The schedule.
-    loop
-        A loop of the reduction.
-    bytes_apart
-        From the operand of a round to that of the next.
-
-    Returns
-    -------
-    loop
-        The loop around the unrolled one, or `loop` itself if it was not unrolled.
+    `bytes_apart`: from the operand of a round to that of the next.
+    Result: the loop around the unrolled one, or `loop` itself if it was not unrolled.
     """
     extent = int(sch.get(loop).extent)
     near = [n for n in (4, 3, 2) if (n - 1) * bytes_apart <= _FARTHEST]
@@ -94,12 +83,8 @@ def unroll_rounds(sch: st.Schedule, loop: st.schedule.LoopRV, bytes_apart: int =
 class TileChoices:
     """The extents among which a register tile is chosen.
 
-    Attributes
-    ----------
-    extents
-        The problem's output vectors and output columns.
-    vectors, columns
-        The tile's possible extents.
+    `extents`: the problem's output vectors and output columns.
+    `vectors`, `columns`: the tile's possible extents.
     """
 
     extents: tuple[int, int]
@@ -111,10 +96,7 @@ class TileChoices:
 
         The last tile along an axis may be smaller.
 
-        Parameters
-        ----------
-        cost
-            A tile's vectors and columns -> the cost of a step, None if the tile does not fit.
+        `cost`: a tile's vectors and columns -> the cost of a step, None if the tile does not fit.
         """
 
         def whole(v: int, c: int) -> float | None:
@@ -144,19 +126,9 @@ def best_row_tile(
 ) -> tuple[int, int]:
     """Choose the tile for an input of single channels, a row of which is held in registers.
 
-    Parameters
-    ----------
-    choices, target
-        As in `best_tile`.
-    window
-        Columns of the convolution's window.
-    reach
-        Columns of the output -> columns of the input that they read.
-
-    Returns
-    -------
-    vectors, columns
-        The tile's extents.
+    `choices`, `target`: as in `best_tile`.
+    `reach`: columns of the output -> columns of the input that they read.
+    `vectors`, `columns`: the tile's extents.
     """
     lanes, registers = target.simd.lanes, target.simd.registers
 
@@ -190,26 +162,12 @@ def best_tile(
     A step loads `v` vectors and broadcasts `c` values for `v * c` multiply-adds. Values that are held occupy
     registers too, but four steps share one load of them, and vectors are loaded in pairs.
 
-    Parameters
-    ----------
-    choices
-        The extents to choose from.
-    target
-        Its registers bound the tile.
-    held
-        Whether the values are held in registers (`hold_operand`).
-    crowded
-        Whether LLVM keeps values in registers for several steps, because their windows overlap.
-    on_stack
-        Whether the sums are on the stack (`builder.codegen.register_tiles`). LLVM then spills none of them
-        while all registers are enough for the sums, the shorter operand and one value of the other.
-    spare
-        Registers that stay free beside held values.
-
-    Returns
-    -------
-    vectors, columns
-        The tile's extents.
+    `held`: whether the values are held in registers (`hold_operand`).
+    `crowded`: whether LLVM keeps values in registers for several steps, because their windows overlap.
+    `on_stack`: whether the sums are on the stack (`builder.codegen.register_tiles`). LLVM then spills none of
+        them while all registers are enough for the sums, the shorter operand and one value of the other.
+    `spare`: registers that stay free beside held values.
+    `vectors`, `columns`: the tile's extents.
     """
     registers = target.simd.registers
     full = on_stack and not crowded and registers >= 32

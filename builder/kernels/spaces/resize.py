@@ -76,16 +76,8 @@ def is_bilinear(call: Call) -> bool:
 def emit_unpacked(bb: relax.BlockBuilder, call: Call, x: relax.Expr, channels: int, group: int) -> relax.Expr:
     """Emit a bilinear resize of packed `x` whose result is plain; see `unpacking.unpack`.
 
-    Parameters
-    ----------
-    bb
-        Receives the call.
-    call
-        The resize.
-    x
-        `[N, C/b, H, W, b]`.
-    channels, group
-        The channels without padding, and how many are before each padding.
+    `x`: `[N, C/b, H, W, b]`.
+    `channels`, `group`: the channels without padding, and how many are before each padding.
     """
 
     def compute(data: te.Tensor, *tables: te.Tensor) -> te.Tensor:
@@ -160,10 +152,8 @@ def _as_tvm(call: Call, data: te.Tensor) -> te.Tensor:
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of a bilinear resize: a row of a block of channels is one job.
 
-    Raises
-    ------
-    UnsuitedError
-        If a few pixels of the result need more than the same pixels of the resized picture.
+    Raises `UnsuitedError` if a few pixels of the result need more than the same pixels of the resized
+        picture.
     """
     del choose
     last = block

@@ -40,20 +40,8 @@ def emit(
 ) -> tuple[relax.Expr, relax.Expr]:
     """Emit the first `count` elements of an axis in sorted order, and their indices.
 
-    Parameters
-    ----------
-    bb
-        Receives the calls.
-    x
-        The tensor.
-    axis
-        The axis; a negative one counts from the end.
-    count
-        How many elements; `applies` must be true.
-    largest
-        Whether the largest come first.
-    dtype
-        Of the indices.
+    `axis`: the axis; a negative one counts from the end.
+    `largest`: whether the largest come first.
     """
     shape = shape_of(x)
     axis %= len(shape)
@@ -112,16 +100,7 @@ def _write(
 class _Heap:
     """The kept elements of each row, and their indices; each precedes the elements above it.
 
-    Parameters
-    ----------
-    kept, order
-        Proxies of the buffers `[outer, count, inner]`.
-    count, inner
-        Their extents.
-    dtypes
-        Of elements and of indices.
-    largest
-        Whether the largest come first.
+    `kept`, `order`: proxies of the buffers `[outer, count, inner]`.
     """
 
     def __init__(

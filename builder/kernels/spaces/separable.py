@@ -42,17 +42,11 @@ _FIRST: Final = "edge.first"  # marks the depthwise convolution
 class Pair:
     """A depthwise convolution, and the 1x1 convolution of its result.
 
-    Attributes
-    ----------
-    batch, channels, height, width
-        Of what is between the two; channels fill whole blocks.
-    out_channels
-        Of the 1x1 convolution.
-    in_width
-        Columns of the depthwise convolution's padded input.
-    stride, window
-        Rows of the input from a row of the output to the next, and that a row of the output reads, from the
-        first to the last.
+    `batch`, `channels`, `height`, `width`: of what is between the two; channels fill whole blocks.
+    `out_channels`: of the 1x1 convolution.
+    `in_width`: columns of the depthwise convolution's padded input.
+    `stride`, `window`: rows of the input from a row of the output to the next, and that a row of the output
+        reads, from the first to the last.
     """
 
     batch: int

@@ -52,16 +52,9 @@ def blocks_of_a_round(blocks: int, options: Sequence[int], most: int) -> int:
 def rows_of_a_round(height: int, others: int, most: int, again: float) -> int:
     """Choose how many rows are computed together in a round, so that all cores get enough rounds.
 
-    Parameters
-    ----------
-    height
-        The rows.
-    others
-        The rounds that one row has: blocks of channels.
-    most
-        The most rows that may be computed together.
-    again
-        Rows of the input, counted in rows of the output, that each round copies once more.
+    `others`: the rounds that one row has: blocks of channels.
+    `most`: the most rows that may be computed together.
+    `again`: rows of the input, counted in rows of the output, that each round copies once more.
     """
 
     def cost(rows: int) -> float:
@@ -77,10 +70,7 @@ def rows_of_a_round(height: int, others: int, most: int, again: float) -> int:
 def rows_again(height: int, in_rows: int) -> float:
     """Return the rows that each round of rows copies once more: those under the rest of the window.
 
-    Parameters
-    ----------
-    height, in_rows
-        Rows of the output, and of the padded input.
+    `height`, `in_rows`: rows of the output, and of the padded input.
     """
     stride = max(1, in_rows // height)
     return max(0, in_rows - height * stride) / stride

@@ -81,18 +81,8 @@ def _keys(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
 class _Ordered:
     """The first `count` elements along an axis in sorted order.
 
-    Parameters
-    ----------
-    bb
-        Receives the calls.
-    x
-        The tensor to sort.
-    axis
-        The axis to sort along; a negative one counts from the end.
-    descending
-        Put the largest first.
-    count
-        How many elements; 0 for all.
+    `descending`: put the largest first.
+    `count`: how many elements; 0 for all.
     """
 
     def __init__(

@@ -23,21 +23,9 @@ KIND: Final = "non_max_suppression"
 def emit(bb: relax.BlockBuilder, inputs: Sequence[relax.Expr], capacity: int, *, centred: bool) -> relax.Expr:
     """Emit a suppression.
 
-    Parameters
-    ----------
-    bb
-        Receives the call.
-    inputs
-        As `builder.importer.bounded.suppression.make_node` describes them.
-    capacity
-        Places for chosen boxes.
-    centred
-        Whether boxes are centres with sizes.
-
-    Returns
-    -------
-    relax.Expr
-        A tuple: chosen boxes, int64 [capacity, 3]; how many there are, int64 [1]; scratch, int32 [2 n].
+    `inputs`: as `builder.importer.bounded.suppression.make_node` describes them.
+    `centred`: whether boxes are centres with sizes.
+    Result: a tuple: chosen boxes, int64 [capacity, 3]; how many there are, int64 [1]; scratch, int32 [2 n].
     """
     batches, classes, count = shape_of(inputs[1])
     shapes = [(capacity, 3), (1,), (2 * count,)]

@@ -41,17 +41,7 @@ FEWEST_PIXELS: Final = 3
 
 
 def fits(op: Conv2d, in_block: int, dtype: str, target: DeviceTarget) -> bool:
-    """Whether tiles are the fastest way to do a convolution of packed channels.
-
-    Parameters
-    ----------
-    op
-        The geometry.
-    in_block, dtype
-        Channels in a block of the input, and its type.
-    target
-        The device.
-    """
+    """Whether tiles are the fastest way to do a convolution of packed channels."""
     rows = min(op.out_width, TILE.rows) * min(op.out_height, MOST_SUMS)
     if not target.dot.tiles or dtype != target.dot.data or rows < FEWEST_ROWS:
         return False
@@ -73,25 +63,11 @@ def emit(
 ) -> relax.Expr:
     """Emit the convolution of packed `x`, without groups, as a call of a tensor expression.
 
-    Parameters
-    ----------
-    bb
-        Receives the call.
-    op
-        The geometry.
-    x
-        The input, `[N, IC/64, H, W, 64]` or `[N, 1, H, W, 4]`, uint8.
-    zero
-        Its zero point, int32, a scalar.
-    weight
-        `[OC, IC, KH, KW]`, int8.
-    out_block
-        `bo`, the channels in a block of the output, a multiple of 16.
-
-    Returns
-    -------
-    relax.Expr
-        The sums of `x * weight`, `[N, OC/bo, OH, OW, bo]`, int32.
+    `x`: the input, `[N, IC/64, H, W, 64]` or `[N, 1, H, W, 4]`, uint8.
+    `zero`: its zero point, int32, a scalar.
+    `weight`: `[OC, IC, KH, KW]`, int8.
+    `out_block`: `bo`, the channels in a block of the output, a multiple of 16.
+    Result: the sums of `x * weight`, `[N, OC/bo, OH, OW, bo]`, int32.
     """
     kind, in_block = str(x.ty.dtype), shape_of(x)[4]
     full = filled(weight, in_block, out_block)
@@ -127,14 +103,9 @@ class Flat:
     also those to the right of the row before. Sums are computed for them, too, which nothing reads. An image
     that is read with strides becomes several, its phases: one for each place of a pixel between two steps.
 
-    Attributes
-    ----------
-    columns
-        From one row of an image to the next.
-    tiles
-        Of the sums of all rows, with equally many pixels.
-    phases
-        Images along rows and columns.
+    `columns`: from one row of an image to the next.
+    `tiles`: of the sums of all rows, with equally many pixels.
+    `phases`: images along rows and columns.
     """
 
     columns: int
@@ -210,17 +181,10 @@ def _sums(
 ) -> te.Tensor:
     """Return the sums of `x * w`, `[N, OC/bo, rows, columns, bo]`.
 
-    Parameters
-    ----------
-    x, w
-        The image and the packed weights.
-    extents
-        The rows and columns of the result, and `bo`.
-    at
-        Where a row and a column of the output, a row and a column of the window, and a step of the reduction
-        read `x`: its last three indices, the last one that of the first element of a group.
-    attrs
-        Attributes of the product beside the mark of the design space.
+    `extents`: the rows and columns of the result, and `bo`.
+    `at`: where a row and a column of the output, a row and a column of the window, and a step of the
+        reduction read `x`: its last three indices, the last one that of the first element of a group.
+    `attrs`: attributes of the product beside the mark of the design space.
     """
     panels, in_blocks, kernel_h, kernel_w, steps, *_ = (int(d) for d in w.shape)
     parts = extents[2] // TILE.columns
@@ -245,14 +209,10 @@ def _sums(
 class TileShape:
     """The decisions of the design space.
 
-    Attributes
-    ----------
-    m
-        Output columns in a tile; not a choice.
-    zt, yt, nt
-        Tiles along the columns, the rows and the channels of the output, for which sums are in registers.
-    oh
-        Times `yt` output rows are computed for all channels before the next rows. It divides the number of
+    `m`: output columns in a tile; not a choice.
+    `zt`, `yt`, `nt`: tiles along the columns, the rows and the channels of the output, for which sums are in
+        registers.
+    `oh`: times `yt` output rows are computed for all channels before the next rows. It divides the number of
         such groups of rows, so that only the last group can be incomplete.
     """
 
@@ -286,18 +246,7 @@ def space(
     panel by four of them does. Tiles whose rows overlap, and cross lines of the cache, take five times as
     long to load as others, so as many panels as possible share one.
 
-    Parameters
-    ----------
-    height, width
-        Rows and columns of the output.
-    out_block
-        Channels in a block of the output.
-    target
-        The device.
-    rows
-        How output rows read the input.
-    by_pixels
-        Whether a row of a tile is a row of the window.
+    `by_pixels`: whether a row of a tile is a row of the window.
     """
     m, parts = even_part(width, TILE.rows), out_block // TILE.columns
     nt = 2 if parts % 2 == 0 and m > TILE.rows // 2 else 1

@@ -32,19 +32,11 @@ def start_tiles(
 ) -> None:
     """Set the sums to zero before the loop `sums`, and mark the three parts of a product on tiles.
 
-    Parameters
-    ----------
-    sch, block
-        The schedule and the product.
-    sums
-        The outermost loop of the reduction. Inside are other loops of the reduction, then `tiles`.
-    tiles
-        The loops over the tiles of the sums, which are unrolled.
-    rows
-        The loop over the rows of a tile. Inside are a loop over groups, then `vector`.
-    vector
-        The loop over a vector of sums, which is marked for a dot product. Inside is only the loop over the
-        elements of a group.
+    `sums`: the outermost loop of the reduction. Inside are other loops of the reduction, then `tiles`.
+    `tiles`: the loops over the tiles of the sums, which are unrolled.
+    `rows`: the loop over the rows of a tile. Inside are a loop over groups, then `vector`.
+    `vector`: the loop over a vector of sums, which is marked for a dot product. Inside is only the loop over
+        the elements of a group.
     """
     for loop in tiles:
         sch.unroll(loop)

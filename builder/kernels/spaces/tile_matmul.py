@@ -34,10 +34,7 @@ _PAIRS: Final = 3
 def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> bool:
     """Replace the product with a constant int8 matrix by one on tiles, if the core has them.
 
-    Returns
-    -------
-    bool
-        Whether `var` was defined.
+    Result: whether `var` was defined.
     """
     weight, left = constant_of(call.args[1]), shape_of(call.args[0])
     if weight is None or weight.ndim != 2 or weight.dtype != np.int8 or len(left) < 2 or not target.dot.tiles:
@@ -78,14 +75,9 @@ def rows_at_once(rows: int) -> int:
 def product(a: te.Tensor, b: te.Tensor, columns: int) -> te.Tensor:
     """Return the tensor expression of a product with packed panels.
 
-    Parameters
-    ----------
-    a
-        The left operand, `[..., K]`, K a multiple of 64 bytes.
-    b
-        The panels, `[N / 16, K / 4, 16, 4]`.
-    columns
-        N. If the panels have more, the product has them too, and a copy without them follows.
+    `a`: the left operand, `[..., K]`, K a multiple of 64 bytes.
+    `b`: the panels, `[N / 16, K / 4, 16, 4]`.
+    `columns`: N. If the panels have more, the product has them too, and a copy without them follows.
     """
     panels, steps, panel, group = (int(d) for d in b.shape)
     ko = te.reduce_axis((0, steps // STEPS), "ko")
@@ -107,12 +99,8 @@ def product(a: te.Tensor, b: te.Tensor, columns: int) -> te.Tensor:
 class MatmulTiles:
     """The decisions of the design space.
 
-    Attributes
-    ----------
-    m
-        Rows in a tile; not a choice.
-    mt, nt
-        Tiles of rows, and panels, whose sums are in registers.
+    `m`: rows in a tile; not a choice.
+    `mt`, `nt`: tiles of rows, and panels, whose sums are in registers.
     """
 
     m: int
@@ -123,14 +111,7 @@ class MatmulTiles:
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, *, few: bool) -> None:
     """Order the loops of a product on tiles, of its operand and of its epilogue.
 
-    Parameters
-    ----------
-    sch, block
-        The schedule and the product.
-    tiles
-        The decisions.
-    few
-        Whether there are too few panels to divide only these among cores.
+    `few`: whether there are too few panels to divide only these among cores.
     """
     operands = sch.get_producers(block)
     epilogue = Epilogue.after(sch, block)

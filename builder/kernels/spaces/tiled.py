@@ -37,14 +37,9 @@ _MANY_ROWS, _MANY = 64, 256
 class Form:
     """How a product's rows are packed.
 
-    Attributes
-    ----------
-    rows
-        Rows of a register tile.
-    step
-        Adjacent values of a row.
-    strassen
-        Whether Strassen's algorithm is used.
+    `rows`: rows of a register tile.
+    `step`: adjacent values of a row.
+    `strassen`: whether Strassen's algorithm is used.
     """
 
     rows: int
@@ -57,16 +52,8 @@ class Form:
     ) -> Form | None:
         """Choose the form of a product; None if the rows are best read without packing them.
 
-        Parameters
-        ----------
-        lead
-            The axes of the left operand before its last: their product is the number of rows.
-        depth
-            K.
-        columns, panel
-            N, and the columns in a panel of the weights.
-        target
-            The device.
+        `lead`: the axes of the left operand before its last: their product is the number of rows.
+        `columns`, `panel`: N, and the columns in a panel of the weights.
         """
         rows = prod(lead)
         lanes = target.simd.lanes
@@ -153,16 +140,8 @@ def _choose(index: tirx.Expr, values: Sequence[tirx.Expr]) -> tirx.Expr:
 def product(a: te.Tensor, b: te.Tensor, columns: int, form: Form) -> te.Tensor:
     """Return the tensor expression: packed rows, their products with the panels, and the result.
 
-    Parameters
-    ----------
-    a
-        The left operand, `[..., K]`.
-    b
-        The panels, or Strassen's right factors of them.
-    columns
-        N.
-    form
-        How rows are packed.
+    `a`: the left operand, `[..., K]`.
+    `b`: the panels, or Strassen's right factors of them.
     """
     lead = tuple(int(d) for d in a.shape[:-1])
     panel, depth = int(b.shape[-1]), int(b.shape[-2])

@@ -45,10 +45,8 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     Each result of a split is a block of its own with these loops, such as queries, keys and values that are
     transposed together; so is a long formula of some of the columns.
 
-    Raises
-    ------
-    UnsuitedError
-        If the result has another rank: channels that come last are packed by copies of whole vectors.
+    Raises `UnsuitedError` if the result has another rank: channels that come last are packed by copies of
+        whole vectors.
     """
     del choose
     axis, rank = int(sch.get(block).annotations["edge.axis"]), len(sch.get_loops(block))

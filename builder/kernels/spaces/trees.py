@@ -53,16 +53,7 @@ class Flat(Protocol):
 def emit(bb: relax.BlockBuilder, samples: relax.Expr, ensemble: Ensemble, target: DeviceTarget) -> relax.Expr:
     """Emit an ensemble; it returns what the leaves add up to, `[samples, targets]`.
 
-    Parameters
-    ----------
-    bb
-        Receives the call.
-    samples
-        `[samples, features]`, of the type of the ensemble's thresholds.
-    ensemble
-        The trees.
-    target
-        The device.
+    `samples`: `[samples, features]`, of the type of the ensemble's thresholds.
     """
     count, features = (int(dim) for dim in samples.ty.shape)
     rows = min(count, _AT_ONCE)

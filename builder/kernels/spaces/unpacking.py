@@ -39,10 +39,7 @@ def unpack(x: te.Tensor, channels: int, group: int, kind: str = KIND) -> te.Tens
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops: a few pixels of a block of channels are one job.
 
-    Raises
-    ------
-    UnsuitedError
-        If the function holds more than the conversion and element-wise blocks.
+    Raises `UnsuitedError` if the function holds more than the conversion and element-wise blocks.
     """
     del choose
     size = int(sch.get(block).annotations["edge.block"])

@@ -221,22 +221,11 @@ def emit(
 ) -> relax.Expr:
     """Emit the convolution of packed `x` as two calls: the transform of the weights, and the convolution.
 
-    Parameters
-    ----------
-    bb
-        Receives the calls.
-    op
-        The geometry.
-    x
-        The input, `[N, IC/bi, H, W, bi]`, float32 or float16. The result is float32.
-    weight
-        `[OC, IC, KH, KW]`, float32.
-    out_block
-        `bo`, the channels in a block of the output: a vector of float32, or two of them.
-    tile
-        Rows and columns of the output's tile.
-    target
-        Its heuristic tile decides how weights are packed.
+    `x`: the input, `[N, IC/bi, H, W, bi]`, float32 or float16. The result is float32.
+    `weight`: `[OC, IC, KH, KW]`, float32.
+    `out_block`: `bo`, the channels in a block of the output: a vector of float32, or two of them.
+    `tile`: rows and columns of the output's tile.
+    `target`: its heuristic tile decides how weights are packed.
     """
     image, in_block = op, shape_of(x)[4]
     if in_block == 1:
@@ -338,18 +327,12 @@ def convolve(
 class WinogradTiles:
     """The decisions of the design space, which order the loops of the product.
 
-    Attributes
-    ----------
-    tiles
-        Input tiles held in registers.
-    oc
-        Blocks of output channels held in registers.
-    ii
-        Input channels unrolled in the innermost reduction.
-    held
-        Whether these input values are held in vector registers; see `register_tile.hold_operand`. In a band,
-        the result of `oc` blocks is then complete before the next ones, so that what is between the product
-        and the last stage stays in the L1 cache.
+    `tiles`: input tiles held in registers.
+    `oc`: blocks of output channels held in registers.
+    `ii`: input channels unrolled in the innermost reduction.
+    `held`: whether these input values are held in vector registers; see `register_tile.hold_operand`. In a
+        band, the result of `oc` blocks is then complete before the next ones, so that what is between the
+        product and the last stage stays in the L1 cache.
     """
 
     tiles: Decision
@@ -371,16 +354,8 @@ class WinogradSpace:
 def space(tiles: int, out_blocks: int, block: tuple[int, int], target: DeviceTarget) -> WinogradSpace:
     """Return the design space of the product; the heuristic is that of the direct convolution.
 
-    Parameters
-    ----------
-    tiles
-        Tiles of the output, of all images.
-    out_blocks
-        Blocks of output channels.
-    block
-        Input and output channels in a block.
-    target
-        The device.
+    `tiles`: tiles of the output, of all images.
+    `block`: input and output channels in a block.
     """
     in_block, out_block = block
     ts, ocs = tilings(tiles, 32), tilings(out_blocks, 8)

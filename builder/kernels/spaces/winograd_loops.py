@@ -14,12 +14,7 @@ from builder.kernels.spaces.winograd_stages import Tile
 def order_input(sch: st.Schedule, band: st.schedule.LoopRV | None = None) -> None:
     """Order the loops of the stages `pad`, `half_in` and `data`: tile after tile, each from the picture.
 
-    Parameters
-    ----------
-    sch
-        The schedule of a function with these stages.
-    band
-        The loop of a band of rows, inside which the stages are computed; None if each does all tiles.
+    `band`: the loop of a band of rows, inside which the stages are computed; None if each does all tiles.
     """
     data, half_in, pad = sch.get_sblock("data"), sch.get_sblock("half_in"), sch.get_sblock("pad")
     if band is not None:
@@ -51,27 +46,13 @@ def order_output(
 ) -> tuple[st.schedule.LoopRV, st.schedule.LoopRV | None]:
     """Order the loops of the output's transform and of what follows it: tile after tile.
 
-    Parameters
-    ----------
-    sch
-        The schedule.
-    half_out
-        The first half of the transform.
-    epilogue
-        The last stage, which has the second half inlined.
-    size
-        Rows and columns of the output's tile.
-    band
-        Rows of tiles in a band; None if each stage does all tiles.
-    panel
-        Blocks of channels of a band that are transformed before the next ones; None for all of them.
-
-    Returns
-    -------
-    shared
-        The parallel loop: over the bands, or over blocks of channels and rows of tiles.
-    inside
-        The loop in which the product is computed; None without bands.
+    `half_out`: the first half of the transform.
+    `epilogue`: the last stage, which has the second half inlined.
+    `size`: rows and columns of the output's tile.
+    `band`: rows of tiles in a band; None if each stage does all tiles.
+    `panel`: blocks of channels of a band that are transformed before the next ones; None for all of them.
+    `shared`: the parallel loop: over the bands, or over blocks of channels and rows of tiles.
+    `inside`: the loop in which the product is computed; None without bands.
     """
     i, o, y, z, v = sch.get_loops(epilogue.block)
     outer: st.schedule.LoopRV | None = None

@@ -33,20 +33,13 @@ def shares_sums(target: DeviceTarget) -> bool:
 class Stages:
     """The stages of one convolution.
 
-    Attributes
-    ----------
-    op
-        The geometry.
-    tile
-        Rows and columns of the output's tile.
-    beside
-        Tiles that the product keeps in registers, and that are adjacent in the transformed input.
-    band
-        Rows of tiles whose three stages follow one another, so that what is between the stages stays in the
-        L2 cache; None if each stage does all tiles of all pictures. With a band, `data` and the product have
-        one more axis in front: the bands. It divides the rows if there are several pictures.
-    sharing
-        Whether the rows of a transform share all sums that they can: `winograd_transforms.combine_sharing`.
+    `tile`: rows and columns of the output's tile.
+    `beside`: tiles that the product keeps in registers, and that are adjacent in the transformed input.
+    `band`: rows of tiles whose three stages follow one another, so that what is between the stages stays in
+        the L2 cache; None if each stage does all tiles of all pictures. With a band, `data` and the product
+        have one more axis in front: the bands. It divides the rows if there are several pictures.
+    `sharing`: whether the rows of a transform share all sums that they can:
+        `winograd_transforms.combine_sharing`.
     """
 
     op: Conv2d
@@ -127,16 +120,8 @@ class Stages:
     def data(self, x: te.Tensor, matrices: Matrices, dtype: str, outside: tirx.Expr) -> te.Tensor:
         """Return the transformed input, `[positions, tiles/beside, IB, beside, bi]`, behind the bands.
 
-        Parameters
-        ----------
-        x
-            The packed input, `[N, IB, H, W, bi]`.
-        matrices
-            The transforms of rows and of columns.
-        dtype
-            The datatype of the stages.
-        outside
-            What is around the picture.
+        `x`: the packed input, `[N, IB, H, W, bi]`.
+        `matrices`: the transforms of rows and of columns.
         """
         rows, columns, beside = self.rows, self.columns, self.beside
         (high, wide), (at_rows, at_columns) = self.sizes, self.places
@@ -186,17 +171,8 @@ class Stages:
     ) -> te.Tensor:
         """Return the convolution, `[N, OB, OH, OW, bo]`, of `product`.
 
-        Parameters
-        ----------
-        product
-            `[positions, OB, tiles, bo]`, behind the bands; its datatype is that of the result before
+        `product`: `[positions, OB, tiles, bo]`, behind the bands; its datatype is that of the result before
             `finish`.
-        matrices
-            The transforms of rows and of columns.
-        kind
-            The kind of the design space.
-        finish
-            What is done with each element.
         """
         (high, wide), (_, size) = self.tile, self.sizes
         rows, columns, together = self.rows, self.columns, self.band

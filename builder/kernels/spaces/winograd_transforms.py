@@ -30,12 +30,9 @@ Matrix = tuple[tuple[Fraction, ...], ...]
 class Transforms:
     """`y = A^T [(G g) * (B^T d)]` in one dimension.
 
-    Attributes
-    ----------
-    input, weights, output
-        `B^T` of shape [m + 2, m + 2], `G` of [m + 2, 3], `A^T` of [m, m + 2]. At stride 2, there are
-        `2 m + 1` instead of `m + 2` numbers and products, and the last m products have the last row of `G` in
-        common.
+    `input`, `weights`, `output`: `B^T` of shape [m + 2, m + 2], `G` of [m + 2, 3], `A^T` of [m, m + 2]. At
+        stride 2, there are `2 m + 1` instead of `m + 2` numbers and products, and the last m products have
+        the last row of `G` in common.
     """
 
     input: Matrix
@@ -87,12 +84,9 @@ class Transforms:
 class WholeTransforms:
     """`d y = A'^T [(G' g) * (B^T d)]` in one dimension, with integers only.
 
-    Attributes
-    ----------
-    input, weights, output
-        `B^T`; `G'`, whose rows are those of `G` multiplied by the least common denominator; `A'^T`.
-    divisor
-        d.
+    `input`, `weights`, `output`: `B^T`; `G'`, whose rows are those of `G` multiplied by the least common
+        denominator; `A'^T`.
+    `divisor`: d.
     """
 
     input: Matrix

@@ -120,10 +120,7 @@ def has_new_codes(model: onnx.ModelProto) -> bool:
 def replace_contrib(model: onnx.ModelProto) -> None:
     """Replace operators of com.microsoft, in place, as far as their shapes are known.
 
-    Parameters
-    ----------
-    model
-        The model, with static inputs and an opset of at least 17.
+    `model`: the model, with static inputs and an opset of at least 17.
     """
     _drop_unread_outputs(model.graph)
     while has_contrib(model) and _replace_once(model):

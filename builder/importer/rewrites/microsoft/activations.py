@@ -58,25 +58,10 @@ def activate(
 ) -> str | None:
     """Add the activation of a fused node.
 
-    Parameters
-    ----------
-    new
-        Collects the new nodes.
-    x
-        The value to activate.
-    activation
-        The operator's name; empty for none.
-    parameters
-        Its parameters, as many as the file has.
-    dtype
-        The type of `x`.
-    to
-        The result's name, or empty for a new one.
-
-    Returns
-    -------
-    str or None
-        The result's name, or None if the activation is not known.
+    `activation`: the operator's name; empty for none.
+    `parameters`: its parameters, as many as the file has.
+    `to`: the result's name, or empty for a new one.
+    Result: the result's name, or None if the activation is not known.
     """
     if not activation:
         return new.op("Identity", x, to=to)

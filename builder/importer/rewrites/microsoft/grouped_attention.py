@@ -96,16 +96,9 @@ def group_query_attention(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[on
 class _Cache:
     """The cache of a GroupQueryAttention.
 
-    Attributes
-    ----------
-    node
-        The node.
-    steps
-        How many steps are added.
-    keys
-        How many steps the cache has afterwards.
-    first
-        The position of the first added step: a number, or the name of a value [batch] of INT64.
+    `steps`: how many steps are added.
+    `keys`: how many steps the cache has afterwards.
+    `first`: the position of the first added step: a number, or the name of a value [batch] of INT64.
     """
 
     node: onnx.NodeProto

@@ -61,25 +61,11 @@ def rotate(
 ) -> str:
     """Rotate pairs of numbers by the angle of their position.
 
-    Parameters
-    ----------
-    new
-        Collects the new nodes.
-    x
-        [batch, heads, steps, width].
-    angles
-        Cosines and sines, [batch or 1, steps, turned / 2].
-    extents
-        Heads, steps and width.
-    turned
-        How many of the `width` numbers are rotated, the first ones; the others stay.
-    interleaved
-        Whether a pair is two neighbours, instead of one number of the first half and one of the second.
-
-    Returns
-    -------
-    str
-        [batch, heads, steps, width].
+    `x`: [batch, heads, steps, width].
+    `angles`: cosines and sines, [batch or 1, steps, turned / 2].
+    `turned`: how many of the `width` numbers are rotated, the first ones; the others stay.
+    `interleaved`: whether a pair is two neighbours, instead of one number of the first half and one of the
+        second.
     """
     heads, steps, width = extents
     half = turned // 2

@@ -19,16 +19,10 @@ from builder.importer.rewrites.replacement import Replacement
 class Scores:
     """How the products of queries and keys become weights of the values.
 
-    Attributes
-    ----------
-    scale
-        Multiplies the products.
-    softcap
-        Limits them to this magnitude, by tanh; 0 for no limit.
-    biases
-        Values to add, each broadcast to [batch, heads, queries, keys].
-    sink
-        A score [heads, 1, 1] of a key without value, or empty.
+    `scale`: multiplies the products.
+    `softcap`: limits them to this magnitude, by tanh; 0 for no limit.
+    `biases`: values to add, each broadcast to [batch, heads, queries, keys].
+    `sink`: a score [heads, 1, 1] of a key without value, or empty.
     """
 
     scale: float
@@ -41,12 +35,9 @@ class Scores:
 class Extents:
     """The extents of an attention.
 
-    Attributes
-    ----------
-    batch, heads, groups, queries, keys
-        `groups` counts the heads of keys and values; each serves `heads / groups` heads of queries.
-    width, value_width
-        Numbers in a head's query and key, and in its value.
+    `batch`, `heads`, `groups`, `queries`, `keys`: `groups` counts the heads of keys and values; each serves
+        `heads / groups` heads of queries.
+    `width`, `value_width`: numbers in a head's query and key, and in its value.
     """
 
     batch: int
@@ -62,12 +53,9 @@ class Extents:
 class Attended:
     """Names of what an attention makes.
 
-    Attributes
-    ----------
-    output
-        [batch, queries, heads * value_width].
-    products, weights
-        [batch, heads, queries, keys]: the scaled products, and what the softmax makes of them.
+    `output`: [batch, queries, heads * value_width].
+    `products`, `weights`: [batch, heads, queries, keys]: the scaled products, and what the softmax makes of
+        them.
     """
 
     output: str
@@ -82,13 +70,7 @@ def split_heads(new: Replacement, x: str, batch: int, steps: int, heads: int) ->
 
 
 def scores_of(options: dict[str, Any], width: int) -> Scores:
-    """Return what a node's attributes say about its scores; heads are `width` wide.
-
-    Raises
-    ------
-    ValueError
-        If heads have no width.
-    """
+    """Return what a node's attributes say about its scores; heads are `width` wide."""
     if width < 1:
         raise ValueError(f"expected heads of at least one number, got {width}")
     return Scores(float(options.get("scale", 0.0)) or 1 / float(np.sqrt(width)))

@@ -33,10 +33,7 @@ def pads(
 ) -> list[int]:
     """ONNX's pads for a padding of TFLite: all beginnings, then all ends.
 
-    Raises
-    ------
-    RefusalError
-        If a number is not positive or the padding is unknown.
+    Raises `RefusalError` if a number is not positive or the padding is unknown.
     """
     if min((*kernel, *strides, *dilations)) < 1:
         raise RefusalError(

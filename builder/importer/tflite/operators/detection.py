@@ -92,10 +92,7 @@ def detection_post_process(op: Operation) -> None:
 def class_count(custom: bytes) -> int:
     """How many classes TFLite_Detection_PostProcess chooses from, without the background.
 
-    Raises
-    ------
-    RefusalError
-        If the options cannot be read.
+    Raises `RefusalError` if the options cannot be read.
     """
     return int(_options(custom)["num_classes"])
 
@@ -104,11 +101,6 @@ def places_filled(custom: bytes, number: float) -> int:
     """How many places TFLite_Detection_PostProcess fills with `number` detections.
 
     The interpreter leaves the other places as they were in memory.
-
-    Raises
-    ------
-    RefusalError
-        If the options cannot be read.
     """
     options = _options(custom)
     each = min(options["max_classes_per_detection"], options["num_classes"])
@@ -269,20 +261,12 @@ def _choose(
 ) -> _Chosen:
     """Choose up to `most` boxes in each class.
 
-    Parameters
-    ----------
-    op
-        The operator.
-    corners
-        The n boxes, the same in each class, [n, 4].
-    scores
-        [classes, n].
-    most
-        How many are chosen in each class.
-    capacity
-        Places for the chosen boxes of all classes.
-    limits
-        A box is dropped if it overlaps a chosen one by more than the first; its score must reach the second.
+    `corners`: the n boxes, the same in each class, [n, 4].
+    `scores`: [classes, n].
+    `most`: how many are chosen in each class.
+    `capacity`: places for the chosen boxes of all classes.
+    `limits`: a box is dropped if it overlaps a chosen one by more than the first; its score must reach the
+        second.
     """
     graph = op.graph
     classes, count = graph.shape_of(scores)
@@ -308,20 +292,11 @@ def _choose_softly(
 ) -> _Chosen:
     """Choose up to `steps` boxes, whose overlap lowers the scores of the others.
 
-    Parameters
-    ----------
-    op
-        The operator.
-    boxes
-        The n boxes.
-    scores
-        [1, n].
-    steps
-        How many are chosen.
-    limits
-        A box is dropped if it overlaps a chosen one by more than the first; its score must reach the second.
-    decay
-        The score of a box that is left is multiplied by exp(decay * overlap²).
+    `scores`: [1, n].
+    `steps`: how many are chosen.
+    `limits`: a box is dropped if it overlaps a chosen one by more than the first; its score must reach the
+        second.
+    `decay`: the score of a box that is left is multiplied by exp(decay * overlap²).
     """
     graph = op.graph
     count = graph.shape_of(scores)[1]

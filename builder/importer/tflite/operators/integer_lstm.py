@@ -29,14 +29,9 @@ _INTERMEDIATES: Final = 5
 class _Constants:
     """Values of the graph that each step reads.
 
-    Attributes
-    ----------
-    recurrent
-        Weight of the last output, real numbers [m, gates * cells].
-    projection, projection_bias
-        Applied to the hidden state, or empty.
-    hidden
-        The scale of the hidden state.
+    `recurrent`: weight of the last output, real numbers [m, gates * cells].
+    `projection`, `projection_bias`: applied to the hidden state, or empty.
+    `hidden`: the scale of the hidden state.
     """
 
     recurrent: str
@@ -54,10 +49,7 @@ def is_integer(op: Operation) -> bool:
 def integer_lstm(op: Operation, x: str, activation: int, clips: tuple[float, float]) -> str:
     """An LSTM over real numbers x [steps, batch, n]; the result is [steps, batch, m].
 
-    Raises
-    ------
-    RefusalError
-        If it is quantised in another way.
+    Raises `RefusalError` if it is quantised in another way.
     """
     graph = op.graph
     cell_state, output_state = op.input(19), op.input(18)

@@ -31,16 +31,9 @@ _EPSILON: Final = 1e-8
 class _Weights:
     """Weights of an LSTM in one direction, as float32 arrays; gates are input, forget, cell and output.
 
-    Attributes
-    ----------
-    data, recurrent, bias
-        For each gate.
-    peephole
-        For the gates input, forget and output, or None.
-    projection, projection_bias
-        Applied to the result of each step, or None.
-    norm
-        Coefficients of a layer norm for each gate, or None.
+    `peephole`: for the gates input, forget and output, or None.
+    `projection`, `projection_bias`: applied to the result of each step, or None.
+    `norm`: coefficients of a layer norm for each gate, or None.
     """
 
     data: Sequence[NDArray[np.float32]]

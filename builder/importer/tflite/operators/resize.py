@@ -52,12 +52,8 @@ class _Line:
     The step between two places is rounded, too, so the last ones of a long axis are off by a quarter of an
     element. Source: reference_ops.h, ResizeBilinearInteger.
 
-    Attributes
-    ----------
-    extent, size
-        Its elements, before and after.
-    align_corners, half_pixel
-        Where the first and the last element lie.
+    `extent`, `size`: its elements, before and after.
+    `align_corners`, `half_pixel`: where the first and the last element lie.
     """
 
     extent: int

@@ -136,10 +136,7 @@ def clamp(op: Operation) -> None:
 def _declared(op: Operation) -> list[int]:
     """The result's shape, which no operand tells.
 
-    Raises
-    ------
-    RefusalError
-        If the file leaves it open.
+    Raises `RefusalError` if the file leaves it open.
     """
     if not op.output.is_static:
         raise RefusalError("the file leaves the shape of its result open")

@@ -28,14 +28,9 @@ _REDUCTIONS: Final[Mapping[str, str]] = MappingProxyType(
 class _Rows:
     """The rows of a flattened tensor that windows have.
 
-    Attributes
-    ----------
-    index
-        The number of each row, [windows, rows of a window].
-    inside
-        Whether the tensor has this row, of the same shape.
-    count, width
-        How many rows the tensor has, and the elements of one.
+    `index`: the number of each row, [windows, rows of a window].
+    `inside`: whether the tensor has this row, of the same shape.
+    `count`, `width`: how many rows the tensor has, and the elements of one.
     """
 
     index: str
@@ -74,12 +69,8 @@ def gather(op: Operation) -> None:
 def scatter(op: Operation, operator: str) -> None:
     """STABLEHLO_SCATTER of one tensor; what lies outside is left out.
 
-    Parameters
-    ----------
-    op
-        The operator.
-    operator
-        ONNX's operator that makes one number of an element and its update; empty if the update replaces it.
+    `operator`: ONNX's operator that makes one number of an element and its update; empty if the update
+        replaces it.
     """
     if op.count != 3 or operator not in _REDUCTIONS:
         raise RefusalError(
@@ -146,18 +137,10 @@ def _rows(
 ) -> _Rows:
     """Compute the rows of each window, whose first element the indices (input 1) name.
 
-    Parameters
-    ----------
-    op
-        The operator.
-    vector_axis
-        The axis of the indices that has coordinates; behind the last, each index is a coordinate.
-    mapped
-        The tensor's axis of each coordinate.
-    sizes
-        The extents of a window, of all axes of the tensor.
-    keep_inside
-        Whether a window that begins outside begins at the edge.
+    `vector_axis`: the axis of the indices that has coordinates; behind the last, each index is a coordinate.
+    `mapped`: the tensor's axis of each coordinate.
+    `sizes`: the extents of a window, of all axes of the tensor.
+    `keep_inside`: whether a window that begins outside begins at the edge.
     """
     shape, graph = op.shape(0), op.graph
     given = op.shape(1)
