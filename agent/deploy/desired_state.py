@@ -20,11 +20,13 @@ from agent.deploy.reported import reject
 from agent.deploy.store.state_file import SAVE_LIMIT_S, Checkpoint, StateFile, no_checkpoint
 from agent.disk_thread import in_disk_thread
 from agent.errors import ConflictError, DiskError, EdgeError, SourceError, StoreError
+from agent.rate_limited_log import RateLimitedLog
 from agent.wire.desired import Desired, newest_after
 from agent.wire.reported import Rejection
 
 # Key among the attempts of a document that could not be stored; no model has a space in its name.
 _DOCUMENT: Final = "desired document"
+_LOG_INTERVAL_S: Final = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +87,7 @@ class DesiredState:
         self._not_stored: bytes | None = None
         self._taking: set[asyncio.Task[None]] = set()
         self._taking_turns = asyncio.Lock()
+        self._log = RateLimitedLog(_log, _LOG_INTERVAL_S)
 
     @property
     def taking(self) -> bool:
@@ -152,7 +155,8 @@ class DesiredState:
             self._on_accepted(desired)
 
     def _refuse(self, payload: bytes, version: int | None, error: EdgeError) -> None:
-        _log.warning("desired: %s", error)
+        if self._log.due(error.code):
+            _log.warning("desired: %s", error)
         if isinstance(error, StoreError):
             self._not_stored = payload
             self._attempts.failed(_DOCUMENT, asyncio.get_running_loop().time())

@@ -2,7 +2,8 @@
 
 Promises: they are acknowledged in the order in which they arrived, each after its part has taken it. A bug
 while one is taken is logged and counted; that message is acknowledged too, or the broker would deliver it
-again and again.
+again and again. A flood costs no memory: while `MAX_WAITING` messages are being taken, those at QoS 0 are
+dropped and counted, and of those at QoS 1 the broker sends no more than the Receive Maximum.
 Leaves to others: what they mean (`presence`, `agent.deploy`), and requests (`inference`).
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from agent.deploy.deployment import Deployment
 from agent.mqtt.message import Message, Receipt
@@ -18,6 +20,8 @@ from agent.service.metrics.metrics import Metrics
 from agent.service.presence import Presence
 from agent.service.requests.acknowledgement import AckOrder
 from agent.wire.topics import Job, State, parse_topic
+
+MAX_WAITING: Final = 64
 
 _log = logging.getLogger(__name__)
 
@@ -44,15 +48,21 @@ class ControlMessages:
         self._presence = presence
         self._deployment = deployment
         self._metrics = metrics
+        self._waiting = 0
 
     def take(self, message: Message) -> None:
         """Hand a message on, and acknowledge it when its part has taken it."""
         slot = self._acks.arrived(message)
+        if slot is None and self._waiting >= MAX_WAITING:
+            self._metrics.count("edge_control_messages_dropped_total")
+            return
 
         def finish(taking: asyncio.Task[None] | None = None) -> None:
-            if taking is not None and not taking.cancelled() and taking.exception() is not None:
-                _log.error("internal error while taking a message", exc_info=taking.exception())
-                self._metrics.count("edge_faults_total")
+            if taking is not None:
+                self._waiting -= 1
+                if not taking.cancelled() and taking.exception() is not None:
+                    _log.error("internal error while taking a message", exc_info=taking.exception())
+                    self._metrics.count("edge_faults_total")
             if slot is not None:
                 slot.finish()
 
@@ -65,6 +75,7 @@ class ControlMessages:
         if taking is None:
             finish()
         else:
+            self._waiting += 1
             taking.add_done_callback(finish)
 
     def on_down(self) -> None:

@@ -95,6 +95,9 @@ METRICS: Final = {
         "Requests at QoS 0 that were dropped unread, because more arrived than the agent can read.",
         ("connection",),
     ),
+    "edge_control_messages_dropped_total": Metric(
+        COUNTER, "Control messages at QoS 0 that were dropped, because too many were being taken."
+    ),
     "edge_mqtt_protocol_level": Metric(GAUGE, "5 for MQTT 5, 4 for MQTT 3.1.1.", ("connection",)),
     "edge_mqtt_unsendable_total": Metric(
         COUNTER,

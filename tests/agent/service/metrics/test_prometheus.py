@@ -41,6 +41,7 @@ OF_SOME_BOARDS = {
 }
 # Missing until it happens for the first time.
 OF_ACCIDENTS = {
+    "edge_control_messages_dropped_total",
     "edge_faults_total",
     "edge_inference_duplicates_total",
     "edge_inference_unanswerable_total",
