@@ -1,11 +1,12 @@
 """A broker of MQTT 5 that floods one connection of its client as fast as that reads, and answers the others.
 
-`python tests/flooding_broker.py PART FLOOD HONEST BLOCKS`: the connection that subscribes to a filter with
+`python tests/flooding_broker.py PART FLOOD HONEST BLOCKS SECONDS`: the connection that subscribes to a filter with
 PART in it gets blocks of 64 KiB, full of the packet FLOOD (hexadecimal), and behind each of them the next
 packet of HONEST (hexadecimal, separated by commas), in turn, with an identifier of its own.
 
 The first line on stdout is the port. Then there is a line for each message that the client publishes: how
-many blocks were sent by then, and its topic. After BLOCKS blocks, a line "over" says that all was sent.
+many blocks were sent by then, and its topic. After BLOCKS blocks, and not before SECONDS are over, a line with
+only their number says that all was sent.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import itertools
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
+from queue import SimpleQueue
 
 CONNECT, PUBLISH, PUBACK, SUBSCRIBE, UNSUBSCRIBE, PINGREQ = 0x10, 0x30, 0x40, 0x80, 0xA0, 0xC0
 BLOCK_BYTES = 64 << 10
@@ -49,14 +52,24 @@ def reply_to(topic: str, correlation: bytes) -> bytes:
     )
 
 
+_speaking = threading.Lock()
+
+
+def say(line: str) -> None:
+    """Write a line to stdout, whole, whichever thread speaks."""
+    with _speaking:
+        print(line, flush=True)
+
+
 class Flood:
     """What is sent to the flooded connection."""
 
-    def __init__(self, part: bytes, flood: bytes, honest: list[bytes], blocks: int) -> None:
+    def __init__(self, part: bytes, flood: bytes, honest: list[bytes], blocks: int, duration_s: float) -> None:
         self.part = part
         self.block = flood * (BLOCK_BYTES // len(flood))
         self.honest = honest
         self.blocks = blocks
+        self.duration_s = duration_s
         self.sent = 0
 
 
@@ -67,8 +80,9 @@ class Connection:
         self._sock = sock
         self._flood = flood
         self._file = sock.makefile("rb")
-        self._replies: list[bytes] = []
+        self._replies: SimpleQueue[bytes] = SimpleQueue()
         self._flooded = False
+        self._sending = threading.Lock()
         self._in_flight = 0
 
     def run(self) -> None:
@@ -105,24 +119,25 @@ class Connection:
             self._in_flight -= 1
         elif kind == PUBLISH:
             end = 2 + int.from_bytes(body[:2], "big")
-            print(self._flood.sent, body[2:end].decode(), flush=True)
+            say(f"{self._flood.sent} {body[2:end].decode()}")
             if first & 6:
                 self._send(b"\x40\x02" + body[end : end + 2])
 
     def _send(self, packet: bytes) -> None:
-        if self._flooded:
-            self._replies.append(packet)  # behind the block that is being sent
-        else:
-            self._sock.sendall(packet)
+        with self._sending:
+            if self._flooded:
+                self._replies.put(packet)  # behind the block that is being sent
+            else:
+                self._sock.sendall(packet)
 
     def _pour(self) -> None:
         honest = itertools.cycle(self._flood.honest)
         identifiers = itertools.cycle(range(1, 65536))
         flood = self._flood
+        end_s = time.monotonic() + flood.duration_s
         try:
-            for _ in range(flood.blocks):
-                replies, self._replies = self._replies, []
-                data = b"".join(replies) + flood.block
+            while flood.sent < flood.blocks or time.monotonic() < end_s:
+                data = self._unsent() + flood.block
                 if flood.honest and self._in_flight < MAX_IN_FLIGHT:
                     self._in_flight += 1
                     data += numbered(next(honest), next(identifiers))
@@ -130,10 +145,13 @@ class Connection:
                 flood.sent += 1
         except OSError:
             pass
-        print("over", flush=True)
-        self._flooded = False
-        with contextlib.suppress(OSError):
-            self._sock.sendall(b"".join(self._replies))
+        say(str(flood.sent))
+        with self._sending, contextlib.suppress(OSError):
+            self._flooded = False
+            self._sock.sendall(self._unsent())
+
+    def _unsent(self) -> bytes:
+        return b"".join(self._replies.get() for _ in range(self._replies.qsize()))
 
 
 def numbered(packet: bytes, identifier: int) -> bytes:
@@ -146,9 +164,9 @@ def numbered(packet: bytes, identifier: int) -> bytes:
 
 
 def main() -> None:
-    part, flood, honest, blocks = sys.argv[1:]
+    part, flood, honest, blocks, seconds = sys.argv[1:]
     packets = [bytes.fromhex(text) for text in honest.split(",") if text]
-    shared = Flood(part.encode(), bytes.fromhex(flood), packets, int(blocks))
+    shared = Flood(part.encode(), bytes.fromhex(flood), packets, int(blocks), float(seconds))
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
     while True:

@@ -12,8 +12,9 @@ from agent.mqtt.turns import PACKETS_IN_A_TURN
 from tests import flooding_broker
 from tests.patience import PATIENCE_S
 
-# More than the buffers of both sockets hold.
+# More than the buffers of both sockets hold, and for longer than what may be shed first suffices.
 BLOCKS = 300
+FLOOD_S = 2.0
 # A turn that goes on, and one because the selector said so, fit into one turn of the event loop.
 MOST_IN_A_TURN = 2 * PACKETS_IN_A_TURN
 
@@ -26,38 +27,38 @@ class Flood:
     port
         The broker's port.
     packets
-        How many packets it sends.
+        How many packets it has sent, once all were.
     topics
         What the client published while the flood went on, by topic.
-    over
-        Whether all was sent.
+    listening
+        Reads what the broker says until all was sent.
     turns
         How many turns the event loop had since the client was first flooded.
     """
 
-    def __init__(self, port: int, packets: int) -> None:
+    def __init__(self, port: int) -> None:
         self.port = port
-        self.packets = packets
+        self.packets = 0
+        self.listening: asyncio.Task[None]
         self.topics: Counter[str] = Counter()
-        self.over = False
         self.turns = 0
 
-    @property
-    def most_in_a_turn(self) -> float:
-        """How many packets the client read in a turn of its event loop, on average."""
-        return self.packets / max(1, self.turns)
+    def most_in_a_turn(self, dropped: int = 0) -> float:
+        """Return how many packets the client decoded in a turn of its event loop, on average."""
+        return (self.packets - dropped) / max(1, self.turns)
 
     async def wait(self) -> None:
         """Count the turns of the event loop until the flood is over."""
         async with asyncio.timeout(PATIENCE_S):
-            while not self.over:
+            while not self.listening.done():
                 self.turns += 1
                 await asyncio.sleep(0)
+        self.listening.result()
 
 
 @contextlib.asynccontextmanager
 async def flooding(
-    part: str, flood: bytes, honest: Sequence[bytes] = (), blocks: int = BLOCKS
+    part: str, flood: bytes, honest: Sequence[bytes] = ()
 ) -> AsyncIterator[Flood]:
     """Start a broker that floods a client which subscribes to a filter with `part` in it.
 
@@ -69,8 +70,6 @@ async def flooding(
         The packet that it sends again and again.
     honest
         The packets at QoS 1 that it sends between these, in turn.
-    blocks
-        How many blocks of 64 KiB it sends.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -78,28 +77,27 @@ async def flooding(
         part,
         flood.hex(),
         ",".join(packet.hex() for packet in honest),
-        str(blocks),
+        str(BLOCKS),
+        str(FLOOD_S),
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
-    going_on = Flood(
-        int(await process.stdout.readline()), blocks * (flooding_broker.BLOCK_BYTES // len(flood))
-    )
+    going_on = Flood(int(await process.stdout.readline()))
 
     async def listen() -> None:
         assert process.stdout is not None
         async for line in process.stdout:
-            if line.strip() == b"over":
-                going_on.over = True
-                return
             number, _, topic = line.decode().strip().partition(" ")
+            if not topic:
+                going_on.packets = int(number) * (flooding_broker.BLOCK_BYTES // len(flood))
+                return
             if int(number):
                 going_on.topics[topic] += 1
 
-    listening = asyncio.create_task(listen())
+    going_on.listening = asyncio.create_task(listen())
     try:
         yield going_on
     finally:
-        listening.cancel()
+        going_on.listening.cancel()
         process.kill()
         await process.wait()

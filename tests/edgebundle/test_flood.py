@@ -30,5 +30,5 @@ async def test_client_library_goes_on_in_a_flood() -> None:
         for each in asking:
             each.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
-    assert going_on.most_in_a_turn <= MOST_IN_A_TURN
+    assert going_on.most_in_a_turn() <= MOST_IN_A_TURN
     assert going_on.topics["edge/v1/kitchen/models/digits/infer"] >= 1

@@ -17,4 +17,4 @@ async def test_dashboard_goes_on_in_a_flood_of_metrics() -> None:
         await link.start()
         await going_on.wait()
         await link.close()
-    assert going_on.most_in_a_turn <= MOST_IN_A_TURN
+    assert going_on.most_in_a_turn() <= MOST_IN_A_TURN
