@@ -65,11 +65,10 @@ def place(request: pytest.FixtureRequest) -> Site:
 
 
 def replaced(text: str, *changes: tuple[str, str]) -> str:
-    """Return a text of the documentation with this broker and this model."""
-    for theirs, ours in changes:
-        assert theirs in text, theirs
-        text = text.replace(theirs, ours)
-    return text
+    """Return a text of the documentation with this broker and this model; no change sees another's."""
+    ours = dict(changes)
+    assert all(theirs in text for theirs in ours), text
+    return re.sub("|".join(map(re.escape, ours)), lambda found: ours[found[0]], text)
 
 
 def labels(answer: str) -> list[str]:
