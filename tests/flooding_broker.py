@@ -1,12 +1,12 @@
 """A broker of MQTT 5 that floods one connection of its client as fast as that reads, and answers the others.
 
-`python tests/flooding_broker.py PART FLOOD HONEST BLOCKS SECONDS`: the connection that subscribes to a filter with
-PART in it gets blocks of 64 KiB, full of the packet FLOOD (hexadecimal), and behind each of them the next
-packet of HONEST (hexadecimal, separated by commas), in turn, with an identifier of its own.
+`python tests/flooding_broker.py PART FLOOD HONEST BLOCKS SECONDS`: the connection that subscribes to a filter
+with PART in it gets blocks of 64 KiB, full of the packet FLOOD (hexadecimal), and behind each of them the
+next packet of HONEST (hexadecimal, separated by commas), in turn, with an identifier of its own.
 
 The first line on stdout is the port. Then there is a line for each message that the client publishes: how
-many blocks were sent by then, and its topic. After BLOCKS blocks, and not before SECONDS are over, a line with
-only their number says that all was sent.
+many blocks were sent by then, and its topic. After BLOCKS blocks, and not before SECONDS are over, a line
+with only their number says that all was sent.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def say(line: str) -> None:
 class Flood:
     """What is sent to the flooded connection."""
 
-    def __init__(self, part: bytes, flood: bytes, honest: list[bytes], blocks: int, duration_s: float) -> None:
+    def __init__(self, part: bytes, flood: bytes, honest: list[bytes], blocks: int, limit_s: float) -> None:
         self.part = part
         self.block = flood * (BLOCK_BYTES // len(flood))
         self.honest = honest
         self.blocks = blocks
-        self.duration_s = duration_s
+        self.limit_s = limit_s
         self.sent = 0
 
 
@@ -134,7 +134,7 @@ class Connection:
         honest = itertools.cycle(self._flood.honest)
         identifiers = itertools.cycle(range(1, 65536))
         flood = self._flood
-        end_s = time.monotonic() + flood.duration_s
+        end_s = time.monotonic() + flood.limit_s
         try:
             while flood.sent < flood.blocks or time.monotonic() < end_s:
                 data = self._unsent() + flood.block

@@ -57,9 +57,7 @@ class Flood:
 
 
 @contextlib.asynccontextmanager
-async def flooding(
-    part: str, flood: bytes, honest: Sequence[bytes] = ()
-) -> AsyncIterator[Flood]:
+async def flooding(part: str, flood: bytes, honest: Sequence[bytes] = ()) -> AsyncIterator[Flood]:
     """Start a broker that floods a client which subscribes to a filter with `part` in it.
 
     Parameters
