@@ -6,7 +6,7 @@ offset on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from agent.errors import FormatError
@@ -21,7 +21,12 @@ MAX_COUNT: Final = 64
 MIN_BLOCK_BYTES: Final = 512
 # What a packet with a block has beside the block and its topic: lengths, and properties that a broker adds.
 _HEAD_BYTES: Final = 32
-_KEYS: Final = frozenset({"offset", "count", "block_bytes", "seq"})
+_RANGES: Final = {
+    "offset": (0, document.MAX_SAFE_INTEGER),
+    "count": (1, MAX_COUNT),
+    "block_bytes": (1, MAX_BLOCK_BYTES),
+    "seq": (1, document.MAX_SAFE_INTEGER),
+}
 
 
 def largest_block(topic: str, max_packet_bytes: int) -> int:
@@ -52,9 +57,7 @@ class Want:
 
     def to_bytes(self) -> bytes:
         """Write the document."""
-        return document.encode(
-            {"offset": self.offset, "count": self.count, "block_bytes": self.block_bytes, "seq": self.seq}
-        )
+        return document.encode(asdict(self))
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Want:
@@ -68,11 +71,9 @@ class Want:
             If it is not a want document, or a value is out of its range.
         """
         value = document.parse_strictly(raw, "the want document", MAX_WANT_BYTES)
-        if not isinstance(value, dict) or value.keys() != _KEYS:
-            raise FormatError(f"expected exactly {', '.join(sorted(_KEYS))}, got {document.shown(value)}")
-        ranges = {"offset": (0, document.MAX_SAFE_INTEGER), "count": (1, MAX_COUNT)}
-        ranges |= {"block_bytes": (1, MAX_BLOCK_BYTES), "seq": (1, document.MAX_SAFE_INTEGER)}
-        for key, (low, high) in ranges.items():
+        if not isinstance(value, dict) or value.keys() != _RANGES.keys():
+            raise FormatError(f"expected exactly {', '.join(sorted(_RANGES))}, got {document.shown(value)}")
+        for key, (low, high) in _RANGES.items():
             if type(value[key]) is not int or not low <= value[key] <= high:
                 raise FormatError(
                     f"{key}: expected an integer from {low} to {high}, got {document.shown(value[key])}"

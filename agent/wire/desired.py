@@ -22,7 +22,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from agent.bundle.archive import MAX_BUNDLE_BYTES
@@ -77,13 +77,9 @@ class DesiredModel:
 
     def to_document(self) -> dict[str, object]:
         """Return the model's entry as a JSON object."""
-        return {
-            "digest": self.digest,
-            "size": self.size,
-            "version": self.version,
-            "job": self.job,
-            "sources": list(self.sources),
-        }
+        members = asdict(self)
+        del members["model"]
+        return members | {"sources": list(self.sources)}
 
     @classmethod
     def from_document(cls, name: str, entry: object) -> DesiredModel:

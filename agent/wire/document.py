@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import Field, fields
 from datetime import UTC, datetime
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from agent.bundle.strict_json import refuse_constant, short_integer, unique_object
 from agent.errors import EndlessDataError, FormatError
@@ -158,24 +158,53 @@ _READERS: Final[Mapping[object, Callable[[object], object]]] = {
 }
 
 
-def read(kind: type[_Value], value: object) -> _Value:
-    """Return a dataclass whose fields are an object's members; one of another type counts as absent."""
-    found = members(value)
-    return kind(**{each.name: _READERS[each.type](found.get(each.name)) for each in fields(kind)})  # type: ignore[arg-type]  # a dataclass
+# Metadata of a field that is not a member by itself: who reads the document gives its value.
+APART: Final[Mapping[str, object]] = {"apart": True}
 
 
-def choice(make: Callable[[str], _Value], value: object, what: str) -> _Value:
-    """Return the member of an enumeration that a string names.
+def form(
+    read: Callable[[object], object], write: Callable[[Any], object] | None = None, key: str | None = None
+) -> Mapping[str, object]:
+    """Return the metadata of a field whose declaration does not say how it is read, written or called."""
+    return {"read": read, "write": write, "key": key}
 
-    Raises
-    ------
-    FormatError
-        If there is none.
+
+def choice(make: Callable[[str], object], what: str, *, optional: bool = False) -> Mapping[str, object]:
+    """Return the metadata of a field with an enumeration; to read another text is a `FormatError`."""
+
+    def read(value: object) -> object:
+        try:
+            return None if optional and value is None else make(value if isinstance(value, str) else "")
+        except ValueError as error:
+            raise FormatError(f"expected a {what}, got {shown(value)}") from error
+
+    return form(read)
+
+
+def _members(kind: object) -> dict[str, Field[object]]:
+    listed = (each for each in fields(kind) if "apart" not in each.metadata)  # type: ignore[arg-type]  # a dataclass
+    return {each.metadata.get("key") or each.name: each for each in listed}
+
+
+def read(kind: type[_Value], value: object, **given: object) -> _Value:
+    """Return a dataclass whose fields are an object's members, but for those that are `given`.
+
+    A member of another type counts as absent.
     """
-    try:
-        return make(value if isinstance(value, str) else "")
-    except ValueError as error:
-        raise FormatError(f"expected a {what}, got {shown(value)}") from error
+    found = members(value)
+    for key, each in _members(kind).items():
+        reader = each.metadata.get("read") or _READERS[each.type]
+        given.setdefault(each.name, reader(found.get(key)))
+    return kind(**given)
+
+
+def write(record: object) -> dict[str, object]:
+    """Return a dataclass as the members that `read` reads, in the order of its fields."""
+    found = {}
+    for key, each in _members(record).items():
+        value, how = getattr(record, each.name), each.metadata.get("write")
+        found[key] = value if how is None else how(value)
+    return found
 
 
 def shown(value: object) -> str:

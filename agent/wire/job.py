@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -53,6 +53,10 @@ class Result(StrEnum):
     REJECTED = "REJECTED"
 
 
+def _fraction(value: object) -> float:
+    return min(max(float(document.number(value) or 0.0), 0.0), 1.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
     """One job document.
@@ -74,30 +78,22 @@ class JobState:
     id: str
     model: str
     digest: str
-    status: Status
-    step: Step | None = None
-    progress: float = 0.0
-    result: Result | None = None
+    status: Status = field(metadata=document.choice(Status, "job status"))
+    step: Step | None = field(default=None, metadata=document.choice(Step, "job step", optional=True))
+    progress: float = field(default=0.0, metadata=document.form(_fraction, lambda done: round(done, 3)))
+    result: Result | None = field(default=None, metadata=document.choice(Result, "job result", optional=True))
     code: str | None = None
     message: str | None = None
-    time_s: float = 0.0
+    time_s: float = field(
+        default=0.0,
+        metadata=document.form(
+            lambda value: document.parse_time(value) or 0.0, document.format_time, key="time"
+        ),
+    )
 
     def to_bytes(self) -> bytes:
         """Write the document; the progress is rounded to 0.001 and the time to milliseconds."""
-        return document.encode(
-            {
-                "id": self.id,
-                "model": self.model,
-                "digest": self.digest,
-                "status": self.status,
-                "step": self.step,
-                "progress": round(self.progress, 3),
-                "result": self.result,
-                "code": self.code,
-                "message": self.message,
-                "time": document.format_time(self.time_s),
-            }
-        )
+        return document.encode(document.write(self))
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> JobState:
@@ -110,18 +106,4 @@ class JobState:
         FormatError
             If it is not a JSON object, or has an unknown status, step or result.
         """
-        fields = document.parse_object(raw, "the job document")
-        step, result = fields.get("step"), fields.get("result")
-        progress = document.number(fields.get("progress"))
-        return cls(
-            id=document.text(fields.get("id")),
-            model=document.text(fields.get("model")),
-            digest=document.text(fields.get("digest")),
-            status=document.choice(Status, fields.get("status"), "job status"),
-            step=None if step is None else document.choice(Step, step, "job step"),
-            progress=0.0 if progress is None else min(max(float(progress), 0.0), 1.0),
-            result=None if result is None else document.choice(Result, result, "job result"),
-            code=document.optional_text(fields.get("code")),
-            message=document.optional_text(fields.get("message")),
-            time_s=document.parse_time(fields.get("time")) or 0.0,
-        )
+        return document.read(cls, document.parse_object(raw, "the job document"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -45,6 +45,11 @@ class RowColumn:
 
     name: str
     datatype: str
+
+
+def _columns(value: object) -> tuple[RowColumn, ...]:
+    found = [document.members(item) for item in document.items(value)]
+    return tuple(document.read(RowColumn, each) for each in found if isinstance(each.get("name"), str))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,51 +89,40 @@ class ModelState:
     """
 
     name: str
-    version: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+    inputs: tuple[TensorSpec, ...] = field(metadata=document.APART)
+    outputs: tuple[TensorSpec, ...] = field(metadata=document.APART)
     ready: bool
     state: str
     message: str
+    version: str
     security_counter: int | None
     digest: str
     key_id: str
     image_input: str | None
-    postprocess: tuple[str, ...]
-    next_try_s: float | None = None
     audio_input: str | None = None
     audio_rate: int | None = None
     has_state: bool = False
-    smallest_inputs: tuple[tuple[int, ...], ...] = ()
-    smallest_outputs: tuple[tuple[int, ...], ...] = ()
-    columns: tuple[RowColumn, ...] = ()
-    quantisation: Quantisation = NO_QUANTISATION
+    columns: tuple[RowColumn, ...] = field(
+        default=(), metadata=document.form(_columns, lambda columns: [*map(document.write, columns)])
+    )
+    postprocess: tuple[str, ...]
+    next_try_s: float | None = field(
+        default=None, metadata=document.form(document.parse_time, document.format_time, key="next_try")
+    )
+    smallest_inputs: tuple[tuple[int, ...], ...] = field(default=(), metadata=document.APART)
+    smallest_outputs: tuple[tuple[int, ...], ...] = field(default=(), metadata=document.APART)
+    quantisation: Quantisation = field(default=NO_QUANTISATION, metadata=document.APART)
 
     def to_bytes(self) -> bytes:
         """Write the document."""
-        return document.encode(
-            {
-                "name": self.name,
-                "versions": [self.version],
-                "platform": PLATFORM,
-                "inputs": _documents(self.inputs, self.smallest_inputs, self.quantisation.inputs),
-                "outputs": _documents(self.outputs, self.smallest_outputs, self.quantisation.outputs),
-                "ready": self.ready,
-                "state": self.state,
-                "message": self.message,
-                "version": self.version,
-                "security_counter": self.security_counter,
-                "digest": self.digest,
-                "key_id": self.key_id,
-                "image_input": self.image_input,
-                "audio_input": self.audio_input,
-                "audio_rate": self.audio_rate,
-                "has_state": self.has_state,
-                "columns": [{"name": each.name, "datatype": each.datatype} for each in self.columns],
-                "postprocess": self.postprocess,
-                "next_try": document.format_time(self.next_try_s),
-            }
-        )
+        first = {
+            "name": self.name,
+            "versions": [self.version],
+            "platform": PLATFORM,
+            "inputs": _documents(self.inputs, self.smallest_inputs, self.quantisation.inputs),
+            "outputs": _documents(self.outputs, self.smallest_outputs, self.quantisation.outputs),
+        }
+        return document.encode(first | document.write(self))
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> ModelState:
@@ -140,40 +134,19 @@ class ModelState:
             If it is not a JSON object, or too long.
         """
         fields = document.parse_object(raw, "the model's state document")
-        versions = document.texts(fields.get("versions"))
         inputs, smallest_inputs = _specs(fields.get("inputs"))
         outputs, smallest_outputs = _specs(fields.get("outputs"))
-        return cls(
-            name=document.text(fields.get("name")),
-            version=document.text(fields.get("version")) or (versions[0] if versions else ""),
+        versions = document.texts(fields.get("versions"))
+        return document.read(
+            cls,
+            fields,
+            version=document.text(fields.get("version")) or next(iter(versions), ""),
             inputs=inputs,
             outputs=outputs,
             smallest_inputs=smallest_inputs,
             smallest_outputs=smallest_outputs,
-            ready=fields.get("ready") is True,
-            state=document.text(fields.get("state")),
-            message=document.text(fields.get("message")),
-            security_counter=document.integer(fields.get("security_counter")),
-            digest=document.text(fields.get("digest")),
-            key_id=document.text(fields.get("key_id")),
-            image_input=document.optional_text(fields.get("image_input")),
-            postprocess=document.texts(fields.get("postprocess")),
-            audio_input=document.optional_text(fields.get("audio_input")),
-            audio_rate=document.integer(fields.get("audio_rate")),
-            has_state=fields.get("has_state") is True,
-            columns=_columns(fields.get("columns")),
             quantisation=Quantisation(_quantised(fields.get("inputs")), _quantised(fields.get("outputs"))),
-            next_try_s=document.parse_time(fields.get("next_try")),
         )
-
-
-def _columns(value: object) -> tuple[RowColumn, ...]:
-    found = [document.members(item) for item in document.items(value)]
-    return tuple(
-        RowColumn(document.text(each.get("name")), document.text(each.get("datatype")))
-        for each in found
-        if isinstance(each.get("name"), str)
-    )
 
 
 def _documents(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -70,7 +70,7 @@ class ReportedModel:
         Digest of the bundle that failed on trial, or None.
     """
 
-    name: str
+    name: str = field(metadata=document.APART)
     digest: str
     version: str
     state: str
@@ -79,7 +79,9 @@ class ReportedModel:
     previous: str | None
     security_counter: int | None
     message: str | None = None
-    next_try_s: float | None = None
+    next_try_s: float | None = field(
+        default=None, metadata=document.form(document.parse_time, document.format_time, key="next_try")
+    )
     rolled_back: str | None = None
 
 
@@ -121,29 +123,13 @@ class Reported:
 
     def to_bytes(self) -> bytes:
         """Write the document."""
-        error = self.error
+        desired, error = self.desired, self.error
         return document.encode(
             {
-                "version": None if self.desired is None else self.desired.version,
-                "models": {
-                    model.name: {
-                        "digest": model.digest,
-                        "version": model.version,
-                        "state": model.state,
-                        "origin": model.origin,
-                        "job": model.job,
-                        "previous": model.previous,
-                        "security_counter": model.security_counter,
-                        "message": model.message,
-                        "next_try": document.format_time(model.next_try_s),
-                        "rolled_back": model.rolled_back,
-                    }
-                    for model in self.models
-                },
-                "desired": None if self.desired is None else self.desired.to_document(),
-                "error": None
-                if error is None
-                else {"code": error.code, "message": error.message, "version": error.version},
+                "version": None if desired is None else desired.version,
+                "models": {model.name: document.write(model) for model in self.models},
+                "desired": None if desired is None else desired.to_document(),
+                "error": None if error is None else document.write(error),
             }
         )
 
@@ -160,33 +146,12 @@ class Reported:
         """
         fields = document.parse_object(raw, "the reported document")
         desired, error = fields.get("desired"), document.members(fields.get("error"))
+        models = document.members(fields.get("models"))
         return cls(
             desired=None if desired is None else Desired.from_document(desired),
             models=tuple(
-                _model(name, document.members(entry))
-                for name, entry in document.members(fields.get("models")).items()
+                document.read(ReportedModel, entry, name=document.text(name))
+                for name, entry in models.items()
             ),
-            error=Rejection(
-                code=document.text(error.get("code")),
-                message=document.text(error.get("message")),
-                version=document.integer(error.get("version")),
-            )
-            if error
-            else None,
+            error=document.read(Rejection, error) if error else None,
         )
-
-
-def _model(name: str, entry: document.Members) -> ReportedModel:
-    return ReportedModel(
-        name=document.text(name),
-        digest=document.text(entry.get("digest")),
-        version=document.text(entry.get("version")),
-        state=document.text(entry.get("state")),
-        origin=document.text(entry.get("origin")),
-        job=document.text(entry.get("job")),
-        previous=document.optional_text(entry.get("previous")),
-        security_counter=document.integer(entry.get("security_counter")),
-        message=document.optional_text(entry.get("message")),
-        next_try_s=document.parse_time(entry.get("next_try")),
-        rolled_back=document.optional_text(entry.get("rolled_back")),
-    )
