@@ -9,13 +9,12 @@ import socket
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final
 
-from agent.config.keys import KEYS, PATH, Key
+from agent.config.keys import KEYS, PATH
 from agent.config.settings import (
     Config,
     HomeAssistantSettings,
-    ListenAddress,
     MetricsSettings,
     QueueLimits,
     WorkerSettings,
@@ -95,7 +94,9 @@ def parse_config(
         If the file has mistakes; the message names all of them, one a line.
     """
     mistakes: list[str] = []
-    values = {key.name: key.default for key in KEYS}
+    values: dict[str, Any] = {
+        key.name: None if key.default is None else key.kind.make(key.default) for key in KEYS
+    }
     values["device"] = socket.gethostname().partition(".")[0]
     values["state_dir"] = environment.get("STATE_DIRECTORY") or "/var/lib/edge-agent"
     values["inference.answers_dir"] = environment.get("RUNTIME_DIRECTORY")
@@ -107,78 +108,46 @@ def parse_config(
         elif not key.kind.check(value):
             mistakes.append(f"{name}: expected {key.kind.expected}, got {_shown(value)}")
         else:
-            values[name] = value
+            values[name] = key.kind.make(value)
     mistakes += [
-        f"{key.name}: expected {key.kind.expected}, got nothing" for key in KEYS if _lacks(key, given)
+        f"{key.name}: expected {key.kind.expected}, got nothing"
+        for key in KEYS
+        if key.required and key.name not in given
     ]
-    paths: dict[str, Path | None] = {}
     for key in KEYS:
         if key.kind is PATH:
             # Paths from the command line start at the current directory.
             start = Path.cwd() if key.name in overrides else folder
-            paths[key.name] = _path(key.name, values[key.name], start, environment, mistakes)
-    if not is_device_name(str(values["device"])):
+            values[key.name] = _path(key.name, values[key.name], start, environment, mistakes)
+    if not is_device_name(values["device"]):
         mistakes.append(f"device: the host name {values['device']!r} cannot be used in a topic; set `device`")
-    broker = _broker(values, paths, mistakes)
+    broker = _broker(values, mistakes)
     if mistakes or broker is None:
         raise ConfigError(
             "the configuration has mistakes:\n  " + "\n  ".join(map(printable, mistakes)),
             hint="edge-agent config prints every key with an explanation",
         )
-    state_dir, trust_dir = paths["state_dir"], paths["trust.dir"]
-    assert state_dir is not None
-    assert trust_dir is not None
-    # The casts state what `kind.check` has established for each key.
-    listen = cast("str | None", values["metrics.listen"])
+    settings = _of(Config, values)
+    settings["max_deadline_s"] = max(settings["max_deadline_s"], settings["default_deadline_s"])
+    settings["answers_dir"] = settings["answers_dir"] or settings["state_dir"]
     return Config(
-        device=cast(str, values["device"]),
-        state_dir=state_dir,
-        groups=_strings(values["groups"]),
-        compatible=_strings(values["compatible"]),
-        log_level=cast(str, values["log_level"]),
+        **settings,
         broker=broker,
-        trust_dir=trust_dir,
         serves_revoked=values["trust.on_revoke"] == "serve",
-        sources_https=_strings(values["sources.https"]),
-        sources_ca=paths["sources.ca"],
-        queue=QueueLimits(
-            requests=cast(int, values["inference.queue_requests"]),
-            payload_bytes=cast(int, values["inference.queue_bytes"]),
-        ),
-        default_deadline_s=cast(float, values["inference.default_deadline_s"]),
-        max_deadline_s=max(
-            cast(float, values["inference.max_deadline_s"]),
-            cast(float, values["inference.default_deadline_s"]),
-        ),
-        answers_dir=paths["inference.answers_dir"] or state_dir,
-        worker=WorkerSettings(
-            compute_limit_s=cast(float, values["inference.compute_limit_s"]),
-            crash_limit=cast(int, values["inference.crash_limit"]),
-            crash_window_s=cast(float, values["inference.crash_window_s"]),
-            threads=cast(int, values["worker.threads"]),
-            share_cores=cast(bool, values["worker.share_cores"]),
-            memory_bytes=cast(int, values["worker.memory_bytes"]),
-            require_sandbox=cast(bool, values["worker.require_sandbox"]),
-            sessions=cast(int, values["worker.sessions"]),
-            session_idle_s=float(cast(float, values["worker.session_idle_s"])),
-            session_bytes=cast(int, values["worker.session_bytes"]),
-            batch=cast(bool, values["inference.batch"]),
-            batch_delay_s=float(cast(float, values["inference.batch_delay_s"])),
-        ),
-        metrics=MetricsSettings(
-            interval_s=cast(float, values["metrics.interval_s"]),
-            listen=None if listen is None else ListenAddress.parse(listen),
-        ),
-        home_assistant=HomeAssistantSettings(
-            enabled=cast(bool, values["home_assistant.enabled"]),
-            prefix=cast(str, values["home_assistant.prefix"]),
-        ),
-        shutdown_limit_s=cast(float, values["shutdown.limit_s"]),
+        queue=QueueLimits(values["inference.queue_requests"], values["inference.queue_bytes"]),
+        worker=WorkerSettings(**_of(WorkerSettings, values)),
+        metrics=MetricsSettings(**_of(MetricsSettings, values)),
+        home_assistant=HomeAssistantSettings(**_of(HomeAssistantSettings, values)),
     )
 
 
-def _strings(value: object) -> tuple[str, ...]:
-    return tuple(cast("list[str]", value))
+def _of(settings: type, values: Mapping[str, object]) -> dict[str, Any]:
+    """Return the values of the keys that set fields of `settings`, by field."""
+    return {
+        place[1]: values[key.name]
+        for key in KEYS
+        if (place := key.place) is not None and place[0] is settings
+    }
 
 
 def _flatten(document: Mapping[str, object], mistakes: list[str]) -> dict[str, object]:
@@ -191,10 +160,6 @@ def _flatten(document: Mapping[str, object], mistakes: list[str]) -> dict[str, o
         else:
             flat[name] = value
     return flat
-
-
-def _lacks(key: Key, given: Mapping[str, object]) -> bool:
-    return key.required and key.name not in given
 
 
 def _resembling(name: str) -> str:
@@ -218,9 +183,7 @@ def _path(
     return start / "/".join((head, *rest)) if head or rest else None
 
 
-def _broker(
-    values: Mapping[str, object], paths: Mapping[str, Path | None], mistakes: list[str]
-) -> BrokerSettings | None:
+def _broker(values: Mapping[str, Any], mistakes: list[str]) -> BrokerSettings | None:
     if not isinstance(values["broker.url"], str):
         return None
     try:
@@ -228,26 +191,19 @@ def _broker(
     except ConfigError as error:
         mistakes.append(f"broker.url: {error}")
         return None
-    ca, certificate, key = paths["broker.ca"], paths["broker.certificate"], paths["broker.key"]
+    ca, certificate, key = (values[f"broker.{name}"] for name in ("ca", "certificate", "key"))
     if not url.tls and (ca or certificate or key):
         mistakes.append("broker: expected an mqtts:// URL with certificates, got mqtt://")
     if (certificate is None) != (key is None):
         mistakes.append("broker: expected both certificate and key, got one of them")
     username = values["broker.username"] or url.username
-    if paths["broker.password_file"] is not None and username is None:
+    if values["broker.password_file"] is not None and username is None:
         mistakes.append("broker: expected a username with password_file, got none")
     return BrokerSettings(
         host=url.host,
         port=url.port,
         tls=TlsSettings(ca, certificate, key) if url.tls else None,
-        username=cast("str | None", username),
-        password_file=paths["broker.password_file"],
-        protocol=cast(str, values["broker.protocol"]),
-        keepalive_s=cast(int, values["broker.keepalive_s"]),
-        session_expiry_s=cast(int, values["broker.session_expiry_s"]),
-        reconnect_spread_s=float(cast(float, values["broker.reconnect_spread_s"])),
-        receive_maximum=cast(int, values["broker.receive_maximum"]),
-        max_packet_bytes=cast(int, values["broker.max_packet_bytes"]),
+        **_of(BrokerSettings, values) | {"username": username},
     )
 
 

@@ -104,8 +104,8 @@ class MetricsSettings:
         Where the page for Prometheus listens; None for no page.
     """
 
-    interval_s: float
-    listen: ListenAddress | None
+    interval_s: float = 10.0
+    listen: ListenAddress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ class HomeAssistantSettings:
         Home Assistant's discovery prefix.
     """
 
-    enabled: bool
-    prefix: str
+    enabled: bool = False
+    prefix: str = "homeassistant"
 
 
 @dataclass(frozen=True, slots=True)
