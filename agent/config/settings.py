@@ -94,15 +94,7 @@ class ListenAddress:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Where and how often metrics are published.
-
-    Attributes
-    ----------
-    interval_s
-        Seconds between two messages over MQTT.
-    listen
-        Where the page for Prometheus listens; None for no page.
-    """
+    """Every how many seconds metrics are published, and where the page for Prometheus listens, if at all."""
 
     interval_s: float = 10.0
     listen: ListenAddress | None = None

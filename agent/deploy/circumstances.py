@@ -23,19 +23,7 @@ _MEMORY_STEP_BYTES: Final = 64 << 20
 class Circumstances:
     """The keys as they were last read, and what does not change while the agent runs.
 
-    Parameters
-    ----------
-    keyring
-        Reads the currently trusted keys.
-    machine
-        This machine.
-    https_allow
-        The allowed https sources.
-
-    Attributes
-    ----------
-    machine
-        This machine, for the admission of bundles.
+    `keyring` reads the currently trusted keys.
     """
 
     def __init__(
@@ -47,13 +35,7 @@ class Circumstances:
         self._keys: object = None
 
     def read_keys(self) -> Keyring:
-        """Return the trusted keys. This blocks: call it in a thread.
-
-        Raises
-        ------
-        ConfigError
-            If there is no usable key.
-        """
+        """Return the trusted keys; a ConfigError if there is none. This blocks: call it in a thread."""
         try:
             trusted = self._keyring()
         except EdgeError as error:

@@ -26,17 +26,7 @@ PATIENCE_S: Final = 5.0
 
 
 class History:
-    """The documents of all jobs.
-
-    Parameters
-    ----------
-    device
-        The device's name.
-    control
-        The control connection.
-    journal
-        The jobs.
-    """
+    """The documents of all jobs."""
 
     def __init__(self, device: str, control: Control, journal: Journal) -> None:
         self._device = device

@@ -40,15 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class Inbox:
-    """The folder that `edge-agent install` drops bundles into.
-
-    Parameters
-    ----------
-    directory
-        The folder.
-    clock
-        Returns seconds; `time.monotonic` except in tests.
-    """
+    """The folder that `edge-agent install` drops bundles into."""
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory = directory

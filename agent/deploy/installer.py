@@ -51,12 +51,7 @@ _log = logging.getLogger(__name__)
 class Installer:
     """Executes jobs, one at a time.
 
-    Parameters
-    ----------
-    parts
-        Stores, fetches and runs bundles, and records the jobs.
-    plan
-        Says which bundles are in use, and when a job that has failed is tried again.
+    The plan says which bundles are in use, and when a job that has failed is tried again.
     """
 
     def __init__(self, parts: Parts, plan: Plan) -> None:
@@ -325,14 +320,8 @@ class Installer:
     ) -> VerifiedBundle:
         """Verify the bundle on disk, and check that it has this digest and may run here.
 
-        Parameters
-        ----------
-        name, digest, counter_floor
-            As for `restore`.
-        is_new
-            Whether the bundle was neither in service last nor before.
-        deployed
-            Whether it is to replace another one, and does not only return to service.
+        `is_new` says that it was in service neither last nor before, and `deployed` that it replaces another
+        one and does not only return to service.
         """
         try:
             async with asyncio.timeout(VERIFY_LIMIT_S):

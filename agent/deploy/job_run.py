@@ -20,20 +20,10 @@ from agent.wire.job import Result, Step
 class JobRun:
     """One execution of a job.
 
-    Attributes
-    ----------
-    job
-        The job in its current state.
-    before
-        The model's active bundle when the execution began, or None.
-    verified
-        The bundle, between verifying and testing; `close` closes it if testing is never reached.
-    version, counter
-        The signed manifest's version and security counter, once it is verified.
-    baseline, before_failed
-        The score of the predecessor just before the switch, and whether it was failing.
-    failure
-        How the job will end if it fails, or None.
+    `before` is the bundle that was active when it began, and `verified` the new one between verifying and
+    testing; `close` closes it if testing is never reached. `version` and `counter` are those of the signed
+    manifest. `baseline` is the predecessor's score just before the switch, and `before_failed` whether it was
+    failing. `failure` is how the job will end if it fails.
     """
 
     def __init__(self, job: Job, before: ActiveModel | None) -> None:

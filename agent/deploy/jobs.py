@@ -138,17 +138,8 @@ class Job:
 class Journal:
     """The last jobs, kept in `jobs.json`.
 
-    A journal that cannot be written does not stop a job: every step can be repeated, so a lost entry costs
-    at most some repeated work after a crash.
-
-    Parameters
-    ----------
-    path
-        The file.
-    checkpoint
-        Called after each durable step, for fault injection.
-    on_error
-        Called when it could not be written.
+    A journal that cannot be written does not stop a job: every step can be repeated, so a lost entry costs at
+    most some repeated work after a crash. `on_error` is called then.
     """
 
     def __init__(

@@ -164,19 +164,9 @@ class Plan:
     ) -> bool:
         """Queue another attempt for each model that does not run as it should, if one is due.
 
-        Parameters
-        ----------
-        running
-            The digest of the bundle that each model runs.
-        switching
-            Models of which this changes now.
-        loading
-            Models that are not loaded yet after the start.
-
-        Returns
-        -------
-        bool
-            Whether a model runs again as it should, which is worth a report.
+        `running` has the digest of the bundle that each model runs. Models that are being switched, or are
+        still being loaded after the start, are left as they are. Returns whether a model runs again as it
+        should, which is worth a report.
         """
         now_s = asyncio.get_running_loop().time()
         recovered = False

@@ -44,15 +44,8 @@ def wishes(
 ) -> dict[str, Request]:
     """Return what should run, by model.
 
-    Parameters
-    ----------
-    desired
-        The desired document in force, or None.
-    active
-        The record of what was installed. A model that a person installed here should run as recorded, and so
-        should every other one while there is no desired document.
-    recovered
-        What a person installed here, if the record of it is lost.
+    A model that a person installed here should run as recorded in `active`, and so should every other one
+    while there is no desired document; `recovered` is what a person installed, if that record is lost.
     """
     wanted = {request.model: request for request in recovered}
     for model in active.values():
@@ -73,17 +66,9 @@ def wishes(
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a model does not run as it should.
+    """Why a model does not run as it should, and the wire code of the error, if there was one.
 
-    Attributes
-    ----------
-    message
-        The reason in words.
-    next_try_s
-        When it is tried again, in seconds since the epoch by the device's clock; None if that depends on
-        something else.
-    code
-        The wire code of the error, if there was one.
+    `next_try_s` is in seconds since the epoch by the device's clock; None if that depends on something else.
     """
 
     message: str
@@ -92,13 +77,7 @@ class Problem:
 
 
 class Attempts:
-    """The failed attempts for each model, and when the next ones are due.
-
-    Parameters
-    ----------
-    chance
-        Returns a random number from 0 to 1; tests pass their own.
-    """
+    """The failed attempts for each model, and when the next ones are due; `chance` draws from 0 to 1."""
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
         self._chance = chance

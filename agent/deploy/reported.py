@@ -24,18 +24,8 @@ KEY_REVOKED: Final = "key revoked: deploy a bundle that another key has signed"
 class Serving:
     """What is known about the models at this moment.
 
-    Attributes
-    ----------
-    running
-        The digest of the bundle that each model runs.
-    conditions
-        What the workers are doing.
-    wishes
-        What should run.
-    problems
-        Why the last attempt for a model failed.
-    loading
-        Models that are not loaded yet after the start.
+    `running` has the digests of what runs, `wishes` what should, `problems` why the last attempt failed, and
+    `loading` those that are not loaded yet after the start.
     """
 
     running: Mapping[str, str]

@@ -31,27 +31,9 @@ _log = logging.getLogger(__name__)
 
 
 class Restoration:
-    """The models that were active before this start.
+    """The models that were active before this start: `loading`, until all are `done`, as far as they can be.
 
-    Parameters
-    ----------
-    parts
-        Keeps and runs bundles.
-    installer
-        Switches to them.
-    trials
-        Counts the starts of the agent in a trial.
-    last_use
-        In which order they are loaded.
-    on_loaded
-        Called after each model that was loaded, or could not be.
-
-    Attributes
-    ----------
-    done
-        Whether all models were loaded, as far as they can be.
-    loading
-        The models that are not loaded yet.
+    `on_loaded` is called after each model that was loaded, or could not be.
     """
 
     def __init__(

@@ -18,19 +18,11 @@ from agent.wire.job import Result, Status, Step
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What follows a step.
+    """What follows a step: the step `then`, and the one `on_error`; None ends the job.
 
-    Attributes
-    ----------
-    then
-        The step after it; None ends the job.
-    on_error
-        The step after it if it fails; None ends the job.
-    after_restart
-        Where a job that was interrupted in this step resumes. What earlier steps left on disk is found and
-        not repeated; what they left in memory (a verified bundle) is made again.
-    after_restart_if_switched
-        The same if the switch to the new bundle is already durable.
+    A job that was interrupted in the step resumes with `after_restart`, or with `after_restart_if_switched`
+    if the switch to the new bundle is already durable. What earlier steps left on disk is found and not
+    repeated; what they left in memory (a verified bundle) is made again.
     """
 
     then: Step | None

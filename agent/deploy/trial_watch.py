@@ -26,15 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class TrialWatch:
-    """The trials that are going on.
-
-    Parameters
-    ----------
-    parts
-        Knows and runs the bundles, and the jobs that asked for them.
-    installer
-        Switches between them.
-    """
+    """The trials that are going on."""
 
     def __init__(self, parts: Parts, installer: Installer) -> None:
         self._parts = parts
@@ -59,10 +51,7 @@ class TrialWatch:
     async def count_start(self, model: ActiveModel) -> ActiveModel | None:
         """Count a start of the agent in a model's trial, before the model is loaded.
 
-        Returns
-        -------
-        ActiveModel | None
-            The record to load; None if the agent has ended so often that the predecessor runs now.
+        Return the record to load; None if the agent has ended so often that the predecessor runs now.
         """
         if model.trial is None:
             return model

@@ -28,15 +28,7 @@ _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE--
 
 @dataclass(frozen=True, slots=True)
 class Dates:
-    """When a certificate is valid, and whose it is.
-
-    Attributes
-    ----------
-    name
-        The common name, or else the whole subject.
-    since, until
-        The first and the last moment of its validity, in UTC.
-    """
+    """When a certificate is valid, in UTC, and whose it is: the common name, or else the whole subject."""
 
     name: str
     since: datetime.datetime
@@ -65,10 +57,7 @@ class Dates:
 def read_credential(given: str, folder: Path, what: str) -> bytes:
     """Return the bytes of a credential that is given as a path, or as the PEM text itself.
 
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, or is too long.
+    A file that cannot be read, or is too long, is a ConfigError.
     """
     if given.lstrip().startswith("-----BEGIN "):
         return given.strip().encode() + b"\n"
@@ -89,13 +78,7 @@ def read_credential(given: str, folder: Path, what: str) -> bytes:
 
 
 def trusted_key_id(raw: bytes, what: str) -> str:
-    """Return the key id of a public key in PEM.
-
-    Raises
-    ------
-    ConfigError
-        If it is not a public key; the message says so if it is the private half.
-    """
+    """Return the key id of a public key in PEM; a ConfigError says if it is the private half."""
     if b"PRIVATE KEY" in raw:
         raise ConfigError(
             f"{what}: expected a public key, got the private half, which must never be on a device",
@@ -130,13 +113,7 @@ def certificates(raw: bytes, what: str) -> tuple[Dates, ...]:
 
 
 def check_pair(certificate: bytes, key: bytes) -> None:
-    """Check that a private key belongs to a certificate.
-
-    Raises
-    ------
-    ConfigError
-        If it belongs to another certificate, is encrypted, or is not a private key.
-    """
+    """Check that a private key belongs to a certificate, and has no password; else a ConfigError."""
     certificates(certificate, "certificate")
     try:
         private = serialization.load_pem_private_key(key, password=None)

@@ -49,16 +49,9 @@ _CREDENTIALS: Final = ("broker.password_file", "broker.ca", "broker.certificate"
 class EnrollOptions:
     """The options of an enrollment.
 
-    Attributes
-    ----------
-    config
-        The configuration file; credentials and keys go into the same folder.
-    force
-        Whether to replace another enrollment and, if keys are given, the trusted keys.
-    connect
-        Whether to connect to the broker before anything is written.
-    wait_s
-        How long to wait for network, name service and clock: a device that has just booted has none of them.
+    Credentials and keys go into the folder of `config`. `force` replaces another enrollment and, if keys are
+    given, the trusted keys. `connect` tries the broker before anything is written. Network, name service and
+    clock may take up to `wait_s`: a device that has just booted has none of them.
     """
 
     config: Path
@@ -90,18 +83,10 @@ class KeyFile:
 
 @dataclass(frozen=True, slots=True)
 class EnrollmentResult:
-    """The result of an enrollment.
+    """What an enrollment has changed, and the configuration in force.
 
-    Attributes
-    ----------
-    changed
-        Whether anything on the device changed.
-    config
-        The configuration in force.
-    findings
-        What the connection to the broker showed; empty if it was not tried.
-    trusted, removed
-        The keys that are trusted now, and those that no longer are.
+    `findings` are what the connection to the broker showed; empty if it was not tried. `trusted` and
+    `removed` are the keys that are trusted now, and those that no longer are.
     """
 
     changed: bool

@@ -74,13 +74,7 @@ KEYS: Final = MappingProxyType({_FLAGS.get(name, name): name for name in _FIELDS
 
 
 def read_enrollment(path: Path) -> Enrollment:
-    """Read an enrollment from a TOML or JSON file.
-
-    Raises
-    ------
-    EnrollmentError
-        If the file cannot be read, or has mistakes; the message names all of them.
-    """
+    """Read an enrollment from a TOML or JSON file; an EnrollmentError names all mistakes in it."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
@@ -110,10 +104,7 @@ def _listed(mistakes: Sequence[str]) -> str:
 def parse_enrollment(document: Mapping[str, object], path: Path) -> Enrollment:
     """Read an enrollment from a parsed document; relative paths start from the folder of `path`.
 
-    Raises
-    ------
-    EnrollmentError
-        If the document has mistakes; the message names all of them.
+    An EnrollmentError names all mistakes.
     """
     mistakes: list[str] = []
     values: dict[str, Any] = {}
@@ -146,17 +137,7 @@ def parse_enrollment(document: Mapping[str, object], path: Path) -> Enrollment:
 def check_enrollment(enrollment: Enrollment, *, enrolled: bool) -> None:
     """Check that the values are complete and do not contradict each other.
 
-    Parameters
-    ----------
-    enrollment
-        The values.
-    enrolled
-        Whether the device already trusts a key.
-
-    Raises
-    ------
-    EnrollmentError
-        If they are not; the message names all mistakes.
+    A device that is `enrolled` trusts a key already. An EnrollmentError names all mistakes.
     """
     mistakes: list[str] = []
     tls = True

@@ -53,13 +53,7 @@ class Owner:
 
 
 def require_writable(path: Path) -> None:
-    """Check that a file can be written, before the user is asked any questions.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be written.
-    """
+    """Check that a file can be written, before the user is asked any questions; else it is a ConfigError."""
     existing = path
     try:
         while not existing.exists() and existing != existing.parent:
@@ -71,13 +65,7 @@ def require_writable(path: Path) -> None:
 
 
 def make_folder(path: Path, owner: Owner) -> None:
-    """Create a folder and its parents; an existing folder is not changed.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be created.
-    """
+    """Create a folder and its parents; an existing folder is not changed. A ConfigError if that fails."""
     if path.is_dir():
         return
     try:
@@ -90,13 +78,7 @@ def make_folder(path: Path, owner: Owner) -> None:
 
 
 def write_file(path: Path, data: bytes, owner: Owner, mode: int) -> None:
-    """Replace a file in one step, durably.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be written; the old file is then unchanged.
-    """
+    """Replace a file in one step, durably; if that is a ConfigError, the old file is unchanged."""
     try:
         with replacing(path, mode=0o600) as file:
             file.write(data)

@@ -32,18 +32,8 @@ HOME_ASSISTANT_FILE: Final = "home_assistant.json"
 class Announcements:
     """What is retained about one device.
 
-    Parameters
-    ----------
-    about
-        Its info document, without the sandbox.
-    store, models, host
-        The parts of the agent that know the rest.
-    control
-        The control connection.
-    home_assistant
-        Announces entities; None if there is nothing to announce or to withdraw.
-    metrics_interval_s
-        Seconds between two publications of metrics.
+    `about` is its info document, without the sandbox. `home_assistant` is None if there is nothing to
+    announce or to withdraw.
     """
 
     def __init__(
@@ -149,14 +139,7 @@ def home_assistant_announcer(
 ) -> Announcer | None:
     """Return what announces entities to Home Assistant; None if there is nothing to announce or to withdraw.
 
-    Parameters
-    ----------
-    settings
-        Whether to announce them, and where.
-    control
-        The control connection.
-    state_dir
-        Where it is recorded what was announced; None if the disk does not respond.
+    What was announced is recorded in `state_dir`, which is None if the disk does not respond.
     """
     if state_dir is None:
         return None

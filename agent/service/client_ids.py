@@ -31,13 +31,8 @@ _MAX_FILE_BYTES: Final = 64
 class ClientIds:
     """The identifiers of one agent, `<device>-<secret>-<connection>`.
 
-    Parameters
-    ----------
-    device
-        The device's name.
-    state_dir
-        Where the secret is kept; it is made and stored if it is missing or damaged. None if the disk does not
-        respond: then it is not stored.
+    The secret is kept in `state_dir`; it is made if it is missing or damaged. If that is None because the
+    disk does not respond, it is not stored.
     """
 
     def __init__(self, device: str, state_dir: Path | None) -> None:

@@ -27,19 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class ControlMessages:
-    """Takes the messages of one control connection.
-
-    Parameters
-    ----------
-    ack
-        Acknowledges one message.
-    presence
-        Takes the state of this device.
-    deployment
-        Takes desired documents, blocks, and what the broker retains about jobs.
-    metrics
-        The counters.
-    """
+    """Takes the messages of one control connection; `ack` acknowledges one of them."""
 
     def __init__(
         self, ack: Callable[[Receipt], None], presence: Presence, deployment: Deployment, metrics: Metrics

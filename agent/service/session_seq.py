@@ -28,13 +28,7 @@ _MAX_FILE_BYTES: Final = 32
 
 
 class SessionSeq:
-    """The number of this start.
-
-    Parameters
-    ----------
-    state_dir
-        Where it is stored.
-    """
+    """The number of this start, stored in `state_dir`."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
@@ -103,13 +97,7 @@ def _next_seq(state_dir: Path) -> tuple[int, bool]:
 
 
 def _store_seq(state_dir: Path, seq: int) -> None:
-    """Store the number of this start durably.
-
-    Raises
-    ------
-    DiskError
-        If it cannot be written.
-    """
+    """Store the number of this start durably."""
     write_durably(state_dir / _FILE, str(seq).encode())
 
 

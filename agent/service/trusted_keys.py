@@ -21,19 +21,10 @@ _MAX_LOGGED_FAULTS: Final = 8
 
 
 class TrustedKeys:
-    """The folder of trusted keys.
+    """The folder of trusted keys, with the list of revoked ones.
 
-    Parameters
-    ----------
-    folder
-        It has the key files, and the list of revoked keys.
-
-    Attributes
-    ----------
-    faults
-        What could not be used when it was last read, one line for each file or line.
-    keyring
-        What was read last; None before the first time.
+    `faults` are what could not be used when it was last read, one line for each file or line. `keyring` is
+    None before the first time.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -40,23 +40,10 @@ def encode(document: Members) -> bytes:
 
 
 def parse_strictly(raw: bytes, what: str, max_bytes: int) -> object:
-    """Parse JSON (RFC 8259) without duplicate keys, NaN or infinity.
+    """Parse JSON (RFC 8259) without duplicate keys, NaN or infinity; anything else is a FormatError.
 
-    Parameters
-    ----------
-    raw
-        The document.
-    what
-        Its name in error messages, as in "the desired document".
-    max_bytes
-        A longer one is refused before it is parsed, and so is one with more than `MAX_VALUES` values.
-
-    Raises
-    ------
-    EndlessDataError
-        If it is too long, or has too many values.
-    FormatError
-        If it is not such JSON.
+    `what` is its name in error messages, as in "the desired document". One of more than `max_bytes`, or of
+    more than `MAX_VALUES` values, is an EndlessDataError; it is not parsed.
     """
     if len(raw) > max_bytes:
         raise EndlessDataError(f"{what}: expected at most {max_bytes} bytes, got {len(raw)}")
@@ -77,12 +64,7 @@ def parse_strictly(raw: bytes, what: str, max_bytes: int) -> object:
 def parse_object(raw: bytes, what: str, max_bytes: int = MAX_AGENT_DOCUMENT_BYTES) -> Members:
     """Parse a JSON object tolerantly: a repeated key has its last value.
 
-    Raises
-    ------
-    EndlessDataError
-        If it is longer than `max_bytes`.
-    FormatError
-        If it is not a JSON object.
+    Anything else is a FormatError, and one of more than `max_bytes` an EndlessDataError.
     """
     if len(raw) > max_bytes:
         raise EndlessDataError(f"{what}: expected at most {max_bytes} bytes, got {len(raw)}")

@@ -69,14 +69,9 @@ class Envelope:
 
 
 def read_envelope(body: bytes) -> Envelope:
-    """Find the envelope in a JSON body.
+    """Find the envelope in a JSON body; a value that has the wrong type or is too long is an InputError.
 
     If a key is repeated, its last value counts: the request can then be answered, and the worker refuses it.
-
-    Raises
-    ------
-    InputError
-        If the body is not a JSON object, or a value of the envelope has the wrong type or is too long.
     """
     found: dict[str, bytes] = {}
     try:
@@ -97,10 +92,7 @@ def read_envelope(body: bytes) -> Envelope:
 def write_envelope(envelope: Envelope, body: bytes) -> bytes:
     """Return a request's JSON body with the envelope's keys, which replace those of the same name.
 
-    Raises
-    ------
-    FormatError
-        If the body is not a JSON object.
+    A body that is not a JSON object is a FormatError.
     """
     session = envelope.session
     keys = {

@@ -89,13 +89,7 @@ class SessionStep:
 
 
 def make_step(name: str, step: int | None, *, end: bool) -> SessionStep:
-    """Return a step of a session that a requester named.
-
-    Raises
-    ------
-    InputError
-        If a value is out of its range.
-    """
+    """Return a step of a session that a requester named; a value out of its range is an InputError."""
     try:
         return SessionStep(name, step, end)
     except ValueError as error:

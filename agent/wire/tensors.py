@@ -93,13 +93,9 @@ class JsonTensor:
 def spec_document(spec: TensorSpec, smallest: Sequence[int] | None = None) -> dict[str, object]:
     """Return name, datatype and shape as a JSON object.
 
-    Parameters
-    ----------
-    spec
-        The tensor; if its shape changes, in its largest shape.
-    smallest
-        Its smallest shape. A dimension that changes is -1 in `shape`, as in the Open Inference Protocol, and
-        `shape_min` and `shape_max` have its bounds. None, or the shape itself, if it is fixed.
+    `smallest` is the smallest shape of a tensor whose shape changes; `spec` has the largest. A dimension that
+    changes is -1 in `shape`, as in the Open Inference Protocol, and `shape_min` and `shape_max` have its
+    bounds.
     """
     described: dict[str, object] = {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
     if smallest is None or tuple(smallest) == spec.shape:
@@ -109,13 +105,7 @@ def spec_document(spec: TensorSpec, smallest: Sequence[int] | None = None) -> di
 
 
 def parse_spec(value: object) -> TensorSpec:
-    """Read name, datatype and shape from a JSON object; the largest shape if it changes.
-
-    Raises
-    ------
-    FormatError
-        If they are not a tensor's.
-    """
+    """Read name, datatype and largest shape from a JSON object; what is no tensor's is a FormatError."""
     tensor = document.members(value)
     shape = tensor.get("shape_max", tensor.get("shape"))
     if not isinstance(shape, list):

@@ -40,10 +40,7 @@ class Location:
 def parse_url(url: str) -> Location:
     """Split an https URL.
 
-    Raises
-    ------
-    SourceError
-        If it has another scheme, or is written so that another parser could split it differently.
+    A SourceError says that it has another scheme, or that another parser could split it differently.
     """
     shown = url[:120]
     if len(url) > MAX_SOURCE_CHARACTERS:
@@ -68,17 +65,9 @@ def parse_url(url: str) -> Location:
 
 
 class AllowList:
-    """The https sources that are allowed.
+    """The https sources that are allowed: prefixes of the form `https://host[:port]/path/`.
 
-    Parameters
-    ----------
-    prefixes
-        `https://host[:port]/path/` each.
-
-    Raises
-    ------
-    ConfigError
-        If one of them is not a URL, or has a query.
+    One that is not a URL, or has a query, is a ConfigError.
     """
 
     def __init__(self, prefixes: Iterable[str]) -> None:

@@ -55,16 +55,8 @@ class _Pulling:
 class BlockSource:
     """Downloads bundles from any client that answers want documents.
 
-    Parameters
-    ----------
-    control
-        The connection; its owner calls `on_block` and `on_connected`.
-    device
-        This device's name.
-    silence_limit_s
-        How long to wait for a block while the broker is connected.
-    clock
-        Returns monotonic seconds; tests pass their own.
+    The owner of the connection calls `on_block` and `on_connected`. A block is waited for `silence_limit_s`
+    while the broker is connected.
     """
 
     def __init__(

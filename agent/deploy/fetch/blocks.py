@@ -44,27 +44,15 @@ class Write:
 
 
 class BlockPull:
-    """The state of one download.
+    """The state of one download, of which `have` of `size` bytes are on disk.
 
     The window starts at two blocks, grows by one with each block that arrives, and is halved when none does.
-    So requests of a slow link do not pile up in the broker, and a fast link is busy after a few blocks.
-    A block that is too short says what the other side can send: from then on, blocks are as short.
+    So requests of a slow link do not pile up in the broker, and a fast link is busy after a few blocks. A
+    block that is too short says what the other side can send: from then on, blocks are as short.
 
-    Parameters
-    ----------
-    size
-        Bytes of the whole bundle, as the desired document announces it.
-    have
-        Bytes that are already on disk.
-    block_bytes, window_blocks
-        Bytes of a block, and how many blocks may be under way.
-    guesses
-        Whether the largest packet is unknown: until the first block arrives, each repeated request is for
-        smaller ones, and after the smallest for the largest again.
-    silence_s, longest_silence_s
-        When to repeat a request, in seconds without a block: the first time, and at most.
-    now
-        A monotonic time in seconds, like every `now` below.
+    With `guesses` the largest packet is unknown: until the first block arrives, each repeated request is for
+    smaller ones, and after the smallest for the largest again. A request is repeated after `silence_s`
+    without a block, and later after at most `longest_silence_s`. Each `now` is a monotonic time in seconds.
     """
 
     def __init__(

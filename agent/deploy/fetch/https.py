@@ -69,15 +69,7 @@ class HttpsSettings:
 class HttpsSource:
     """Downloads from the allowed places.
 
-    Parameters
-    ----------
-    settings
-        The allowed places, the trusted authorities, and limits.
-
-    Raises
-    ------
-    ConfigError
-        If `ca_file` cannot be read, or an allowed place is not a URL.
+    An allowed place that is not a URL, or a `ca_file` that cannot be read, is a ConfigError.
     """
 
     def __init__(self, settings: HttpsSettings) -> None:

@@ -31,15 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Downloader:
-    """Fetches bundles into a store.
-
-    Parameters
-    ----------
-    store
-        Where bundles and unfinished downloads are kept.
-    blocks, https
-        The two ways to download.
-    """
+    """Fetches bundles into a store, over MQTT or https."""
 
     def __init__(self, store: Store, blocks: BlockSource, https: HttpsSource) -> None:
         self._store = store

@@ -14,15 +14,7 @@ from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
 
 
 class Counters:
-    """The counters of one device, kept in `counters.json`.
-
-    Parameters
-    ----------
-    path
-        The file.
-    checkpoint
-        Called after each durable step, for fault injection.
-    """
+    """The counters of one device, kept in `counters.json`."""
 
     def __init__(self, path: Path, *, checkpoint: Checkpoint = no_checkpoint) -> None:
         self._file = StateFile(path, mirrored=True, checkpoint=checkpoint)
@@ -33,13 +25,7 @@ class Counters:
         self._committed = _highest([*self._file.load_all(), self._committed])
 
     def restore(self) -> None:
-        """Write the file again if it is gone.
-
-        Raises
-        ------
-        DiskError
-            If it could not be written.
-        """
+        """Write the file again if it is gone."""
         if self._committed and not self._file.exists:
             self._file.save(self._committed)
 
@@ -50,10 +36,7 @@ class Counters:
     def commit(self, name: str, counter: int) -> None:
         """Raise the counter of `name` to `counter`, unless it is already as high.
 
-        Raises
-        ------
-        NoSpaceError, StoreError
-            If it could not be written; the counter is unchanged.
+        If it cannot be written, the counter is unchanged.
         """
         if counter <= self._committed.get(name, -1):
             return

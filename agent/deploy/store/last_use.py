@@ -16,13 +16,7 @@ LAST_USE_FILE: Final = "last_use.json"
 
 
 class LastUse:
-    """The names of models, the most recently used first.
-
-    Parameters
-    ----------
-    root
-        The state directory.
-    """
+    """The names of models, the most recently used first."""
 
     def __init__(self, root: Path) -> None:
         self._file = StateFile(root / LAST_USE_FILE, mirrored=False)

@@ -28,15 +28,7 @@ CREATE TABLE outbox (
 
 @dataclass(frozen=True, slots=True)
 class OutboxRow:
-    """One message in the file.
-
-    Attributes
-    ----------
-    topic, payload
-        What to publish.
-    time_s
-        Seconds since the first message, without the times in which no agent ran.
-    """
+    """One message; `time_s` counts from the first one, without the times in which no agent ran."""
 
     topic: str
     payload: bytes
@@ -44,13 +36,7 @@ class OutboxRow:
 
 
 class OutboxFile:
-    """An open file.
-
-    Parameters
-    ----------
-    database
-        The database in it.
-    """
+    """An open file, by the database in it."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database

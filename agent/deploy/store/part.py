@@ -26,15 +26,7 @@ _MAX_ORIGIN_BYTES: Final = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class UrlVersion:
-    """The version of a URL's file that a part was downloaded from.
-
-    Attributes
-    ----------
-    url
-        The https URL.
-    etag
-        The server's strong entity tag, in quotes (RFC 9110, 8.8.3).
-    """
+    """The version of a URL's file, by its strong entity tag in quotes (RFC 9110, 8.8.3)."""
 
     url: str
     etag: str

@@ -42,15 +42,9 @@ def no_checkpoint(_name: str) -> None:
 class StateFile:
     """One JSON document at `path`, with a mirror beside it when it must not be lost.
 
-    Parameters
-    ----------
-    path
-        The document. Its mirror, if any, is `<path>.mirror`; a damaged file is renamed to `<path>.corrupt`,
-        so that a person can examine it.
-    mirrored
-        Write every version twice, for a document that cannot be reconstructed.
-    checkpoint
-        Called after each durable step, for fault injection.
+    The mirror of a `mirrored` document, one that cannot be reconstructed, is `<path>.mirror`. A damaged file
+    is renamed to `<path>.corrupt`, so that a person can examine it. `checkpoint` is called after each durable
+    step, for fault injection.
     """
 
     def __init__(self, path: Path, *, mirrored: bool, checkpoint: Checkpoint = no_checkpoint) -> None:

@@ -26,15 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Stopped:
-    """The stopped bundles, in the order in which they were stopped.
-
-    Parameters
-    ----------
-    path
-        The file.
-    checkpoint
-        Called after each durable step, for fault injection.
-    """
+    """The stopped bundles, in the order in which they were stopped."""
 
     def __init__(self, path: Path, *, checkpoint: Checkpoint = no_checkpoint) -> None:
         self._file = StateFile(path, mirrored=False, checkpoint=checkpoint)

@@ -130,13 +130,7 @@ class Store:
             return True  # if one can be opened all the same, it serves
 
     def make_folders(self) -> None:
-        """Create the directory and its folders, where they are missing.
-
-        Raises
-        ------
-        StoreError
-            If they cannot be created.
-        """
+        """Create the directory and its folders, where they are missing; a StoreError if that fails."""
         try:
             for directory in (self.root, self._bundles, self._parts, self.inbox):
                 if directory is not self.root and directory.exists() and not directory.is_dir():
@@ -298,13 +292,7 @@ class Store:
         return status.f_bavail * status.f_frsize
 
     def require_space(self, missing_bytes: int, *, margin_bytes: int = SPACE_MARGIN_BYTES) -> None:
-        """Check that `missing_bytes` fit here with `margin_bytes` to spare.
-
-        Raises
-        ------
-        NoSpaceError
-            If they do not.
-        """
+        """Check that `missing_bytes` fit here with `margin_bytes` to spare; a NoSpaceError if they do not."""
         free = self.free_bytes()
         if missing_bytes + margin_bytes > free:
             raise NoSpaceError(

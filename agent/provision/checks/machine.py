@@ -94,15 +94,7 @@ def check_processor(machine: Machine) -> Iterator[Finding]:
 
 
 def check_clock(*, now_s: float | None = None, synchronised: bool | None = None) -> Iterator[Finding]:
-    """Check that the clock is later than the agent's build, and known to be synchronised.
-
-    Parameters
-    ----------
-    now_s
-        Seconds since 1970; by default the clock's time.
-    synchronised
-        Whether the clock is; by default the device is asked.
-    """
+    """Check that the clock is later than the agent's build, and known to be synchronised."""
     now_s = time.time() if now_s is None else now_s
     synchronised = clock.is_synchronised() if synchronised is None else synchronised
     today = f"{datetime.datetime.fromtimestamp(now_s, datetime.UTC):%Y-%m-%d %H:%M} UTC"
@@ -204,19 +196,7 @@ def check_sandbox(*, required: bool) -> Iterator[Finding]:
 
 
 def judge_sandbox(text: str, missing: Sequence[str], *, required: bool, root: Path = Path("/")) -> Finding:
-    """Return the finding about a sandbox that lacks some parts, with a hint for each of them.
-
-    Parameters
-    ----------
-    text
-        What workers get.
-    missing
-        `landlock`, `seccomp` or `threads`.
-    required
-        Whether `worker.require_sandbox` is set.
-    root
-        `/` except in tests.
-    """
+    """Return the finding about a sandbox that gives workers `text`, with a hint for each `missing` part."""
     if not missing:
         return ok("sandbox", text)
     hint = "; ".join(_sandbox_hint(part, root) for part in missing)

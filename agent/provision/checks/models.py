@@ -24,18 +24,9 @@ _SLOW_BYTES: Final = 50_000_000
 def check_models(
     state_dir: Path, keyring: Keyring, machine: Machine, progress: Callable[[str], None]
 ) -> Iterator[Finding]:
-    """Check the state directory, and verify each active bundle in it.
+    """Check the state directory, and verify each active bundle in it with the keys, for this machine.
 
-    Parameters
-    ----------
-    state_dir
-        The agent's state directory.
-    keyring
-        The keys that bundles may be signed with.
-    machine
-        The machine that bundles must fit.
-    progress
-        Called with a line of text before a bundle that takes a while.
+    `progress` is called with a line of text before a bundle that takes a while.
     """
     try:
         exists = state_dir.is_dir()

@@ -61,19 +61,8 @@ async def check_broker(
 ) -> list[Finding]:
     """Connect as the device, and try everything that it will do there.
 
-    Parameters
-    ----------
-    settings, device, groups
-        As configured.
-    serving
-        Whether an agent serves on this machine, so that this name may be online.
-
-    Raises
-    ------
-    UnreachableError
-        If there is no connection; the error says why.
-    ConfigError
-        If a file with a password or certificate cannot be used.
+    If an agent is `serving` on this machine, this name may be online. No connection is an UnreachableError
+    that says why, and a password or certificate that cannot be used a ConfigError.
     """
     probe = _Probe(device)
     started_s = time.monotonic()

@@ -171,16 +171,9 @@ def _measured(
 
 
 class Announcer:
-    """Publishes the discovery document, and withdraws it.
+    """Publishes the discovery document, and withdraws it; `record` is the file that says what was announced.
 
-    Parameters
-    ----------
-    control
-        Publishes messages.
-    record
-        The file that records what was announced.
-    prefix
-        Home Assistant's discovery prefix; None if announcing is switched off.
+    `prefix` is Home Assistant's discovery prefix; None if announcing is switched off.
     """
 
     def __init__(self, control: Control, record: Path, prefix: str | None) -> None:

@@ -84,13 +84,7 @@ class Histogram:
 
 
 class Throughput:
-    """Events a second over the last minute, from a ring with one count for each second.
-
-    Parameters
-    ----------
-    clock
-        Returns seconds; `time.monotonic` except in tests.
-    """
+    """Events a second over the last minute, from a ring with one count for each second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

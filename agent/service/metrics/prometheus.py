@@ -84,19 +84,10 @@ class _Ipv6Server(_Server):
 
 
 class PrometheusPage:
-    """Serves samples to Prometheus.
+    """Serves samples to Prometheus; port 0 stands for any free one.
 
-    Parameters
-    ----------
-    address
-        Host and port; port 0 stands for any free one.
-    samples
-        Returns the current samples; called in the event loop in which this object is made.
-
-    Raises
-    ------
-    ConfigError
-        If the library is missing, or the address cannot be listened on.
+    `samples` is called in the event loop in which this object is made. A missing library, and an address that
+    cannot be listened on, are a ConfigError.
     """
 
     def __init__(self, address: ListenAddress, samples: Callable[[], Sequence[Sample]]) -> None:

@@ -9,14 +9,7 @@ from collections.abc import Callable
 class ComputeLimit:
     """A limit that begins again with each request that a process computes.
 
-    Parameters
-    ----------
-    limit_s
-        Seconds for one request.
-    is_computing
-        Whether the process computes now.
-    on_over
-        Called once when it has computed for longer; the owner ends the process then.
+    `on_over` is called once when it has computed for longer; the owner ends the process then.
     """
 
     def __init__(self, limit_s: float, is_computing: Callable[[], bool], on_over: Callable[[], None]) -> None:

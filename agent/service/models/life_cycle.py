@@ -155,13 +155,7 @@ OUT_OF_SERVICE: Final = frozenset({State.FAILED, State.RETRYING, State.STOPPED})
 
 
 def next_state(state: State, event: Event) -> State:
-    """Return the state that follows.
-
-    Raises
-    ------
-    ValueError
-        If the event cannot happen in that state.
-    """
+    """Return the state that follows; an event that cannot happen in that state is a ValueError."""
     following = TRANSITIONS[state].get(event)
     if following is None:
         expected = ", ".join(possible.name for possible in TRANSITIONS[state]) or "no event"
@@ -177,31 +171,17 @@ def restart_delay_s(attempt: int) -> float:
 def retry_delay_s(attempt: int, chance: float) -> float:
     """Return the seconds to wait before a bundle that is out of service is tried again.
 
-    Parameters
-    ----------
-    attempt
-        Counted from 0; from 0 again after the bundle was in service for `RETRY_LONGEST_S`.
-    chance
-        A random number from 0 to 1, which spreads attempts that would fall together.
+    Attempts count from 0, and from 0 again after it was in service for `RETRY_LONGEST_S`. `chance` is a
+    random number from 0 to 1, which spreads attempts that would fall together.
     """
     doubled_s = min(RETRY_FIRST_S * 2.0 ** min(attempt, 16), RETRY_LONGEST_S)
     return doubled_s * (1 - _RETRY_SPREAD * chance)
 
 
 class CrashWindow:
-    """The latest deaths of a worker, by their cause.
+    """The latest deaths of a worker, of which `limit` of its own within `window_s` are too many.
 
-    Parameters
-    ----------
-    limit
-        Deaths of the worker's own within `window_s` that are too many.
-    window_s
-        Length of the window in seconds.
-
-    Attributes
-    ----------
-    by_itself, by_requests
-        All deaths so far, by their cause.
+    `by_itself` and `by_requests` count all deaths so far, by their cause.
     """
 
     def __init__(self, limit: int, window_s: float) -> None:

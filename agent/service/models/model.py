@@ -45,26 +45,10 @@ SET_BACK_S: Final = 60.0
 class ModelStatus:
     """The state of a model, for its document and its metrics.
 
-    Attributes
-    ----------
-    name
-        As in topics.
-    phase, message
-        What its worker is doing, and why it is not ready.
-    manifest, digest, key_id
-        The bundle that it runs: its manifest, its digest, and the key that signed it.
-    restarts
-        How often its worker died.
-    queued
-        How many requests wait or are computed.
-    rss_bytes
-        Resident memory of its worker.
-    next_try_s
-        When a model that is out of service is tried again, in seconds since the epoch; None otherwise.
-    quarantined
-        How many requests were refused because equal ones had ended its worker.
-    sessions, sessions_evicted
-        How many sessions of clients it has, and how many ended early.
+    `restarts` counts the deaths of its worker, `queued` the requests that wait or are computed, and
+    `quarantined` those that were refused because equal ones had ended its worker. `sessions_evicted` counts
+    those that ended early. `next_try_s` is in seconds since the epoch, and None unless the model is out of
+    service.
     """
 
     name: str

@@ -19,13 +19,7 @@ _FORGIVEN: Final = 0.05
 
 
 class ProcessorMeter:
-    """One worker's processor time, from the moment when it is ready.
-
-    Parameters
-    ----------
-    now_s, used_s
-        The time, and the processor time that the process has used; loading explains all of it.
-    """
+    """One worker's processor time, from the moment when it is ready: what it used before was loading."""
 
     def __init__(self, now_s: float, used_s: float) -> None:
         self._now_s = now_s

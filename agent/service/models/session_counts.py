@@ -6,13 +6,7 @@ from agent.worker.frames import Answer
 
 
 class SessionCounts:
-    """Counts of one model's sessions, from its workers' answers.
-
-    Attributes
-    ----------
-    count
-        Sessions at the last answer.
-    """
+    """Counts of one model's sessions, from its workers' answers; `count` is that of the last answer."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -54,15 +54,7 @@ def thread_limit(threads: int) -> int:
 
 
 class ThreadGate:
-    """One worker's gate.
-
-    Parameters
-    ----------
-    name
-        The model's name, for the log.
-    limit
-        Threads that its process may have.
-    """
+    """The gate of one worker, whose process may have `limit` threads."""
 
     def __init__(self, name: str, limit: int) -> None:
         self._name = name

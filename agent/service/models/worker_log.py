@@ -28,13 +28,7 @@ _LAST_BYTES: Final = 16 << 10
 
 
 class WorkerLog:
-    """One worker's lines.
-
-    Parameters
-    ----------
-    name
-        The model's name.
-    """
+    """The lines of the worker of one model."""
 
     def __init__(self, name: str) -> None:
         self._name = name

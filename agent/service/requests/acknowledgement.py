@@ -29,13 +29,7 @@ class Slot:
 
 
 class AckOrder:
-    """The messages of one connection that are not acknowledged yet.
-
-    Parameters
-    ----------
-    ack
-        Acknowledges one message.
-    """
+    """The messages of one connection that are not acknowledged yet; `ack` acknowledges one of them."""
 
     def __init__(self, ack: Callable[[Receipt], None]) -> None:
         self._ack = ack

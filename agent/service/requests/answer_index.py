@@ -23,15 +23,7 @@ class _Account:
 
 
 class AnswerIndex:
-    """Where the answers of one class are, and whose.
-
-    Attributes
-    ----------
-    numbers
-        Key -> number.
-    nbytes
-        The bytes of all.
-    """
+    """Where the answers of one class are, by key, and whose, and the bytes of all."""
 
     def __init__(self) -> None:
         self.numbers: dict[bytes, int] = {}

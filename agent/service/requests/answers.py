@@ -81,11 +81,8 @@ _CLASSES: Final = 2
 class RequestKey:
     """Equal for two deliveries of the same request.
 
-    Attributes
-    ----------
-    digest
-        SHA-256 over the request's topics and Correlation Data, each after its length, and the SHA-256 of its
-        payload.
+    It is the SHA-256 over the request's topics and Correlation Data, each after its length, and the SHA-256
+    of its payload.
     """
 
     digest: bytes
@@ -101,16 +98,9 @@ class RequestKey:
 
 @dataclass(frozen=True, slots=True)
 class ReplyTo:
-    """Where an answer goes.
+    """Where an answer goes, and the user properties of the request that it carries on.
 
-    Attributes
-    ----------
-    topic, correlation, qos
-        Topic, Correlation Data and QoS of the answer's message.
-    deadline_s
-        When the answer becomes useless, on `time.monotonic`: one clock for all processes of one boot.
-    trace
-        User properties of the request that the answer carries on.
+    At `deadline_s` it becomes useless, on `time.monotonic`: one clock for all processes of one boot.
     """
 
     topic: str
@@ -133,19 +123,8 @@ class AnswerRecord:
 class AnswerStore:
     """Remembers answers, and which of them the broker does not have yet.
 
-    Parameters
-    ----------
-    folder
-        The folder of the database; the file is created if it is missing. None keeps answers in memory.
-    boot
-        A text that changes with each start of the machine; None for the kernel's boot id.
-    clock
-        Returns seconds; `time.monotonic` except in tests.
-
-    Raises
-    ------
-    InUseError
-        If another agent has the file open.
+    The database is in `folder`, or in memory if that is None. A file that another agent has open is an
+    InUseError. `boot` changes with each start of the machine; None stands for the kernel's boot id.
     """
 
     def __init__(

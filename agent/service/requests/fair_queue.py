@@ -52,18 +52,7 @@ class _Lane(Generic[Item]):
 
 
 class FairQueue(Generic[Item]):
-    """The queue of one model.
-
-    Parameters
-    ----------
-    max_items, max_bytes
-        How many requests may wait, and their payloads together.
-
-    Attributes
-    ----------
-    count, nbytes
-        How many requests wait, and their payloads together.
-    """
+    """The queue of one model: `count` requests wait, whose payloads have `nbytes` together."""
 
     def __init__(self, max_items: int, max_bytes: int) -> None:
         self._max_items = max_items

@@ -27,43 +27,17 @@ MAX_DEADLINE_S: Final = 24 * 3600.0
 
 
 class Pending:
-    """One accepted request.
+    """One accepted request to a model.
 
-    Parameters
-    ----------
-    model
-        The model's name, from the topic.
-    reply
-        Where the answer goes, and until when.
-    key
-        Equal for repeated deliveries of one request; None if nothing tells two requests apart.
-    frame
-        The frame for the worker, without the payload.
-    payload
-        As it arrived over MQTT; dropped as soon as the request is finished.
-    on_answer
-        Called with this object, the worker's answer, its payload, and the version of the model.
-    on_refusal
-        Called with this object and the error.
-    payload_digest
-        The SHA-256 of the payload, if it was taken already.
+    `key` is equal for repeated deliveries of one request; None if nothing tells two requests apart. `frame`
+    is for the worker and lacks the payload, which is dropped as soon as the request is finished; `nbytes`
+    stays. `on_answer` is called with this object, the worker's answer, its payload and the version of the
+    model, `on_refusal` with this object and the error.
 
-    Attributes
-    ----------
-    client
-        The client that sent it: the user in the request's topic, or `topics.ANONYMOUS`.
-    nbytes
-        The size of its payload, also after that was dropped.
-    slots
-        Every delivery of the request that waits for an acknowledgement.
-    deadline
-        The timer of its deadline, while it waits or is computed.
-    finished
-        Whether it was answered or refused.
-    suspect
-        Its content, if a worker died while it computed an equal one; None otherwise.
-    error
-        Why it must be refused at once, because one of its properties is over a limit; None for most.
+    `client` is the user in the request's topic, or `topics.ANONYMOUS`. `slots` are the deliveries that wait
+    for an acknowledgement. `deadline` is the timer while it waits or is computed. `suspect` is its content,
+    if a worker died while it computed an equal one. `error` is why it must be refused at once: a property is
+    over a limit.
     """
 
     __slots__ = (

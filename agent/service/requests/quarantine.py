@@ -86,17 +86,9 @@ class _Entry:
 class Quarantine:
     """The requests that ended workers of one version of a model.
 
-    Parameters
-    ----------
-    max_entries
-        Most requests that are remembered; the one whose last death is the longest ago is forgotten first.
-    max_age_s
-        Seconds after which a request is forgotten, from the last death.
-
-    Attributes
-    ----------
-    sizes
-        The sizes of the payloads that are remembered: a request of another size is not among them.
+    At most `max_entries` are remembered, each for `max_age_s` after its last death; the one whose last death
+    is the longest ago is forgotten first. `sizes` are those of the payloads: a request of another size is not
+    among them.
     """
 
     def __init__(self, max_entries: int = MAX_ENTRIES, max_age_s: float = MAX_AGE_S) -> None:
