@@ -1,72 +1,168 @@
-"""Show answers of `run` and `infer`: tables, JSON, drawn pictures, and the summary of many."""
+"""An answer of a model on this machine or on a device: as lines, as JSON, and drawn on its picture."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from edgebundle.answer import Answer, Timing
+from edgebundle.output import Output
+
 if TYPE_CHECKING:
-    from builder.running.detection_accuracy import Detection
+    from agent.runtime.postprocess import Value
+    from builder.bundles.package import Package
     from builder.running.local_run import RunResult
-    from edgebundle.answer import Answer
 
 NOTHING_FOUND: Final = "nothing was found"  # by a detector: no score is over its threshold
-_MOST_NAMED: Final = 8  # kinds of objects in the summary
+_MOST_VALUES: Final = 8  # of an output, on its line
 
 
-def table(answers: Mapping[str, Any]) -> list[str]:
-    """Return an answer as lines: score, label and box of each object, classes, or a text."""
-    from builder.running.drawing import strings
+@dataclass(frozen=True, slots=True)
+class Computed(Answer):
+    """An answer that this machine, or a board, has computed.
 
-    labels = strings(answers["labels"]) if "labels" in answers else None
-    if "segments" in answers:
-        return _segments(answers, labels)
-    if "text" in answers:
+    Attributes
+    ----------
+    result
+        The run that it is of. Without a postprocess the answer's tensors are the model's outputs.
+    """
+
+    result: RunResult = field(kw_only=True, repr=False)
+
+    @classmethod
+    def of(cls, package: Package, result: RunResult) -> Computed:
+        """Return the answer of a run."""
+        manifest, values = package.manifest, result.answers
+        if values is None:
+            names = [spec.name for spec in manifest.outputs]
+            is_whole = len(names) == len(result.outputs)
+            values = dict(zip(names if is_whole else result.outputs, result.outputs.values(), strict=True))
+        outputs = tuple(output_of(name, value) for name, value in values.items())
+        return cls("", manifest.name, manifest.version, outputs, Timing(0.0), result=result)
+
+
+def output_of(name: str, value: Value) -> Output:
+    """Return a tensor of an answer: an array, or texts."""
+    from agent.bundle.tensor_spec import datatype_of
+
+    if isinstance(value, tuple):
+        return Output(name, "BYTES", (len(value),), tuple(bytes(v).decode("utf-8", "replace") for v in value))
+    return Output(name, datatype_of(str(value.dtype)), value.shape, value.tobytes())
+
+
+def lines_of(answer: Answer, most: int | None = None, before: Sequence[Stretch] = ()) -> list[str]:
+    """Return an answer as lines: the score, label and box of each object, classes, a text, or tensors.
+
+    Parameters
+    ----------
+    answer
+        The answer.
+    most
+        How many classes or objects are shown; None for all.
+    before
+        What was heard in the parts of a recording before this one.
+    """
+    names = set(answer)
+    if {"segments", "seconds"} <= names:
+        found = stretches(answer)
+        return [*map(str, found), _heard(answer, [*before, *found])]
+    if isinstance(answer, Computed) and answer.result.nearest is not None:
+        return [str(answer.result.nearest)]
+    if {"text", "scores"} <= names:
+        rows = zip(answer.output("scores").flat(), answer.output("text").flat(), strict=False)
+        return [f"{score:8.4f}  {text}" for score, text in rows] or [NOTHING_FOUND]
+    if {"class_map", "shares", "classes"} <= names:
+        shares = zip(answer.output("shares").flat(), kinds_of(answer), strict=False)
+        return [f"{100 * share:7.2f}%  {name}" for share, name in shares] or [NOTHING_FOUND]
+    if lists := answer.lists("classes"):
+        boxes = answer.boxes_of(lists[0])[:most]
+        kinds = kinds_of(answer)[:most]
+        points = _points(answer, lists[0]) or [""] * len(boxes)
+        width = max(map(len, kinds), default=0)
         return [
-            f"{float(score):8.4f}  {text}"
-            for score, text in zip(answers["scores"], strings(answers["text"]), strict=True)
-        ]
-    if "class_map" in answers:
-        names = labels or [f"class {index}" for index in answers["classes"]]
-        return [
-            f"{100 * float(share):7.2f}%  {name}"
-            for share, name in zip(answers["shares"], names, strict=True)
-        ]
-    scores = answers.get("scores", ())
-    if "boxes" in answers and not len(scores):
-        return [NOTHING_FOUND]
-    indices = answers.get("classes", answers.get("indices"))
-    names = labels or ([] if indices is None else [f"class {int(index)}" for index in indices])
-    width = max(map(len, names), default=0)
-    lines = []
-    for i, score in enumerate(scores if len(names) == len(scores) else ()):
-        line = f"{float(score):8.4f}  {names[i]:{width}}"
-        if "boxes" in answers:
-            line += "  [" + ", ".join(f"{float(v):.0f}" for v in answers["boxes"][i]) + "]"
-        if "keypoints" in answers:
-            line += "  " + " ".join(
-                f"({float(p[0]):.0f}, {float(p[1]):.0f})" for p in answers["keypoints"][i]
-            )
-        lines.append(line.rstrip())
-    return lines
+            f"{box.score:8.4f}  {kind:{width}}  [{box.x0:.0f}, {box.y0:.0f}, {box.x1:.0f}, {box.y1:.0f}]"
+            + shown
+            for box, kind, shown in zip(boxes, kinds, points, strict=False)
+        ] or [NOTHING_FOUND]
+    if answer.labels:
+        scores = (label.score for label in answer.labels[:most])
+        return [f"{score:8.4f}  {kind}" for score, kind in zip(scores, kinds_of(answer), strict=False)]
+    return [_tensor(output) for output in answer.outputs]
 
 
-def _segments(answers: Mapping[str, Any], labels: list[str] | None) -> list[str]:
-    """Return a line for each stretch of time: `0:01.25 to 0:03.10  speech`."""
-    names = labels or [f"class {int(index)}" for index in answers.get("classes", ())]
-    lines = []
-    for i, (start, end) in enumerate(answers["segments"]):
-        line = f"{clock(float(start))} to {clock(float(end))}"
-        lines.append(f"{line}  {float(answers['scores'][i]):.4f}  {names[i]}" if names else f"{line}  speech")
-    heard = f"{float(answers['seconds'][0]):.2f} s heard"
-    if names or "probabilities" not in answers:
-        count = len(lines)
-        return [*lines, f"{heard}, {count} word{'' if count == 1 else 's'}"]
-    spoken = sum(float(end - start) for start, end in answers["segments"])
-    return [*lines, f"{heard}, {spoken:.2f} s of speech"]
+def _points(answer: Answer, prefix: str) -> list[str]:
+    """Return the key points of each object as text; none if the answer has no key points."""
+    name = f"{prefix}keypoints"
+    if name not in set(answer) or len(answer.output(name).shape) != 3:
+        return []
+    (_, count, size), values = answer.output(name).shape, answer.output(name).flat()
+    points = [f"({values[at]:.0f}, {values[at + 1]:.0f})" for at in range(0, len(values), size)]
+    return ["  " + " ".join(points[at : at + count]) for at in range(0, len(points), count)]
+
+
+def _tensor(output: Output) -> str:
+    values = output.first(_MOST_VALUES + 1)
+    shown = [str(value) if output.datatype == "BYTES" else f"{value:.6g}" for value in values[:_MOST_VALUES]]
+    shown += ["..."] if len(values) > _MOST_VALUES else []
+    return f"{output.name}  {output.datatype} [{','.join(map(str, output.shape))}]  {', '.join(shown)}"
+
+
+def kinds_of(answer: Answer) -> list[str]:
+    """Return the label of each object, or of each class, best first; `class 3` without labels."""
+    lists = answer.lists("classes") or answer.lists("indices")
+    prefix = lists[0] if lists else ""
+    names = set(answer)
+    if f"{prefix}labels" in names:
+        return list(map(str, answer.output(f"{prefix}labels").flat()))
+    ids = next((each for each in (f"{prefix}classes", f"{prefix}indices") if each in names), None)
+    is_list = lists or {"segments", "class_map"} & names
+    return [f"class {int(index)}" for index in answer.output(ids).flat()] if ids and is_list else []
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of time in a recording.
+
+    Attributes
+    ----------
+    start_s, end_s
+        When it begins and ends, from the beginning of the recording.
+    label
+        What is heard in it.
+    score
+        The model's score, or None if it has none.
+    """
+
+    start_s: float
+    end_s: float
+    label: str
+    score: float | None = None
+
+    def __str__(self) -> str:
+        score = "" if self.score is None else f"{self.score:.4f}  "
+        return f"{clock(self.start_s)} to {clock(self.end_s)}  {score}{self.label}"
+
+
+def stretches(answer: Answer) -> list[Stretch]:
+    """Return the stretches of time in an answer about a recording."""
+    if "segments" not in set(answer):
+        return []
+    edges, kinds = answer.output("segments").flat(), kinds_of(answer)
+    times = list(zip(edges[::2], edges[1::2], strict=True))
+    if not kinds:
+        return [Stretch(start, end, "speech") for start, end in times]
+    rows = zip(times, kinds, answer.output("scores").flat(), strict=True)
+    return [Stretch(*edges, kind, score) for edges, kind, score in rows]
+
+
+def _heard(answer: Answer, found: Sequence[Stretch]) -> str:
+    """Return such as `8.15 s heard, 2.67 s of speech` for a recording's stretches and its last answer."""
+    heard = f"{answer.output('seconds').flat()[0]:.2f} s heard"
+    if kinds_of(answer) or "probabilities" not in set(answer):
+        return f"{heard}, {len(found)} word{'' if len(found) == 1 else 's'}"
+    return f"{heard}, {sum(each.end_s - each.start_s for each in found):.2f} s of speech"
 
 
 def clock(seconds: float) -> str:
@@ -77,44 +173,50 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{tail}" if hours else f"{minutes}:{tail}"
 
 
-def found_objects(answers: Mapping[str, Any] | None) -> list[Detection]:
-    """Return the objects of a detector's answer.
-
-    Raises
-    ------
-    ModelError
-        If the answer is not a detector's.
-    """
-    from builder.errors import ModelError
-    from builder.running.detection_accuracy import Detection
-    from builder.running.drawing import strings
-
-    if answers is None or not {"boxes", "scores", "classes"} <= set(answers):
-        raise ModelError(
-            "--accuracy: expected a bundle that answers with boxes for annotations in JSON, got another one",
-            hint="a classifier takes a CSV table of files and labels; for boxes see docs/your-detector.md",
-        )
-    indices = [int(index) for index in answers["classes"]]
-    labels = strings(answers["labels"]) if "labels" in answers else [str(index) for index in indices]
-    boxes = [(float(x0), float(y0), float(x1), float(y1)) for x0, y0, x1, y1 in answers["boxes"]]
-    return [
-        Detection(label, index, float(score), box)
-        for label, index, score, box in zip(labels, indices, answers["scores"], boxes, strict=True)
+def document(answer: Answer, asked: Sequence[Answer] = ()) -> dict[str, Any]:
+    """Return an answer as JSON, with the latencies of all that were `asked` for with it."""
+    made = _computed(answer) if isinstance(answer, Computed) else _received(answer, asked or [answer])
+    top = [{"label": each.label, "score": each.score, "index": each.index} for each in answer.labels]
+    boxes = [
+        {"label": b.label, "score": b.score, "index": b.index, "box": [b.x0, b.y0, b.x1, b.y1]}
+        for b in answer.boxes
     ]
+    return {"top": top, "boxes": boxes} | made
 
 
-def document(result: RunResult) -> dict[str, object]:
-    """Return a result as JSON."""
-    made: dict[str, object] = {
+def _received(answer: Answer, asked: Sequence[Answer]) -> dict[str, Any]:
+    timing = answer.timing
+    outputs = [
+        {"name": each.name, "datatype": each.datatype, "shape": list(each.shape), "data": list(each.flat())}
+        for each in answer.outputs
+    ]
+    return {
+        "agent": answer.agent,
+        "model": answer.model,
+        "version": answer.version,
+        "status": 200,
+        "message": "",
+        "latency_s": round(answer.latency_s, 6),
+        "latencies_s": [round(each.latency_s, 6) for each in asked],
+        "network_s": timing.network_s if timing.network_s is None else round(timing.network_s, 6),
+        "queue_s": timing.queue_s,
+        "decode_s": timing.decode_s,
+        "compute_s": timing.compute_s,
+        "encode_s": timing.encode_s,
+        "attempts": answer.attempts,
+        "outputs": outputs,
+    }
+
+
+def _computed(answer: Computed) -> dict[str, Any]:
+    result = answer.result
+    made: dict[str, Any] = {
         "outputs": {
             name: {"shape": list(a.shape), "dtype": str(a.dtype)} for name, a in result.outputs.items()
         }
     }
     if result.answers is not None:
-        made["answers"] = {
-            name: [bytes(v).decode() for v in value] if isinstance(value, tuple) else value.tolist()
-            for name, value in result.answers.items()
-        }
+        made["answers"] = {name: value.tolist() for name, value in answer.items()}
     if result.nearest is not None:
         made["nearest"] = asdict(result.nearest)
     if result.times is not None:
@@ -122,13 +224,13 @@ def document(result: RunResult) -> dict[str, object]:
     return made
 
 
-def draw_answer(picture: Path, answers: Mapping[str, Any] | None, output: Path) -> None:
+def draw_answer(picture: Path, answer: Answer, output: Path) -> None:
     """Draw an answer on its picture and write that.
 
     Raises
     ------
     ModelError
-        If there is no picture or no answer, or the file cannot be written.
+        If there is no picture, the answer cannot be drawn, or the file cannot be written.
     """
     from builder.errors import ModelError
     from builder.running.inputs import Picture, read_inputs
@@ -139,15 +241,10 @@ def draw_answer(picture: Path, answers: Mapping[str, Any] | None, output: Path) 
             f"{picture}: expected a picture to draw on",
             hint="give a JPEG or PNG picture with --inputs, or leave out --draw",
         )
-    if answers is None:
-        raise ModelError(
-            "expected an answer to draw, but the model declares no postprocess",
-            hint="add one: edgebundle repack BUNDLE --postprocess PRESET",
-        )
-    draw_on(given.content, given.content_type, answers, output)
+    draw_on(given.content, given.content_type, answer, output)
 
 
-def draw_on(content: bytes, content_type: str, answers: Mapping[str, Any], output: Path) -> None:
+def draw_on(content: bytes, content_type: str, answer: Answer, output: Path) -> None:
     """Draw an answer on a picture and write the result to `output`.
 
     Raises
@@ -158,14 +255,10 @@ def draw_on(content: bytes, content_type: str, answers: Mapping[str, Any], outpu
     from agent.durable import replacing
     from builder.running.drawing import draw, encode
 
-    drawn = encode(draw(content, content_type, answers), output.suffix)
+    results = {each.name: each.flat() if each.datatype == "BYTES" else each.values for each in answer.outputs}
+    drawn = encode(draw(content, content_type, results), output.suffix)
     with replacing(output) as file:
         file.write(drawn)
-
-
-def results_of(answer: Answer) -> dict[str, Any]:
-    """Return a device's answer as a local run has it: arrays by name, and texts as strings."""
-    return {each.name: each.flat() if each.datatype == "BYTES" else each.values for each in answer.outputs}
 
 
 def drawn_names(files: list[Path], output: str) -> list[Path]:
@@ -209,36 +302,3 @@ def drawn_names(files: list[Path], output: str) -> list[Path]:
         taken.add(name)
         names.append(name)
     return names
-
-
-class Summary:
-    """What many answers have in common."""
-
-    def __init__(self) -> None:
-        self._seen: Counter[str] = Counter()
-        self._answers = 0
-
-    def add(self, answers: Mapping[str, Any] | None) -> None:
-        """Count an answer: its objects, or its best class."""
-        from builder.running.drawing import strings
-
-        self._answers += 1
-        if answers is None:
-            return
-        names = strings(answers["labels"]) if "labels" in answers else []
-        ids = answers.get("classes", answers.get("indices", ()))
-        names = names or [f"class {int(index)}" for index in ids]
-        self._seen.update(names if "boxes" in answers else names[:1])
-
-    def line(self, seconds: float, failed: int) -> str:
-        """Return such as `24 inputs in 1.3 s, 54.2 ms each; 31 person, 4 bear; 1 could not be read`."""
-        each = 1e3 * seconds / max(1, self._answers)
-        inputs = "1 input" if self._answers == 1 else f"{self._answers} inputs"
-        parts = [f"{inputs} in {seconds:.1f} s, {each:.1f} ms each"]
-        most = self._seen.most_common(_MOST_NAMED)
-        if most:
-            more = f" and {len(self._seen) - len(most)} more" if len(self._seen) > len(most) else ""
-            parts.append(", ".join(f"{count} {name}" for name, count in most) + more)
-        if failed:
-            parts.append(f"{failed} could not be used")
-        return "; ".join(parts)

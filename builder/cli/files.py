@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agent.terminal import redraw, say
 from builder.cli import EXIT_INPUT
-from builder.cli.answers import Summary, draw_answer, drawn_names, found_objects
-from builder.cli.failures import Failures
+from builder.cli.answers import Computed, document, draw_answer, drawn_names, kinds_of, lines_of
 from builder.cli.json_output import print_json
+from builder.cli.tally import Tally
 from builder.errors import ModelError
 
 if TYPE_CHECKING:
     from builder.running.accuracy import Truth
+    from edgebundle.answer import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,8 @@ class Files:
         A file or a folder for drawn answers, or None.
     as_json
         Whether the answers are printed as JSON.
+    most
+        How many classes or objects of an answer are printed; None for all.
 
     Raises
     ------
@@ -68,6 +70,7 @@ class Files:
         labels: Sequence[str] | None,
         draw: str | None,
         as_json: bool,
+        most: int | None = None,
     ) -> None:
         from builder.running.accuracy import Accuracy, read_truths, truths_of
         from builder.running.detection_accuracy import DetectionAccuracy
@@ -95,36 +98,17 @@ class Files:
         drawn = drawn_names(paths, draw) if draw else [None] * len(paths)
         self._files = list(map(File, paths, truths or [None] * len(paths), drawn))
         self._as_json = as_json
-        self._summary = Summary()
-        self._failures = Failures("inputs")
+        self._most = most
+        self._tally = Tally("input")
         self._documents: list[dict[str, object]] = []
-        self._began = time.monotonic()
 
     def __iter__(self) -> Iterator[File]:
         for number, file in enumerate(self._files, 1):
             redraw(f"{number} of {len(self._files)}: {file.path.name[:60]}")
             yield file
 
-    def add(
-        self,
-        file: File,
-        answers: Mapping[str, Any] | None,
-        is_right: Callable[[Truth], tuple[bool, bool, int]],
-        document: Mapping[str, object],
-        lines: Sequence[str],
-    ) -> None:
+    def add(self, file: File, answer: Answer) -> None:
         """Take the answer about a file.
-
-        Parameters
-        ----------
-        file
-            The file.
-        answers
-            The outputs of the postprocess as a local run has them, or None.
-        is_right
-            Returns whether the right class is the best one, or among the five best, and how many there are.
-        document, lines
-            The answer as JSON, and as text.
 
         Raises
         ------
@@ -132,32 +116,57 @@ class Files:
             If it cannot be drawn or compared.
         """
         if file.drawn is not None:
-            draw_answer(file.path, answers, file.drawn)
+            draw_answer(file.path, answer, file.drawn)
         if self._objects is not None:
-            self._objects.add(file.path, found_objects(answers))
+            if not answer.lists("classes"):
+                raise ModelError(
+                    "--accuracy: expected a bundle that answers with boxes for annotations in JSON, "
+                    "got another one",
+                    hint="a classifier takes a CSV table of files and labels; "
+                    "for boxes see docs/your-detector.md",
+                )
+            self._objects.add(file.path, answer.boxes)
         if self._classes is not None and file.truth is not None:
-            self._classes.count(*is_right(file.truth))
-        self._summary.add(answers)
+            self._classes.count(*_is_right(answer, file.truth))
+        kinds = kinds_of(answer)
+        self._tally.add(kinds if answer.lists("classes") else kinds[:1])
         if self._as_json:
-            self._documents.append({"file": str(file.path), **document})
+            self._documents.append({"file": str(file.path), **document(answer)})
         elif self._objects is None and self._classes is None:
             redraw()
-            say(f"{file.path}:", *lines)
+            say(f"{file.path}:", *lines_of(answer, self._most))
 
     def refuse(self, file: File, error: Exception) -> None:
         """Take the error of a file."""
-        self._failures.add(str(file.path), error)
+        self._tally.refuse(str(file.path), error)
 
     def finish(self) -> int:
         """Print the summary, and return the exit code."""
-        redraw()
-        self._failures.end()
+        summary, failed = self._tally.end(), self._tally.failed
         accuracy = self._classes or self._objects
         if self._as_json:
             counts = {} if accuracy is None else {"accuracy": accuracy.document()}
-            print_json({"results": self._documents, "failed": self._failures.count} | counts)
+            print_json({"results": self._documents, "failed": failed} | counts)
         else:
-            say(self._summary.line(time.monotonic() - self._began, self._failures.count))
+            say(summary)
             if accuracy is not None:
                 say(accuracy)
-        return EXIT_INPUT if self._failures.count else 0
+        return EXIT_INPUT if failed else 0
+
+
+def _is_right(answer: Answer, truth: Truth) -> tuple[bool, bool, int]:
+    """Return whether the right class is the best one, or among the five best, and how many there are.
+
+    A device answers only with the classes that it lists; a run has the scores of all.
+    """
+    from builder.running.accuracy import TOP, is_right
+
+    if isinstance(answer, Computed):
+        return is_right(answer.result.get_output("output_0"), truth)
+    if not answer.lists("indices"):
+        raise ModelError(
+            f"{answer.model}: expected an answer with classes, got none",
+            hint="declare them: edgebundle repack BUNDLE --postprocess softmax,top5",
+        )
+    right = [truth.label in (each.label, str(each.index)) for each in answer.labels[:TOP]]
+    return any(right[:1]), any(right), len(right)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.array_file import write_arrays
 from agent.terminal import note, say, say_json
 from builder.cli import SubParsers
-from builder.cli.answers import NOTHING_FOUND, draw_on, drawn_names, results_of
 from builder.cli.arguments import add_json, not_negative, positive, seconds
 from builder.cli.broker_flags import add_agent, add_broker, broker_of
 from builder.cli.input_names import check_named, is_many, named_inputs
 from builder.cli.json_output import print_json
 
 if TYPE_CHECKING:
+    from builder.cli.answers import Stretch
+    from builder.cli.files import File
     from edgebundle.answer import Answer
     from edgebundle.async_model import AsyncModel
     from edgebundle.output import Output
@@ -112,10 +114,9 @@ def add_parsers(subparsers: SubParsers) -> None:
 def _infer(args: argparse.Namespace) -> int:
     import asyncio
 
-    from builder.cli.rows import infer_rows, is_rows
+    from builder.cli.rows import ONE_TABLE, is_rows
     from builder.errors import FleetError
     from edgebundle.errors import ClientError, RefusedError
-    from edgebundle.request import Request
 
     names = named_inputs(args.inputs)
     if not names and args.accuracy is None:
@@ -132,21 +133,14 @@ def _infer(args: argparse.Namespace) -> int:
         raise FleetError(
             "--draw: expected the answer of the postprocess, got --raw", hint="leave out one of them"
         )
+    if rows and len(names) > 1:
+        raise FleetError(f"--inputs: expected one table, got {len(names)} files", hint=ONE_TABLE)
     try:
         if rows:
-            if len(names) > 1:
-                raise FleetError(
-                    f"--inputs: expected one table, got {len(names)} files",
-                    hint="give one table at a time, or write the rows of all into one file",
-                )
-            return asyncio.run(infer_rows(args, broker_of(args), names[0]))
+            return asyncio.run(_infer_rows(args, names[0]))
         if args.accuracy is not None or len(names) > 1 or is_many(names[0]):
-            from builder.cli.infer_many import infer_many
-
-            return asyncio.run(infer_many(args, broker_of(args), names))
-        data = _given(names[0])
-        drawn = None if args.draw is None else _drawn(names[0], data, args.draw)
-        answers = asyncio.run(_ask(args, data))
+            return asyncio.run(_infer_many(args, names))
+        return _infer_one(args, names[0])
     except RefusedError as error:
         if args.json:
             print_json(
@@ -164,16 +158,77 @@ def _infer(args: argparse.Namespace) -> int:
         ) from error
     except ClientError as error:
         raise FleetError(error.message, hint=error.hint or _LOG) from error
+
+
+async def _infer_rows(args: argparse.Namespace, name: str) -> int:
+    from builder.cli.rows import Table, infer_rows
+    from edgebundle.async_client import AsyncClient
+
+    table = Table(name, args.outputs, args.accuracy, args.json)
+    async with AsyncClient(broker_of(args), progress=note) as client:
+        return await infer_rows(table, client.model(args.agent, args.model), args.deadline)
+
+
+async def _infer_many(args: argparse.Namespace, names: list[str]) -> int:
+    """Ask about each picture or recording."""
+    import asyncio
+
+    from builder.cli.asking import ask_each
+    from builder.cli.files import Files
+    from builder.errors import ModelError
+    from edgebundle.async_client import AsyncClient
+    from edgebundle.defaults import IN_FLIGHT
+    from edgebundle.request import Request
+
+    if args.outputs or args.repeat > 1:
+        flag = "--outputs" if args.outputs else "--repeat"
+        raise ModelError(
+            f"{flag}: expected one input, got several", hint=f"leave out {flag}, or give one input"
+        )
+    if "-" in names:
+        raise ModelError(
+            "--inputs: expected - as the only input, got others beside it",
+            hint="leave out -, or ask in a call of its own for what comes from standard input",
+        )
+    files = Files(
+        names,
+        accuracy=args.accuracy,
+        labels=None,
+        draw=args.draw,
+        as_json=args.json,
+        most=args.print_top,
+    )
+
+    async def ask(file: File) -> Answer:
+        request = await asyncio.to_thread(Request.from_file, file.path)
+        return await model(request, deadline_s=args.deadline, raw=args.raw)
+
+    async with AsyncClient(broker_of(args), progress=note) as client:
+        model = client.model(args.agent, args.model)
+        await ask_each(files, ask, IN_FLIGHT)
+    return files.finish()
+
+
+def _infer_one(args: argparse.Namespace, name: str) -> int:
+    import asyncio
+
+    from builder.cli.answers import document, draw_on, lines_of
+    from edgebundle.request import Request
+
+    data = _given(name)
+    drawn = None if args.draw is None else _drawn(name, data, args.draw)
+    answers, before = asyncio.run(_ask(args, data))
     answer = answers[-1]
     if args.outputs:
         write_arrays(Path(args.outputs), {output.name: _plain(output) for output in answer.outputs})
     if drawn is not None:
         assert isinstance(data, Request)
-        draw_on(data.body, data.content_type, results_of(answer), drawn)
+        draw_on(data.body, data.content_type, answer, drawn)
     if args.json:
-        print_json(answer_document(answers))
+        print_json(document(answer, answers))
     else:
-        _print_answer(answers, args.print_top)
+        say(*lines_of(answer, args.print_top, before))
+        note(f"{answer.model} {answer.version}, {_latencies(answers)}")
     return 0
 
 
@@ -200,6 +255,7 @@ def _given(name: str) -> object:
 def _drawn(name: str, data: object, output: str) -> Path:
     """Return the file that the answer is drawn to; check the picture before anything is sent."""
     from agent.wire.content_types import IMAGES
+    from builder.cli.answers import drawn_names
     from builder.errors import FleetError
     from edgebundle.request import Request
 
@@ -216,12 +272,23 @@ def _drawn(name: str, data: object, output: str) -> Path:
     return drawn_names([Path(name)], output)[0]
 
 
-async def _ask(args: argparse.Namespace, data: object) -> list[Answer]:
-    """Ask as often as `--repeat` says."""
+async def _ask(args: argparse.Namespace, data: object) -> tuple[list[Answer], list[Stretch]]:
+    """Ask as often as `--repeat` says; return what was heard before the last answer, too."""
+    from builder.cli.answers import stretches
     from builder.errors import FleetError
     from builder.fleet.listening import Piped, listen
     from edgebundle.async_client import AsyncClient
     from edgebundle.request import Request
+
+    heard: list[Stretch] = []
+
+    def show(answer: Answer) -> None:
+        for stretch in stretches(answer):
+            heard.append(stretch)
+            if args.json:
+                say_json(asdict(stretch))
+            else:
+                say(stretch, flush=True)
 
     async with AsyncClient(broker_of(args), progress=note) as client:
         model = client.model(args.agent, args.model)
@@ -231,9 +298,7 @@ async def _ask(args: argparse.Namespace, data: object) -> list[Answer]:
                     "--raw: expected a picture or tensors, got a recording that is still arriving",
                     hint="leave out --raw, or give a .wav file that is complete",
                 )
-            return [
-                await listen(model, data, sys.stdin.buffer, args.deadline, _print_heard(as_json=args.json))
-            ]
+            return [await listen(model, data, sys.stdin.buffer, args.deadline, show)], heard
         if not isinstance(data, Request) and (await _keeps_state(model)):
             if args.raw:
                 raise FleetError(
@@ -241,8 +306,8 @@ async def _ask(args: argparse.Namespace, data: object) -> list[Answer]:
                     hint="leave out --raw",
                 )
             async with model.session() as session:  # each repetition is a step
-                return [await session(data, deadline_s=args.deadline) for _ in range(args.repeat)]
-        return [await model(data, deadline_s=args.deadline, raw=args.raw) for _ in range(args.repeat)]
+                return [await session(data, deadline_s=args.deadline) for _ in range(args.repeat)], []
+        return [await model(data, deadline_s=args.deadline, raw=args.raw) for _ in range(args.repeat)], []
 
 
 async def _keeps_state(model: AsyncModel) -> bool:
@@ -252,63 +317,6 @@ async def _keeps_state(model: AsyncModel) -> bool:
         return (await model.info()).has_state
     except UnknownModelError:  # this user may not read the model's document; the agent will say what it needs
         return False
-
-
-def _print_heard(*, as_json: bool) -> Callable[[Answer], None]:
-    def show(answer: Answer) -> None:
-        for line in _heard(answer):
-            if as_json:
-                say_json(line)
-            else:
-                say(line["text"], flush=True)
-
-    return show
-
-
-def _heard(answer: Answer) -> list[dict[str, Any]]:
-    """Return the stretches of time that an answer has: start and end in seconds, label, and all as text."""
-    from builder.cli.answers import clock
-
-    if "segments" not in answer:
-        return []
-    labels = answer.output("labels").flat() if "labels" in answer else ()
-    classes = answer.output("classes").flat() if "classes" in answer else ()
-    edges = answer.output("segments").flat()
-    found = []
-    for i, (start, end) in enumerate(zip(edges[::2], edges[1::2], strict=True)):
-        label = str(labels[i]) if labels else f"class {classes[i]}" if classes else "speech"
-        text = f"{clock(start)} to {clock(end)}  {label}"
-        found.append({"start_s": start, "end_s": end, "label": label, "text": text})
-    return found
-
-
-def _print_answer(answers: Sequence[Answer], count: int) -> None:
-    answer = answers[-1]
-    say(*answer_lines(answer, count))
-    note(f"{answer.model} {answer.version}, {_latencies(answers)}")
-
-
-def answer_lines(answer: Answer, count: int) -> list[str]:
-    """Return an answer as lines of text, with at most `count` labels or boxes."""
-    lines = [line["text"] for line in _heard(answer)]
-    # Without labels in the bundle an object has the number of its class, which `run` shows in the same way.
-    kind = "" if "labels" in answer else "class "
-    lines += [f"{label.score:10.6f}  {kind}{label.label}" for label in answer.labels[:count]]
-    for box in answer.boxes[:count]:
-        corners = ", ".join(f"{edge:.0f}" for edge in (box.x0, box.y0, box.x1, box.y1))
-        lines.append(f"{box.score:10.6f}  {kind}{box.label}  [{corners}]")
-    if "boxes" in answer and not answer.boxes:
-        lines.append(NOTHING_FOUND)
-    elif not answer.labels and not answer.boxes and "segments" not in answer:
-        for output in answer.outputs:
-            shape = ",".join(map(str, output.shape))
-            values = output.first(9)
-            shown = ", ".join(
-                f"{value:.6g}" if output.datatype != "BYTES" else str(value) for value in values[:8]
-            )
-            more = ", ..." if len(values) > 8 else ""
-            lines.append(f"{output.name}  {output.datatype} [{shape}]  {shown}{more}")
-    return lines
 
 
 def _latencies(answers: Sequence[Answer]) -> str:
@@ -330,46 +338,6 @@ def _latencies(answers: Sequence[Answer]) -> str:
     }
     known = ", ".join(f"{name} {1000 * part:.1f}" for name, part in parts.items() if part is not None)
     return f"{1000 * timing.total_s:.1f} ms" + (f" ({known})" if known else "")
-
-
-def answer_document(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return the last of some answers as JSON, with the latencies of all."""
-    answer = answers[-1]
-    timing = answer.timing
-    return {
-        "agent": answer.agent,
-        "model": answer.model,
-        "version": answer.version,
-        "status": 200,
-        "message": "",
-        "latency_s": round(answer.latency_s, 6),
-        "latencies_s": [round(each.latency_s, 6) for each in answers],
-        "network_s": timing.network_s if timing.network_s is None else round(timing.network_s, 6),
-        "queue_s": timing.queue_s,
-        "decode_s": timing.decode_s,
-        "compute_s": timing.compute_s,
-        "encode_s": timing.encode_s,
-        "attempts": answer.attempts,
-        "top": [{"label": each.label, "score": each.score, "index": each.index} for each in answer.labels],
-        "boxes": [
-            {
-                "label": box.label,
-                "score": box.score,
-                "index": box.index,
-                "box": [box.x0, box.y0, box.x1, box.y1],
-            }
-            for box in answer.boxes
-        ],
-        "outputs": [
-            {
-                "name": output.name,
-                "datatype": output.datatype,
-                "shape": list(output.shape),
-                "data": list(output.flat()),
-            }
-            for output in answer.outputs
-        ],
-    }
 
 
 def _plain(output: Output) -> Any:  # noqa: ANN401 - a numpy array; numpy is not imported at the top

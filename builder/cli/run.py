@@ -8,21 +8,23 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.errors import EdgeError
 from agent.terminal import note, say, say_json, say_text
 from builder.cli import Parser, SubParsers
-from builder.cli.answers import document, draw_answer, drawn_names, table
 from builder.cli.arguments import add_json, milliseconds, positive
 from builder.cli.early_checks import check_folder_of
-from builder.cli.files import Files
 from builder.cli.input_names import check_named, is_many, named_inputs
+from builder.cli.json_output import print_json
 from builder.spelling import similar_file
 
 if TYPE_CHECKING:
     from builder.bundles.package import Package
     from builder.bundles.profile_report import Report
+    from builder.cli.files import File
     from builder.running.local_run import RunResult
+    from edgebundle.answer import Answer
 
+# Flags that say what is done with one run of one input.
+_ONE_RUN: Final = ("print_time", "print_top", "profile", "show_input", "rpc_tracker")
 MAX_REPORT_BYTES: Final = 64 << 20  # 65536 calls with long names take some 40 MB
 
 RUN_EXAMPLES: Final = """examples:
@@ -234,7 +236,7 @@ def _warn_unverified(bundle: str) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from builder.bundles.package import Package
-    from builder.cli.rows import run_rows
+    from builder.cli.rows import ONE_TABLE, Table, run_rows
     from builder.errors import ModelError
     from builder.running.row_file import is_row_file
 
@@ -245,14 +247,22 @@ def _run(args: argparse.Namespace) -> int:
     _warn_unverified(bundle)
     if any(is_row_file(name) for name in names):
         if len(names) > 1:
-            raise ModelError(
-                f"--inputs: expected one table, got {len(names)} files",
-                hint="give one table at a time, or write the rows of all into one file",
-            )
-        return run_rows(args, package, names[0])
+            raise ModelError(f"--inputs: expected one table, got {len(names)} files", hint=ONE_TABLE)
+        _refuse(args, "other inputs, got a table", "", *_ONE_RUN, "draw")
+        return run_rows(Table(names[0], args.outputs, args.accuracy, args.json), package, args.threads)
     if args.accuracy or len(names) > 1 or any(is_many(name) for name in names):
         return _run_many(args, package, names)
     return _run_one(args, package, names[0] if names else None)
+
+
+def _refuse(args: argparse.Namespace, expected: str, otherwise: str, *flags: str) -> None:
+    """Refuse flags that do not go with the inputs."""
+    from builder.errors import ModelError
+
+    for name in flags:
+        if getattr(args, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise ModelError(f"{flag}: expected {expected}", hint=f"leave out {flag}{otherwise}")
 
 
 def _bundle_and_inputs(bundle: str | None, names: list[str]) -> tuple[str, list[str]]:
@@ -272,6 +282,7 @@ def _bundle_and_inputs(bundle: str | None, names: list[str]) -> tuple[str, list[
 def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> int:
     from pathlib import Path
 
+    from builder.cli.answers import Computed, document, draw_answer, drawn_names, lines_of
     from builder.errors import ModelError
     from builder.running.local_run import run
 
@@ -294,16 +305,17 @@ def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> i
         end_to_end=args.end_to_end,
         threads=args.threads,
     )
+    answer = Computed.of(package, result)
     if args.outputs:
         result.save(args.outputs)
     if drawn is not None and given is not None:
-        draw_answer(Path(given), result.answers, drawn)
+        draw_answer(Path(given), answer, drawn)
     if args.json:
-        say_json(document(result))
+        print_json(document(answer))
         return 0
-    if result.answers is not None:
-        _print_lines([str(result.nearest)] if result.nearest is not None else table(result.answers))
-    elif given is not None:
+    if result.answers is not None or given is not None:
+        say(*lines_of(answer))
+    if result.answers is None and given is not None:
         _propose(package)
     if args.print_top:
         import numpy as np
@@ -333,45 +345,30 @@ def _propose(package: Package) -> None:
 
 def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> int:
     """Run the model on each of many inputs."""
-    from builder.errors import BuildError, ModelError
-    from builder.running.accuracy import is_right
+    import asyncio
+
+    from builder.cli.answers import Computed
+    from builder.cli.asking import ask_each
+    from builder.cli.files import Files
     from builder.running.local_run import Runner, save_steps
 
-    is_stream = bool(package.manifest.states)
-    for flag in (
-        *(() if is_stream else ("outputs",)),
-        "print_time",
-        "print_top",
-        "profile",
-        "show_input",
-        "rpc_tracker",
-    ):
-        if getattr(args, flag):
-            raise ModelError(
-                f"--{flag.replace('_', '-')}: expected one input, got several or --accuracy",
-                hint=f"leave out --{flag.replace('_', '-')}, or give one input",
-            )
+    flags = _ONE_RUN if package.manifest.states else ("outputs", *_ONE_RUN)
+    _refuse(args, "one input, got several or --accuracy", ", or give one input", *flags)
     labels = package.members.get("labels.txt", b"").decode().splitlines()
     files = Files(names, accuracy=args.accuracy, labels=labels, draw=args.draw, as_json=args.json)
-    runner, steps = Runner(package, args.threads), []
-    for file in files:
-        try:
-            result = runner(file.path, args.fill_mode)
-            compare = partial(is_right, result.get_output("output_0"))
-            files.add(file, result.answers, compare, document(result), table(result.answers or {}))
-        except (BuildError, EdgeError, OSError) as error:
-            files.refuse(file, error)
-            continue
+    runner = Runner(package, args.threads)
+    steps: list[RunResult] = []
+
+    async def ask(file: File) -> Answer:
+        result = runner(file.path, args.fill_mode)
         if args.outputs:
             steps.append(result)
+        return Computed.of(package, result)
+
+    asyncio.run(ask_each(files, ask))
     if steps:
         save_steps(args.outputs, steps)
     return files.finish()
-
-
-def _print_lines(lines: list[str]) -> None:
-    for line in lines:
-        say(line)
 
 
 def _show_input(package: Package, given: str | None, output: str) -> None:

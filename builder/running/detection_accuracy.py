@@ -11,11 +11,11 @@ import contextlib
 import io
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from builder.errors import ModelError
+from edgebundle.answer import Box
 
 _HINT: Final = "give a file such as instances_val2017.json of COCO, with the pictures that --inputs names"
 
@@ -23,28 +23,6 @@ _HINT: Final = "give a file such as instances_val2017.json of COCO, with the pic
 MAX_ANNOTATIONS_BYTES: Final = 1 << 30
 _MOST_NAMED: Final = 5
 _EXPECTED: Final = "expected annotations of COCO (JSON with images, annotations and categories)"
-
-
-@dataclass(frozen=True, slots=True)
-class Detection:
-    """One object that a model has found.
-
-    Attributes
-    ----------
-    label
-        Its class's name, or the class's number as text.
-    index
-        Its class's number.
-    score
-        The model's score.
-    box
-        Left, top, right and bottom edge in pixels of the picture.
-    """
-
-    label: str
-    index: int
-    score: float
-    box: tuple[float, float, float, float]
 
 
 class DetectionAccuracy:
@@ -96,7 +74,7 @@ class DetectionAccuracy:
         """Return whether a picture is annotated; only the file's name counts."""
         return file.name in self._images
 
-    def add(self, file: Path, detections: Iterable[Detection]) -> None:
+    def add(self, file: Path, detections: Iterable[Box]) -> None:
         """Take what a model has found in a picture."""
         image = self._images[file.name]
         self._seen.add(image)
@@ -105,8 +83,7 @@ class DetectionAccuracy:
             if category is None:
                 self._unknown[each.label] = None
                 continue
-            x0, y0, x1, y1 = each.box
-            box = [x0, y0, x1 - x0, y1 - y0]
+            box = [each.x0, each.y0, each.width, each.height]
             self._found.append({"image_id": image, "category_id": category, "bbox": box, "score": each.score})
 
     def document(self) -> dict[str, float | int]:
@@ -150,7 +127,7 @@ class DetectionAccuracy:
         mean, at_50, at_75 = (max(0.0, float(value)) for value in evaluation.stats[:3])
         return mean, at_50, at_75
 
-    def _category(self, detection: Detection) -> int | None:
+    def _category(self, detection: Box) -> int | None:
         known = self._by_name.get(detection.label.casefold())
         is_number = detection.label in (str(detection.index), "")
         if known is None and is_number and 0 <= detection.index < len(self._by_position):

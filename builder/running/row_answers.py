@@ -12,11 +12,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final, TypeAlias
+from typing import IO, TYPE_CHECKING, Final, TypeAlias
 
 from agent.durable import replacing
 from agent.terminal import Cell, cell_of
 from builder.errors import ModelError
+
+if TYPE_CHECKING:
+    from edgebundle.answer import Answer
 
 Cells: TypeAlias = Mapping[str, Cell]
 
@@ -25,13 +28,13 @@ SUFFIXES: Final = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 _MOST_VALUES: Final = 4096
 
 
-def cells_of(values: Mapping[str, Any], labels: Sequence[str] = ()) -> dict[str, Cell]:
+def cells_of(answer: Answer, labels: Sequence[str] = ()) -> dict[str, Cell]:
     """Return an answer as cells.
 
     Parameters
     ----------
-    values
-        Output -> its values, a sequence or an array of one dimension.
+    answer
+        The answer.
     labels
         The model's labels, for an output `label` that has a place among them.
 
@@ -46,24 +49,39 @@ def cells_of(values: Mapping[str, Any], labels: Sequence[str] = ()) -> dict[str,
     ModelError
         If an output has too many values for a table.
     """
-    best = next((name.removesuffix("indices") for name in values if name.endswith("indices")), None)
-    if best is not None and len(values.get(f"{best}scores", ())) and len(values[f"{best}indices"]):
-        names = values.get(f"{best}labels", values[f"{best}indices"])
-        return {"label": _cell(names[0]), "probability": _cell(values[f"{best}scores"][0])}
+    if answer.labels:
+        best, prefix = answer.labels[0], answer.lists("indices")[0]
+        score = _cell(best.score, answer.output(f"{prefix}scores").datatype)
+        return {"label": best.label if f"{prefix}labels" in set(answer) else best.index, "probability": score}
     cells: dict[str, Cell] = {}
-    for name, given in values.items():
-        if len(given) > _MOST_VALUES:
+    for output in answer.outputs:
+        name, count = output.name, math.prod(output.shape)
+        if count > _MOST_VALUES:
             raise ModelError(
-                f"output {name!r:.80}: expected at most {_MOST_VALUES} values for a table, got {len(given)}",
+                f"output {name!r:.80}: expected at most {_MOST_VALUES} values for a table, got {count}",
                 hint="write the tensors: --outputs out.npz",
             )
-        if len(given) == 1:
-            value = _cell(given[0])
-            is_place = name.endswith("label") and isinstance(value, int) and 0 <= value < len(labels)
-            cells[name] = labels[value] if is_place and isinstance(value, int) else value
-        else:
-            cells |= {f"{name}_{place}": _cell(value) for place, value in enumerate(given)}
+        values = [_cell(value, output.datatype) for value in output.flat()]
+        place = values[0] if len(values) == 1 and name.endswith("label") else None
+        if isinstance(place, int) and 0 <= place < len(labels):
+            values = [labels[place]]
+        cells |= {name if len(values) == 1 else f"{name}_{i}": value for i, value in enumerate(values)}
     return cells
+
+
+def ranked(answer: Answer, labels: Sequence[str] = ()) -> list[list[str]]:
+    """Return the names of each class in an answer, best first: its label and its number.
+
+    An answer of trees has the number of one class, which is its place among the model's `labels`.
+    """
+    if answer.labels:
+        return [[each.label, str(each.index)] for each in answer.labels]
+    for output in answer.outputs:
+        if output.name.endswith("label") and math.prod(output.shape) == 1:
+            (place,) = output.flat()
+            if isinstance(place, int) and 0 <= place < len(labels):
+                return [[labels[place], str(place)]]
+    return []
 
 
 def shown(cells: Cells) -> str:
@@ -148,13 +166,7 @@ class RowWriter:
         self._file.write(text.getvalue().encode())
 
 
-def _cell(value: Any) -> Cell:  # noqa: ANN401 - a scalar of numpy, a text, or its bytes
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    item = getattr(value, "item", None)
-    plain = value if item is None else item()
-    if isinstance(plain, float) and str(getattr(value, "dtype", "")) == "float32":
-        plain = float(f"{plain:.9g}")  # enough to read it back
-    if isinstance(plain, float) and not math.isfinite(plain):
-        return str(plain)
-    return plain if isinstance(plain, float | int | str | bool) else str(plain)
+def _cell(value: float | str, datatype: str) -> Cell:
+    if isinstance(value, float) and datatype == "FP32":
+        value = float(f"{value:.9g}")  # enough to read it back
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 from builder.cli.asking import ask_each
 from edgebundle import async_client
 from edgebundle.answer import Answer, Timing
+from edgebundle.defaults import IN_FLIGHT
 from edgebundle.errors import (
     ClientError,
     DeadlineError,
@@ -30,21 +31,37 @@ from tests.cli.terminal import Terminal
 WHERE = ("--agent", "a", "--model", "m", "--broker", "mqtt://127.0.0.1:1")
 
 
+class Numbers:
+    """Numbers to ask about."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.taken: list[int] = []
+        self.refused: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._count))
+
+    def add(self, item: int, answer: Answer) -> None:
+        del answer
+        self.taken.append(item)
+
+    def refuse(self, item: int, error: Exception) -> None:
+        del error
+        self.refused.append(item)
+
+
 def asked(count: int, failing: Callable[[int], ClientError | None]) -> tuple[list[int], list[int]]:
     """Ask about numbers; return those that were answered and those that were refused."""
-    taken: list[int] = []
-    refused: list[int] = []
+    items = Numbers(count)
 
     async def ask(item: int) -> Any:
         if (error := failing(item)) is not None:
             raise error
         return item
 
-    def refuse(item: int, _error: Exception) -> None:
-        refused.append(item)
-
-    asyncio.run(ask_each(range(count), ask, lambda item, _: taken.append(item), refuse))
-    return taken, refused
+    asyncio.run(ask_each(items, ask, IN_FLIGHT))
+    return items.taken, items.refused
 
 
 @pytest.mark.parametrize("error", [DeadlineError, PayloadError, OverloadedError, InputError, NoAnswerError])
@@ -58,6 +75,21 @@ def test_an_item_without_an_answer(error: type[ClientError]) -> None:
 def test_no_item_has_an_answer(error: type[ClientError]) -> None:
     with pytest.raises(error):
         asked(1000, lambda item: error("no") if item > 100 else None)
+
+
+def test_nothing_reads_the_answers() -> None:
+    class Closed(Numbers):
+        def add(self, item: int, answer: Answer) -> None:
+            super().add(item, answer)
+            raise BrokenPipeError
+
+    async def ask(item: int) -> Any:
+        return item
+
+    closed = Closed(3)
+    with pytest.raises(BrokenPipeError):
+        asyncio.run(ask_each(closed, ask))
+    assert (closed.taken, closed.refused) == ([0], [])
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, model: object) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime.preprocess import Preprocessor
 from builder import cli
 from builder.bundles.package import Package
-from builder.cli.rows import _ranked, is_rows
+from builder.cli.rows import is_rows
 from builder.compiling.declarations import preprocess
 from tests.cli.terminal import Result, Terminal
 
@@ -162,13 +161,6 @@ def test_columns_are_declared_or_refused(
     # Before the compiler is loaded.
     few = terminal("compile", DIGITS / "digits.onnx", "--columns", "a,b", "-q", "-o", out)
     refused(few, "--columns: expected 64 names")
-
-
-def test_an_answer_with_one_class_has_its_number_too() -> None:
-    trees: dict[str, Any] = {"label": np.array([1]), "probabilities": np.array([0.2, 0.8])}
-    assert _ranked(trees, ("cold", "warm")) == [["warm", "1"]]
-    assert _ranked(trees) == []
-    assert _ranked({"label": (b"warm",)}, ("cold", "warm")) == []
 
 
 def test_which_json_has_rows(tmp_path: Path) -> None:

@@ -84,6 +84,28 @@ def test_many_answers_as_json(site: Site, photos: Path, capfd: pytest.CaptureFix
     assert (best["seven"], best["four"], len(best), document["failed"]) == ("seven", "four", 4, 0)
 
 
+def test_a_device_and_this_machine_say_the_same(
+    site: Site, photos: Path, digits_bundle: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("seven", "four"):
+        shutil.copy(DIGITS / f"{name}.png", photos)
+
+    def both(*arguments: object, code: int = 0) -> tuple[str, str]:
+        assert site.infer("kitchen", "--inputs", *arguments) == code
+        there = capfd.readouterr().out
+        assert main(["run", str(digits_bundle), "--inputs", *map(str, arguments)]) == code
+        return there, capfd.readouterr().out
+
+    there, here = both(photos / "seven.png")
+    assert here == there
+    assert here.splitlines()[0].split()[1] == "seven"
+    there, here = both(photos, code=4)
+    assert here.splitlines()[:-1] == there.splitlines()[:-1]
+    there, here = both(photos / "four.png", "--json")
+    for key in ("top", "boxes"):
+        assert json.loads(here)[key] == json.loads(there)[key]
+
+
 def test_the_models_own_outputs(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
     assert site.infer("kitchen", "--inputs", DIGITS / "seven.png", "--raw", "--json") == 0
     (logits,) = json.loads(capfd.readouterr().out)["outputs"]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from builder.errors import ModelError
-from builder.running.detection_accuracy import Detection, DetectionAccuracy
+from builder.running.detection_accuracy import DetectionAccuracy
+from edgebundle.answer import Box
 
 CAT = (10.0, 10.0, 50.0, 60.0)
 DOG = (100.0, 20.0, 180.0, 90.0)
@@ -35,8 +36,8 @@ def instances(folder: Path, **changes: Any) -> Path:
 def test_perfect_answers_count_as_one(tmp_path: Path) -> None:
     accuracy = DetectionAccuracy(instances(tmp_path))
     assert accuracy.files == [tmp_path / "a.jpg", tmp_path / "more" / "b.jpg"]
-    accuracy.add(Path("a.jpg"), [Detection("Cat", 5, 0.9, CAT), Detection("dog", 6, 0.8, DOG)])
-    accuracy.add(Path("elsewhere/b.jpg"), [Detection("dog", 6, 0.7, DOG)])
+    accuracy.add(Path("a.jpg"), [Box("Cat", 0.9, 5, *CAT), Box("dog", 0.8, 6, *DOG)])
+    accuracy.add(Path("elsewhere/b.jpg"), [Box("dog", 0.7, 6, *DOG)])
     assert accuracy.document() == pytest.approx(
         {"map": 1, "map50": 1, "map75": 1, "pictures": 2, "objects": 3}
     )
@@ -46,8 +47,8 @@ def test_perfect_answers_count_as_one(tmp_path: Path) -> None:
 def test_shifted_wrong_and_missing_objects_count_less(tmp_path: Path) -> None:
     accuracy = DetectionAccuracy(instances(tmp_path))
     x0, y0, x1, y1 = CAT  # moved by 8 of 40: intersection over union 32/48, right up to IoU 0.65
-    moved = Detection("cat", 0, 0.9, (x0 + 8, y0, x1 + 8, y1))
-    accuracy.add(Path("a.jpg"), [moved, Detection("dog", 1, 0.9, DOG), Detection("zebra", 2, 0.9, DOG)])
+    moved = Box("cat", 0.9, 0, x0 + 8, y0, x1 + 8, y1)
+    accuracy.add(Path("a.jpg"), [moved, Box("dog", 0.9, 1, *DOG), Box("zebra", 0.9, 2, *DOG)])
     accuracy.add(Path("b.jpg"), [])
     # Cat: right at 4 of 10 thresholds. Dog: one of two found, 51 of the 101 levels of recall.
     expected = (0.4 + 51 / 101) / 2
@@ -60,7 +61,7 @@ def test_shifted_wrong_and_missing_objects_count_less(tmp_path: Path) -> None:
 
 def test_only_pictures_that_were_asked_about_count(tmp_path: Path) -> None:
     accuracy = DetectionAccuracy(instances(tmp_path))
-    accuracy.add(Path("b.jpg"), [Detection("dog", 0, 0.5, DOG)])
+    accuracy.add(Path("b.jpg"), [Box("dog", 0.5, 0, *DOG)])
     assert accuracy.document()["map"] == pytest.approx(1)
     assert accuracy.document()["objects"] == 1
     assert not accuracy.has(Path("c.jpg"))
@@ -68,7 +69,7 @@ def test_only_pictures_that_were_asked_about_count(tmp_path: Path) -> None:
 
 def test_classes_without_names_are_the_annotations_in_order(tmp_path: Path) -> None:
     accuracy = DetectionAccuracy(instances(tmp_path))
-    accuracy.add(Path("a.jpg"), [Detection("0", 0, 0.9, CAT), Detection("1", 1, 0.9, DOG)])
+    accuracy.add(Path("a.jpg"), [Box("0", 0.9, 0, *CAT), Box("1", 0.9, 1, *DOG)])
     assert accuracy.document()["map"] == pytest.approx(1)
 
 
@@ -76,7 +77,7 @@ def test_nothing_found_is_zero_and_foreign_classes_are_an_error(tmp_path: Path) 
     accuracy = DetectionAccuracy(instances(tmp_path))
     accuracy.add(Path("a.jpg"), [])
     assert accuracy.document()["map"] == 0
-    accuracy.add(Path("a.jpg"), [Detection("zebra", 0, 0.9, CAT)])
+    accuracy.add(Path("a.jpg"), [Box("zebra", 0.9, 0, *CAT)])
     with pytest.raises(ModelError, match=r"expected the model's classes \(zebra\), got cat, dog"):
         accuracy.document()
 

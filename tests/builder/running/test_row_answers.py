@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from agent.terminal import Cell
+from builder.cli.answers import output_of
 from builder.errors import ModelError
-from builder.running.row_answers import cells_of, shown, writing
+from builder.running.row_answers import cells_of, ranked, shown, writing
+from edgebundle.answer import Answer, Timing
 
 TOP: dict[str, Any] = {
     "labels": (b"warm", b"cold"),
@@ -23,19 +25,32 @@ TOP: dict[str, Any] = {
 }
 
 
+def answer(values: dict[str, Any]) -> Answer:
+    outputs = tuple(output_of(name, value) for name, value in values.items())
+    return Answer("agent", "model", "1", outputs, Timing(0.1))
+
+
 def test_cells() -> None:
-    assert cells_of(TOP) == {"label": "warm", "probability": 0.100000001}
-    without = {name: value for name, value in TOP.items() if name != "labels"}
+    top = cells_of(answer(TOP))
+    assert top == {"label": "warm", "probability": 0.100000001}
+    without = answer({name: value for name, value in TOP.items() if name != "labels"})
     assert cells_of(without) == {"label": 1, "probability": 0.100000001}
-    assert cells_of({"label": np.array([1]), "p": np.array([0.25, 0.75])}, ("cold", "warm")) == {
-        "label": "warm", "p_0": 0.25, "p_1": 0.75,
-    }  # fmt: skip
-    assert cells_of({"label": np.array([7])}, ("cold", "warm")) == {"label": 7}
-    assert cells_of({"y": np.array([np.nan])}) == {"y": "nan"}
-    assert shown(cells_of(TOP)) == "0.1000  warm"
+    trees = answer({"label": np.array([1]), "p": np.array([[0.25, 0.75]])})
+    assert cells_of(trees, ("cold", "warm")) == {"label": "warm", "p_0": 0.25, "p_1": 0.75}
+    assert cells_of(answer({"label": np.array([7])}), ("cold", "warm")) == {"label": 7}
+    assert cells_of(answer({"y": np.array([np.nan])})) == {"y": "nan"}
+    assert shown(top) == "0.1000  warm"
     assert shown({"y_0": 0.123456789, "y_1": 2}) == "y_0 0.123457, y_1 2"
     with pytest.raises(ModelError, match="at most 4096 values"):
-        cells_of({"y": np.zeros(5000)})
+        cells_of(answer({"y": np.zeros(5000)}))
+
+
+def test_an_answer_with_one_class_has_its_number_too() -> None:
+    trees = answer({"label": np.array([1]), "probabilities": np.array([0.2, 0.8])})
+    assert ranked(trees, ("cold", "warm")) == [["warm", "1"]]
+    assert ranked(trees) == []
+    assert ranked(answer({"label": (b"warm",)}), ("cold", "warm")) == []
+    assert ranked(answer(TOP)) == [["warm", "1"], ["cold", "0"]]
 
 
 def test_files(tmp_path: Path) -> None:
