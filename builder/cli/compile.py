@@ -272,7 +272,7 @@ def _first_look(
     proposal = recognise(outline.inputs, outline.outputs, outline.hints)
     if proposal is not None and after is not None:
         is_preset = not (options.postprocess or "").endswith(".toml")
-        if not (is_preset and contradicts(proposal, after, declared.inputs, declared.outputs)):
+        if not (is_preset and contradicts(proposal, after)):
             proposal = None
     notes.append(hint_note(outline.hints, after))
     if declared.labels is None:
@@ -339,7 +339,7 @@ def _report(package: Package, output: str, proposal: Proposal | None, *, as_json
             "integers": None
             if package.integers is None
             else {"share": package.integers.share, **asdict(package.integers)},
-            "proposal": None if proposal is None else asdict(proposal),
+            "proposal": None if proposal is None else proposal.document(),
             "quantisation": None if quantisation is None else quantisation.document(),
         }
         say_json(document)

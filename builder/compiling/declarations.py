@@ -39,6 +39,7 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
 from agent.runtime.postprocess import Postprocessor
 from builder.compiling import audio_presets
+from builder.compiling.hints import NO_HINTS, Hints
 from builder.compiling.output_presets import OUTPUT_PRESETS, SOUND_PRESETS, Signature, is_ambiguous, step_of
 from builder.compiling.pixel_steps import on_scale
 from builder.compiling.recognition import recognise
@@ -216,6 +217,7 @@ def postprocess(
     outputs: Sequence[TensorSpec],
     inputs: Sequence[TensorSpec] = (),
     scales: EdgeScales = NO_SCALES,
+    hints: Hints = NO_HINTS,
 ) -> Postprocess:
     """Declare how outputs become an answer, from words such as `softmax,top5` or a TOML file.
 
@@ -225,9 +227,10 @@ def postprocess(
         differ from it.
     `outputs`, `inputs`: the model's tensors. Some presets need the size of the image input.
     `scales`: the scales at the model's edges: steps read real numbers.
+    `hints`: what the model's file says about its outputs.
     Raises `ModelError` if a step is unknown or does not fit the outputs, or a field is out of range.
     """
-    signature = Signature.of(inputs, outputs)
+    signature = Signature.of(inputs, outputs, hints)
     try:
         if text.endswith(".toml"):
             declared = _postprocess_file(text, signature)
@@ -358,6 +361,8 @@ def _postprocess_file(text: str, signature: Signature) -> Postprocess:
 
 def _step(word: str, options: Mapping[str, Any], signature: Signature) -> Step:
     if word in (*OUTPUT_PRESETS, *SOUND_PRESETS):
+        if options.get("keypoint_values") == 2 and signature.hints.points is None:
+            signature = replace(signature, hints=replace(signature.hints, points=(0, 2)))
         step = step_of(word, signature)
     else:
         scores = scored_outputs(signature.outputs)

@@ -89,9 +89,12 @@ def declare(outline: Outline, options: Options) -> Declared:
             "--labels: expected a --postprocess that names classes, got none",
             hint=str(proposal) if proposal else "for example --postprocess softmax,top5",
         )
-    after = declarations.postprocess(text, outputs, inputs, outline.scales) if text else None
-    is_explicit = text is not None and ("normalised" in text or text.endswith(".toml"))
-    check_hints(outline.hints, after, is_explicit=is_explicit)
+    after = declarations.postprocess(text, outputs, inputs, outline.scales, outline.hints) if text else None
+    is_preset = text is not None and not text.endswith(".toml")
+    is_explicit = text is not None and ("normalised" in text or not is_preset)
+    check_hints(
+        outline.hints, after, is_explicit=is_explicit, is_preset=is_preset and "scores=" not in str(text)
+    )
     labels = options.labels or (None if preset is None else audio_presets.labels_for(preset, outputs))
     lines = label_lines(labels, outline.labels, outline.outputs, after, outline.class_counts)
     if labels is None and lines is not None and after is not None:

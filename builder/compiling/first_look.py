@@ -25,7 +25,7 @@ from agent.errors import EdgeError
 from agent.runtime.postprocess import Postprocessor
 from agent.runtime.quantisation import to_real
 from builder.bundles.package import Package
-from builder.compiling.output_presets import OUTPUT_PRESETS, Signature, step_of
+from builder.compiling.output_presets import Signature
 from builder.compiling.recognition import LARGEST_STEP, Proposal
 from builder.errors import ModelError
 
@@ -72,7 +72,8 @@ def confirmed(proposal: Proposal, package: Package) -> Proposal:
     manifest = package.manifest
     raw = package.members.get("samples/outputs.params", b"")
     signature = Signature.of(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()))
-    if signature.size is None or not raw or proposal.postprocess not in OUTPUT_PRESETS:
+    step = proposal.step
+    if signature.size is None or not raw or step is None:
         return proposal
     values = {
         entry.spec.name.removeprefix("0/"): np.frombuffer(
@@ -81,7 +82,6 @@ def confirmed(proposal: Proposal, package: Package) -> Proposal:
         for entry in index_params(raw)
         if entry.spec.name.startswith("0/")
     }
-    step = step_of(proposal.postprocess, signature)
     quantised = by_name((manifest.quantisation or NO_QUANTISATION).outputs)
     if not isinstance(step, Detect | Objects | Pose) or {*outputs_of(step)} - values.keys():
         return proposal
@@ -112,7 +112,7 @@ def _best(
     else:
         bare = replace(step, score_threshold=0.0, iou_threshold=1.0, max_detections=_MOST_BOXES)
     if isinstance(bare, Objects):
-        bare = replace(bare, keypoints=(), mask_weights=(), prototypes=None)
+        bare = replace(bare, keypoints=(), mask_weights=(), prototypes=None, prototype_order=None)
     declared = Postprocess((bare,))
     try:
         found = Postprocessor(declared, outputs, (), real_outputs(declared, quantised))(values)

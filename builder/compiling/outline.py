@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,12 +23,12 @@ from agent.bundle.processing import Preprocess
 from agent.bundle.state import State
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.channel_axes import Made, channel_axis
+from builder.compiling.hints import NO_HINTS, Hints
 from builder.compiling.missing_values import takes_nan
-from builder.compiling.recognition import NO_HINTS, Hints
 from builder.errors import ModelError, NativeError, ShapeError
 from builder.importer import advice, native
 from builder.importer.edge_scales import NO_SCALES, EdgeScales, onnx_scales
-from builder.importer.ultralytics_metadata import from_onnx
+from builder.importer.ultralytics_metadata import Exported, from_onnx
 from builder.spelling import did_you_mean
 
 if TYPE_CHECKING:  # which load a compiler
@@ -91,6 +91,7 @@ class Outline:
             model.inputs,
             model.outputs,
             model.labels,
+            _said(model.exported, channels_last=_channels_of_onnx(model.onnx, model.outputs)),
             scales=model.scales,
             class_counts=model.class_counts,
             states=model.states,
@@ -205,9 +206,9 @@ def _read_tflite(path: Path) -> Outline | None:
         tuple(specs[: len(inputs)]),
         tuple(specs[len(inputs) :]),
         declared.labels,
-        Hints(
-            declared.task,
-            found,
+        _said(
+            declared.exported,
+            makers=found,
             normalised=declared.normalised,
             steps=_steps(scales),
             channels_last=_channels_last(specs[len(inputs) :], partial(_made_by_tflite, main)),
@@ -241,10 +242,18 @@ def _declared(model: onnx.ModelProto) -> Outline | None:
     specs = tuple(known[: len(inputs)]), tuple(known[len(inputs) :])
     said = from_onnx(model)
     scales = onnx_scales(model)
-    nodes = {name: node for node in model.graph.node for name in node.output if name}
-    last = _channels_last(specs[1], partial(_made_by_onnx, nodes))
-    hints = replace(_hints(model, said.task), steps=_steps(scales), channels_last=last)
+    hints = _said(
+        said,
+        makers=_makers(model),
+        operators=frozenset(node.op_type for node in model.graph.node),
+        steps=_steps(scales),
+        channels_last=_channels_of_onnx(model, specs[1]),
+    )
     return Outline(*specs, said.labels, hints, scales)
+
+
+def _said(exported: Exported, **more: Any) -> Hints:  # noqa: ANN401 - fields of `Hints`
+    return Hints(exported.task, classes=len(exported.labels), points=exported.points, **more)
 
 
 def _steps(scales: EdgeScales) -> dict[str, float]:
@@ -256,6 +265,11 @@ def _channels_last(outputs: Sequence[TensorSpec], makers: Callable[[str], Made |
     maps = [spec.name for spec in outputs if len(spec.shape) == _MAP]
     axes = {name: channel_axis(name, makers) for name in maps}
     return {name: axis == _MAP - 1 for name, axis in axes.items() if axis in (1, _MAP - 1)}
+
+
+def _channels_of_onnx(model: onnx.ModelProto, outputs: Sequence[TensorSpec]) -> dict[str, bool]:
+    nodes = {name: node for node in model.graph.node for name in node.output if name}
+    return _channels_last(outputs, partial(_made_by_onnx, nodes))
 
 
 def _made_by_onnx(nodes: Mapping[str, onnx.NodeProto], name: str) -> Made | None:
@@ -278,7 +292,8 @@ def _made_by_tflite(graph: Subgraph, name: str) -> Made | None:
     return None
 
 
-def _hints(model: onnx.ModelProto, task: str) -> Hints:
+def _makers(model: onnx.ModelProto) -> dict[str, str]:
+    """Return the operator that computes the values of each output."""
     graph = model.graph
     makers = {name: node for node in graph.node for name in node.output if name}
     found = {}
@@ -291,7 +306,7 @@ def _hints(model: onnx.ModelProto, task: str) -> Hints:
             name = node.input[0]
         if (node := makers.get(name)) is not None:
             found[output.name] = node.op_type
-    return Hints(task, found, frozenset(node.op_type for node in graph.node))
+    return found
 
 
 def _fix(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any]) -> None:

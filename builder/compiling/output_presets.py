@@ -24,6 +24,7 @@ from agent.bundle.audio import Keywords, Speech
 from agent.bundle.detection import PROTOTYPE_ORDERS, Level, Objects, Part
 from agent.bundle.processing import ClassMap, Ctc, Detect, Normalise, Pose, Step
 from agent.bundle.tensor_spec import TensorSpec
+from builder.compiling.hints import NO_HINTS, Hints
 from builder.errors import ModelError
 
 # Strides of feature pyramids: P3 to P5, with P6, and with P2.
@@ -53,20 +54,25 @@ class Signature:
         The model's outputs.
     size
         Height and width of the model's image input, in pixels, or None if it has none.
+    hints
+        What the model's file says besides.
     """
 
     outputs: tuple[TensorSpec, ...]
     size: tuple[int, int] | None
+    hints: Hints = NO_HINTS
 
     @classmethod
-    def of(cls, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Signature:
+    def of(
+        cls, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], hints: Hints = NO_HINTS
+    ) -> Signature:
         """Take the size from the only input of 4 dimensions, whose channels are its first or last ones."""
         images = [spec.shape[1:] for spec in inputs if len(spec.shape) == 4]
         size = None
         if len(images) == 1:
             first, second, last = images[0]
             size = (first, second) if last in (1, 3) and first not in (1, 3) else (second, last)
-        return cls(tuple(outputs), size)
+        return cls(tuple(outputs), size, hints)
 
     def levels(self, strides: Sequence[int]) -> tuple[Level, ...]:
         """Return the grids of a feature pyramid over the input; none without a size."""
@@ -94,14 +100,26 @@ class Signature:
     def channels_last(self, spec: TensorSpec) -> bool | None:
         """Return whether a map [1, a, b, c] has its channels last: its sides then are the input's, reduced.
 
-        None if it may have them first as well, and if neither fits.
+        If both fit, or neither, the graph decides. None if it does not show it.
         """
         if self.size is None:
             return None
         height, width = self.size
         sides = spec.shape[2:], spec.shape[1:3]
         first, last = (rows * width == columns * height for rows, columns in sides)
-        return last if first != last else None
+        return last if first != last else self.hints.channels_last.get(spec.name)
+
+    def points(self, values: int) -> tuple[int, int] | None:
+        """Return how many classes and values of a key point are in the values behind a box, or None.
+
+        Without hints it is one class, and a confidence for each point.
+        """
+        count, size = self.hints.points or (0, 3)
+        for classes in dict.fromkeys((self.hints.classes or 1, 1)):
+            rest = values - classes
+            if rest > 0 and rest % size == 0 and (not count or rest == count * size):
+                return classes, size
+        return None
 
     def described(self) -> str:
         """Return the outputs' names and shapes, such as `output[1, 3549, 85]`."""
@@ -176,14 +194,16 @@ def _yolov8(signature: Signature, factors: int = 0) -> Objects:
 
 
 def _yolov8_pose(signature: Signature) -> Objects:
-    expected = "[1, 5 + 3 * points, n], of one class"
-    spec, values, transposed = _rows(signature, expected, smallest=8)
-    if (values - 5) % 3:
+    expected = "[1, 5 + 3 * points, n], of one class, or as the file says of its classes and points"
+    spec, values, transposed = _rows(signature, expected, smallest=7)
+    if (found := signature.points(values - _BOX)) is None:
         raise _MisfitError(expected)
+    classes, size = found
+    first = _BOX + classes
     return Objects(
         boxes=(Part(spec.name, 0, _BOX),), coding="centre", transposed=transposed,
-        scores=(Part(spec.name, _BOX, 1),),
-        keypoints=(Part(spec.name, 5, values - 5),), keypoint_values=3,
+        scores=(Part(spec.name, _BOX, classes),),
+        keypoints=(Part(spec.name, first, values - first),), keypoint_values=size,
     )  # fmt: skip
 
 
@@ -200,12 +220,13 @@ def _end_to_end(signature: Signature, *, factors: int = 0, points: bool = False)
     if len(found) != 1 or len(signature.outputs) != (2 if factors else 1):
         raise _MisfitError(expected)
     spec, more = found[0], found[0].shape[2] - 6 - factors
-    if more < 0 or more % 3 or bool(more) != points:
+    count, size = signature.hints.points or (0, 3)
+    if more < 0 or bool(more) != points or more % size or (count and points and more != count * size):
         raise _MisfitError(expected)
     return Objects(
         boxes=(Part(spec.name, 0, _BOX),), coding="corners", scores=(Part(spec.name, 4, 1),),
         class_ids=(Part(spec.name, 5, 1),), iou_threshold=1.0,
-        keypoints=(Part(spec.name, 6, more),) if points else (), keypoint_values=3 if points else 2,
+        keypoints=(Part(spec.name, 6, more),) if points else (), keypoint_values=size if points else 2,
         mask_weights=(Part(spec.name, 6, factors),) if factors else (),
         **_prototypes(signature, factors),
     )  # fmt: skip
@@ -499,7 +520,7 @@ def _prototypes(signature: Signature, factors: int) -> dict[str, Any]:
             f"prototypes [1, {factors}, height, width] or [1, height, width, {factors}] besides the boxes"
         )
     spec, order = found[0], None
-    if spec.shape[1] == spec.shape[3]:  # the size of the input decides, or the user
+    if spec.shape[1] == spec.shape[3]:  # the size of the input decides, the graph, or the user
         channels_last = signature.channels_last(spec)
         order = None if channels_last is None else PROTOTYPE_ORDERS[channels_last]
     return {"prototypes": spec.name, "prototype_order": order}

@@ -7,13 +7,14 @@ proposal says how sure it is; nothing is applied without the user.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
 
-from agent.bundle.detection import ABSOLUTE, PROTOTYPE_ORDERS, Objects
+from agent.bundle.detection import ABSOLUTE, Objects
 from agent.bundle.processing import ClassMap, Postprocess, Softmax, Step
 from agent.bundle.tensor_spec import TensorSpec
+from builder.compiling.hints import NO_HINTS, Hints
 from builder.compiling.output_presets import (
     COCO_POINTS,
     NANODET_BINS,
@@ -42,43 +43,6 @@ _MOVENET_PERSONS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Hints:
-    """What a model's file says about its outputs besides their shapes.
-
-    Attributes
-    ----------
-    task
-        What Ultralytics' exports say in their metadata: `detect`, `segment`, `pose`, `obb`, `classify`, or
-        another word; empty for others.
-    makers
-        The ONNX operator that computes the values of each output; operators that only move values do not
-        count.
-    operators
-        All operators of the model; empty if they are not known.
-    normalised
-        Whether boxes are fractions of the picture; None if the file does not say.
-    steps
-        What one step of each output of integers stands for.
-    channels_last
-        Whether a convolution's channels are the last axis of an output, for those where the graph shows it.
-    """
-
-    task: str = ""
-    makers: Mapping[str, str] = field(default_factory=dict)
-    operators: frozenset[str] = frozenset()
-    normalised: bool | None = None
-    steps: Mapping[str, float] = field(default_factory=dict)
-    channels_last: Mapping[str, bool] = field(default_factory=dict)
-
-    def ends_in_softmax(self, output: str) -> bool:
-        """Return whether the values of an output are probabilities that add up to 1."""
-        return self.makers.get(output) == "Softmax"
-
-
-NO_HINTS: Final = Hints()
-
-
-@dataclass(frozen=True, slots=True)
 class Proposal:
     """Presets that fit a model's outputs.
 
@@ -94,6 +58,8 @@ class Proposal:
         Names of the presets; the second is empty for a model that takes no picture.
     doubt
         What the outputs of a sample say against it, or nothing.
+    step
+        What the postprocess stands for, for a preset of `OUTPUT_PRESETS`.
     """
 
     family: str
@@ -102,11 +68,16 @@ class Proposal:
     postprocess: str
     preprocess: str
     doubt: str = ""
+    step: Step | None = field(default=None, compare=False)
 
     @property
     def preset(self) -> str:
         """The postprocess without options."""
         return self.postprocess.partition(",")[0]
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "step"}
 
     def __str__(self) -> str:
         look = "look like" if self.sure else "may be those of"
@@ -128,7 +99,7 @@ def recognise(
     hints
         What its file says.
     """
-    signature = Signature.of(inputs, outputs)
+    signature = Signature.of(inputs, outputs, hints)
     if signature.size is None:
         return _of_rows(inputs, outputs)
     if hints.task == ROTATED:
@@ -140,18 +111,40 @@ def recognise(
             step = step_of(proposal.preset, signature)
         except ModelError:
             continue
-        if _is_coarse(step, hints):
+        if _is_coarse(step, hints) or _misread(hints, step):
             continue
-        options = []
-        if hints.normalised and _in_pixels(step):
-            options.append("normalised=true")
         if is_ambiguous(step, signature.outputs):
-            assert isinstance(step, Objects) and step.prototypes is not None
-            if step.prototypes not in hints.channels_last:
-                return None
-            options.append(f"prototype_order={PROTOTYPE_ORDERS[hints.channels_last[step.prototypes]]}")
-        return replace(proposal, postprocess=",".join((proposal.postprocess, *options)))
+            return None
+        options = {}
+        if isinstance(step, Objects):
+            options = _options(step, hints)
+            step = replace(step, **options)
+        words = [f"{name}={str(value).lower()}" for name, value in options.items()]
+        return replace(proposal, postprocess=",".join((proposal.postprocess, *words)), step=step)
     return None
+
+
+def _options(step: Objects, hints: Hints) -> dict[str, Any]:
+    """Return what hints add to a preset, so that it is read in the same way without them."""
+    options: dict[str, Any] = {}
+    if hints.normalised and _in_pixels(step):
+        options["normalised"] = True
+    if step.prototype_order is not None:
+        options["prototype_order"] = step.prototype_order
+    if step.keypoints and hints.points is not None and hints.points[1] == 2:
+        options["keypoint_values"] = 2
+    return options
+
+
+def _misread(hints: Hints, step: Step) -> str:
+    """Return how a step reads classes or points otherwise than the file names them, or nothing."""
+    if not isinstance(step, Objects):
+        return ""
+    if hints.task == "pose" and not step.keypoints and (step.class_ids or step.classes != hints.classes):
+        return "no key points"
+    if step.classes is not None and hints.classes and step.background == "none":
+        return f"scores of {step.classes} classes" if step.classes != hints.classes else ""
+    return ""
 
 
 def _is_coarse(step: Step, hints: Hints) -> bool:
@@ -181,9 +174,7 @@ def _of_rows(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Pro
     return Proposal("a classifier of rows", evidence, False, "top1", "") if scores.shape[1] > 1 else None
 
 
-def contradicts(
-    proposal: Proposal, declared: Postprocess, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
-) -> bool:
+def contradicts(proposal: Proposal, declared: Postprocess) -> bool:
     """Return whether a declared postprocess reads the outputs otherwise than a proposal that is sure.
 
     Parameters
@@ -192,19 +183,19 @@ def contradicts(
         What `recognise` returned for the model.
     declared
         What the user declares.
-    inputs, outputs
-        The model's tensors.
     """
-    if not proposal.sure or proposal.postprocess.startswith(("softmax", "top")):
+    expected, given = proposal.step, declared.steps[0]
+    if not proposal.sure or expected is None:
         return False
-    expected, given = step_of(proposal.preset, Signature.of(inputs, outputs)), declared.steps[0]
     if isinstance(expected, Objects) and isinstance(given, Objects):
-        names = ("boxes", "scores", "objectness", "coding", "levels", "transposed")
+        names = ("boxes", "scores", "objectness", "coding", "levels", "transposed", "keypoints")
         return any(getattr(expected, name) != getattr(given, name) for name in names)
     return expected.kind != given.kind
 
 
-def check_hints(hints: Hints, declared: Postprocess | None, *, is_explicit: bool = True) -> None:
+def check_hints(
+    hints: Hints, declared: Postprocess | None, *, is_explicit: bool = True, is_preset: bool = False
+) -> None:
     """Check that a postprocess can decode what the model's file says about its outputs.
 
     Parameters
@@ -215,12 +206,14 @@ def check_hints(hints: Hints, declared: Postprocess | None, *, is_explicit: bool
         The postprocess, or None.
     is_explicit
         Whether the user says himself which unit boxes have.
+    is_preset
+        Whether presets say which values are scores and points, and not the user himself.
 
     Raises
     ------
     ModelError
-        If it decodes upright boxes, and the model's have an angle; or if it takes them for pixels, and they
-        are fractions.
+        If it decodes upright boxes, and the model's have an angle; if it takes them for pixels, and they are
+        fractions; or if a preset takes other values for scores than the file has names of classes.
     """
     steps = declared.steps if declared is not None else ()
     if hints.task == ROTATED and any(isinstance(step, Objects) for step in steps):
@@ -229,6 +222,14 @@ def check_hints(hints: Hints, declared: Postprocess | None, *, is_explicit: bool
             f"(task {ROTATED})",
             hint="leave out --postprocess: answers then are the model's own outputs",
         )
+    for step in steps if is_preset else ():
+        if read := _misread(hints, step):
+            points = "" if hints.points is None else f", {hints.points[0]} points of {hints.points[1]} values"
+            raise ModelError(
+                f"--postprocess: expected {hints.classes} classes{points}, as the file says, got {read}",
+                hint=f"take the preset of its task, {hints.task or 'detect'}: compile without --postprocess "
+                "proposes one; or declare the outputs in a TOML file (docs/your-detector.md)",
+            )
     if hints.normalised and not is_explicit and any(map(_in_pixels, steps)):
         raise ModelError(
             "--postprocess: expected boxes as pixels of the input, got a file of Ultralytics for TensorFlow "

@@ -21,6 +21,7 @@ from agent.errors import MixAndMatchError
 from builder.bundles.package import Package, digests
 from builder.compiling import audio_presets, declarations
 from builder.compiling.columns import Names, declare_columns, read_names
+from builder.compiling.hints import Hints
 from builder.compiling.identity import DESCRIBABLE, Identity
 from builder.compiling.labels import Labels, check_labels, read_named_labels
 from builder.errors import ModelError
@@ -93,7 +94,8 @@ def repack(
         elif preprocess != NONE:
             before = declarations.preprocess(preprocess, inputs, scales)
     if postprocess is not None:
-        after = None if postprocess == NONE else _like(after, postprocess, outputs, inputs, scales)
+        hints = Hints(classes=len(package.members.get(_LABELS, b"").splitlines()))
+        after = None if postprocess == NONE else _like(after, postprocess, outputs, inputs, scales, hints)
     if manifest.buckets is not None:
         from builder.compiling.bucket_plan import check_declared  # loads the compiler, which takes seconds
 
@@ -140,9 +142,10 @@ def _like(
     outputs: Sequence[TensorSpec],
     inputs: Sequence[TensorSpec],
     scales: EdgeScales,
+    hints: Hints,
 ) -> Postprocess:
     """Declare a postprocess; keywords keep the scale of a quantised output that early bundles have there."""
-    after = declarations.postprocess(text, outputs, inputs, scales)
+    after = declarations.postprocess(text, outputs, inputs, scales, hints)
     known = {step.output: step for step in (before.steps if before else ()) if isinstance(step, Keywords)}
     return Postprocess(
         tuple(

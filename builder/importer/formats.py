@@ -148,6 +148,7 @@ def _load_tflite(
         preprocess=file.declared.preprocess,
         scales=fitting(file.scales, model.inputs, model.outputs),
         labels=file.declared.labels,
+        exported=file.declared.exported,
         class_counts=file.class_counts,
     )
 

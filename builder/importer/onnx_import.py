@@ -34,7 +34,7 @@ from builder.importer.relax_module import RelaxModel, to_relax
 from builder.importer.sequence_outputs import split_sequences
 from builder.importer.source_nodes import SourceNodes
 from builder.importer.structure import prepare
-from builder.importer.ultralytics_metadata import from_onnx
+from builder.importer.ultralytics_metadata import NOTHING_SAID, Exported, from_onnx
 from builder.importer.unsupported import explain, refuse_unsupported, refused_operators
 
 _LIMITED: Final = "because --max-iterations limits its loops"
@@ -63,6 +63,8 @@ class ImportedModel:
     preprocess, labels
         What the file itself says about its pictures and classes, which counts unless the user says otherwise.
         Labels are names of classes; outputs that are strings in the file are places among them.
+    exported
+        What an export of Ultralytics says about itself.
     source
         The nodes of the original model, and which of them each node of `onnx` comes from. Calls in `mod` have
         spans with names of nodes of `onnx`.
@@ -100,6 +102,7 @@ class ImportedModel:
     source: SourceNodes
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
+    exported: Exported = NOTHING_SAID
     lengths: tuple[OutputLength, ...] = ()
     reference: FrameworkSample | None = None
     columns: tuple[str, ...] = ()
@@ -200,6 +203,7 @@ def import_onnx(
         name,
         source_nodes.normalised_as(model),
         labels=_one_table(tables) or said.labels,
+        exported=said,
         texts=texts,
         lengths=bounded_outputs(model),
         scales=fitting(onnx_scales(model), relax.inputs, relax.outputs),

@@ -19,6 +19,7 @@ from typing import Final
 import onnx
 
 _MAX_NAMES: Final = 100_000
+_MAX_POINTS: Final = 10_000
 _MAX_CHARACTERS: Final = 4 << 20
 _MAX_TASK_CHARACTERS: Final = 32
 _JSON: Final = "metadata.json"
@@ -37,11 +38,16 @@ class Exported:
     `labels`: the names of the classes; empty if there are none.
     `task`: `detect`, `segment`, `pose`, `obb`, `classify`, or another word; empty if it is not said.
     `is_final`: whether the model ends in its own choice of objects.
+    `points`: key points of an object, and the values of each: 2, or 3 with a confidence; None if not said.
     """
 
     labels: tuple[str, ...] = ()
     task: str = ""
     is_final: bool = False
+    points: tuple[int, int] | None = None
+
+
+NOTHING_SAID: Final = Exported()
 
 
 def from_onnx(model: onnx.ModelProto) -> Exported:
@@ -61,6 +67,7 @@ def from_fields(fields: Mapping[str, object]) -> Exported:
         _labels(_value(fields.get("names"))),
         task[:_MAX_TASK_CHARACTERS] if isinstance(task, str) else "",
         True in (_value(fields.get("end2end")), _value(suppressed)),
+        _points(_value(fields.get("kpt_shape"))),
     )
 
 
@@ -92,6 +99,14 @@ def _value(value: object) -> object:
         return ast.literal_eval(value) if 0 < len(value) <= _MAX_CHARACTERS else None
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
+
+
+def _points(shape: object) -> tuple[int, int] | None:
+    if not isinstance(shape, list | tuple) or len(shape) != 2:
+        return None
+    count, values = shape
+    is_usable = isinstance(count, int) and 0 < count <= _MAX_POINTS and values in (2, 3)
+    return (count, int(values)) if is_usable else None
 
 
 def _labels(names: object) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from builder.importer.edge_scales import EdgeScales, tflite_scales
 from builder.importer.tflite.operators.detection import POST_PROCESS, class_count
 from builder.importer.tflite.schema import MALFORMED, TfliteModel
 from builder.importer.tflite.tensor import Tensor, value_name
-from builder.importer.ultralytics_metadata import from_archive
+from builder.importer.ultralytics_metadata import NOTHING_SAID, Exported, from_archive
 
 NAME: Final = "TFLITE_METADATA"
 IDENTIFIER: Final = b"M001"
@@ -59,13 +59,13 @@ class Declared:
     `preprocess`: how a picture becomes the input, or None.
     `labels`: labels of the classes, in the order of the last axis of the only output, or of the numbers of
         classes that an output has; empty if there are none.
-    `task`: what Ultralytics' exports call their task, such as `detect`; empty for others.
+    `exported`: what an export of Ultralytics says about itself.
     `normalised`: whether boxes are fractions of the picture; None if the file does not say.
     """
 
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
-    task: str = ""
+    exported: Exported = NOTHING_SAID
     normalised: bool | None = None
 
 
@@ -132,7 +132,7 @@ def read_metadata(raw: bytes, model: TfliteModel) -> Declared:
     channels_last = any(graph_input.shape[-1:] == (3,) for graph_input in _inputs(model))
     is_fraction = True if channels_last or not said.is_final else None
     labels = said.labels or declared.labels
-    return replace(declared, labels=labels, task=said.task, normalised=is_fraction)
+    return replace(declared, labels=labels, exported=said, normalised=is_fraction)
 
 
 def _inputs(model: TfliteModel) -> list[Tensor]:

@@ -10,15 +10,20 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from agent.bundle.detection import Objects
 from agent.bundle.processing import Postprocess
 from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Postprocessor
 from builder.compiling.declarations import postprocess
-from builder.compiling.outline import read_outline
+from builder.compiling.declared import declare
+from builder.compiling.hints import Hints
+from builder.compiling.options import Options
+from builder.compiling.outline import Outline, read_outline
 from builder.compiling.output_presets import Signature, step_of
-from builder.compiling.recognition import Hints, recognise
+from builder.compiling.recognition import recognise
 from builder.errors import ModelError
+from builder.importer import load
 from tests.agent.runtime.test_masks import decoded
 from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
 
@@ -99,6 +104,34 @@ def test_the_graph_tells_where_the_factors_are(
         assert postprocess(proposal.postprocess, outline.outputs, outline.inputs)
     else:
         assert proposal is None
+
+
+@pytest.mark.parametrize(
+    ("suffix", "permutations", "order"),
+    [
+        ("onnx", [], "channels_first"),
+        ("onnx", [[0, 2, 3, 1]], "channels_last"),
+        ("onnx", [[0, 2, 3, 1]] * 2, None),  # the channels are a side of the map
+        ("tflite", [], "channels_last"),
+        ("tflite", [[0, 3, 1, 2]], "channels_first"),
+        ("tflite", [[0, 2, 3, 1]], None),
+    ],
+)
+def test_a_declared_segmenter_has_the_order_of_the_graph(
+    tmp_path: Path, suffix: str, permutations: list[list[int]], order: str | None
+) -> None:
+    path, options = tmp_path / f"m.{suffix}", Options(postprocess="yolov8-seg")
+    (onnx_file if suffix == "onnx" else tflite_file)(path, permutations=permutations)
+    early = read_outline(path)
+    assert early is not None
+    for outline in (early, Outline.of(load(path))):
+        if order is None:
+            with pytest.raises(ModelError, match="which axis of the prototypes"):
+                declare(outline, options)
+            continue
+        after = declare(outline, options).postprocess
+        assert after is not None and isinstance(after.steps[0], Objects)
+        assert after.steps[0].prototype_order == order
 
 
 def test_an_order_that_nothing_tells_is_asked_for() -> None:

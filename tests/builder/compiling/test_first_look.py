@@ -66,6 +66,15 @@ def test_fractions_taken_for_pixels_are_refused_with_both_readings(
     assert caught.value.hint is not None and option in caught.value.hint
 
 
+def test_boxes_of_a_segmenter_are_looked_at() -> None:
+    image, maps = TensorSpec("images", "FP32", (1, 3, 128, 128)), TensorSpec("p", "FP32", (1, 32, 32, 32))
+    spec = TensorSpec("output", "FP32", (1, 4 + 2 + 32, 256 + 64 + 16))
+    text = "yolov8-seg,prototype_order=channels_first"
+    values = {"output": np.zeros(spec.shape, np.float32), "p": np.zeros(maps.shape, np.float32)}
+    [line] = look(postprocess(text, [spec, maps], [image]), [spec, maps], values, (128, 128), {}, text)
+    assert "no score of the sample is above 0" in line
+
+
 def test_pixels_taken_for_fractions_are_refused() -> None:
     declared = postprocess("yolov8,normalised=true", [ROWS], [IMAGE])
     with pytest.raises(ModelError, match=r"expected boxes as fractions of the picture .* as pixels do"):

@@ -13,6 +13,7 @@ from agent.bundle.processing import Postprocess
 from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Postprocessor
+from builder.compiling.hints import Hints
 from builder.compiling.output_presets import OUTPUT_PRESETS, Signature, step_of
 from builder.errors import ModelError
 
@@ -345,6 +346,30 @@ def test_a_person_of_movenet_has_the_box_of_the_points_that_are_seen() -> None:
     np.testing.assert_allclose(result["boxes"], [[*seen.min(axis=0), *seen.max(axis=0)]], atol=1e-3)
     np.testing.assert_allclose(result["scores"], [0.9], atol=1e-6)
     assert (result["classes"].tolist(), result["keypoints"].shape) == ([0], (1, 17, 3))
+
+
+@pytest.mark.parametrize(("classes", "size"), [(1, 2), (4, 3), (3, 2)])
+@pytest.mark.parametrize("is_final", [False, True])
+def test_points_and_classes_of_a_pose_are_those_that_the_file_says(
+    classes: int, size: int, *, is_final: bool
+) -> None:
+    points = np.concatenate((POINTS, np.full((3, 5, 1), 0.5)), axis=2)[:, :, :size].reshape(3, -1)
+    if is_final:
+        preset, made = "yolo26-pose", np.zeros((300, 6 + points.shape[1]))
+        made[:3] = np.concatenate((BOXES, SCORES[:, None], KINDS[:, None] % classes, points), axis=1)
+    else:
+        preset, made = "yolov8-pose", np.zeros((4 + classes + points.shape[1], len(cells()[0])))
+        made[:4, [5, 500, 1001]] = np.concatenate((CENTRES, SIZES), axis=1).T
+        made[4 + KINDS % classes, [5, 500, 1001]] = SCORES
+        made[4 + classes :, [5, 500, 1001]] = points.T
+    inputs, specs = signature({"y": made[None]})
+    step = step_of(preset, Signature.of(inputs, specs, Hints("pose", classes=classes, points=(5, size))))
+    result: Any = Postprocessor(Postprocess((step,)), specs)({"y": made[None].astype(np.float32)}, PLACEMENT)
+    assert result["classes"].tolist() == (KINDS % classes).tolist()
+    np.testing.assert_allclose(result["scores"], SCORES, atol=1e-5)
+    expected = points.reshape(3, 5, size)
+    expected[:, :, :2] = (expected[:, :, :2] - [8, 0]) / 2
+    np.testing.assert_allclose(result["keypoints"], expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -7,8 +7,9 @@ import pytest
 from agent.bundle.processing import Postprocess, Softmax
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.declarations import preprocess
+from builder.compiling.hints import Hints
 from builder.compiling.output_presets import Signature, step_of
-from builder.compiling.recognition import Hints, check_hints, contradicts, hint_note, recognise
+from builder.compiling.recognition import check_hints, contradicts, hint_note, recognise
 from builder.errors import ModelError
 from tests.builder.compiling.test_output_presets import FAMILIES, signature
 
@@ -79,6 +80,13 @@ IMAGE = [TensorSpec("x", "FP32", (1, 3, 640, 640))]
         ((1, 300, 7), Hints(task="obb"), None),
         ((1, 68, 8400), Hints(task="pose"), "yolov8-pose"),
         ((1, 300, 69), Hints(task="pose"), "yolo26-pose"),
+        # 80 classes before the points; points without a confidence, whose 24 values would be 8 with it.
+        ((1, 135, 8400), Hints(task="pose", classes=80, points=(17, 3)), "yolov8-pose"),
+        ((1, 29, 8400), Hints(task="pose", classes=1, points=(12, 2)), "yolov8-pose,keypoint_values=2"),
+        ((1, 300, 30), Hints(task="pose", classes=1, points=(12, 2)), "yolo26-pose,keypoint_values=2"),
+        ((1, 300, 24), Hints(task="pose", classes=3, points=(9, 2)), "yolo26-pose,keypoint_values=2"),
+        ((1, 30, 8400), Hints(task="pose", classes=1, points=(12, 2)), None),
+        ((1, 84, 8400), Hints(task="detect", classes=3), None),
         ((1, 8400, 85), Hints(operators=frozenset({"Conv", "Sigmoid"})), "yolox"),
         ((1, 8400, 85), Hints(operators=frozenset({"Conv", "Exp"})), "yolox-decoded"),
         ((1, 1000), Hints(makers={"y": "Softmax"}), "top5"),
@@ -110,7 +118,7 @@ def test_decoded_boxes_contradict_the_preset_of_raw_ones() -> None:
     proposal = recognise(IMAGE, outputs, hints)
     assert proposal is not None
     raw = Postprocess((step_of("yolox", Signature.of(IMAGE, outputs)),))
-    assert contradicts(proposal, raw, IMAGE, outputs)
+    assert contradicts(proposal, raw)
 
 
 def test_boxes_with_an_angle_are_not_decoded_as_upright_ones() -> None:
@@ -122,6 +130,26 @@ def test_boxes_with_an_angle_are_not_decoded_as_upright_ones() -> None:
     check_hints(Hints(task="obb"), None)
     check_hints(Hints(task="detect"), declared)
     assert "answers are its own outputs" in (hint_note(Hints(task="obb"), None) or "")
+
+
+def test_a_preset_that_takes_points_for_scores_is_refused() -> None:
+    outputs = [TensorSpec("y", "FP32", (1, 135, 8400))]
+    hints = Hints(task="pose", classes=80, points=(17, 3))
+    detector = Postprocess((step_of("yolov8", Signature.of(IMAGE, outputs, hints)),))
+    with pytest.raises(
+        ModelError, match=r"expected 80 classes, 17 points of 3 values.* got no key p"
+    ) as caught:
+        check_hints(hints, detector, is_preset=True)
+    assert caught.value.hint is not None and "task, pose" in caught.value.hint
+    check_hints(hints, detector)  # a file of declarations may read a part of the values
+    poses = Postprocess((step_of("yolov8-pose", Signature.of(IMAGE, outputs, hints)),))
+    check_hints(hints, poses, is_preset=True)
+    with pytest.raises(ModelError, match="expected 20 classes, as the file says, got scores of 131 classes"):
+        check_hints(Hints(task="detect", classes=20), detector, is_preset=True)
+    without_names = Postprocess(
+        (step_of("yolov8-pose", Signature.of(IMAGE, [TensorSpec("y", "FP32", (1, 56, 8400))])),)
+    )
+    check_hints(Hints(task="pose"), without_names, is_preset=True)
 
 
 def test_a_second_softmax_is_told() -> None:
@@ -137,7 +165,7 @@ def test_fractions_that_the_file_tells_of_are_proposed_and_pixels_refused() -> N
     proposal = recognise(IMAGE, outputs, hints)
     assert proposal is not None and proposal.postprocess == "yolov8,normalised=true"
     declared = Postprocess((step_of("yolov8", Signature.of(IMAGE, outputs)),))
-    assert not contradicts(proposal, declared, IMAGE, outputs)
+    assert not contradicts(proposal, declared)
     with pytest.raises(ModelError, match="expected boxes as pixels of the input, got a file of Ultra"):
         check_hints(hints, declared, is_explicit=False)
     check_hints(hints, declared)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from agent.bundle.detection import Objects, Part
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import MixAndMatchError
 from builder.bundles.package import Package
@@ -55,6 +56,18 @@ def test_labels_are_kept_while_they_fit_and_none_removes() -> None:
     bare = repack(labelled, postprocess="none", labels="none", preprocess="none")
     assert (bare.manifest.postprocess, bare.manifest.preprocess) == (None, None)
     assert "labels.txt" not in bare.members
+
+
+def test_poses_are_read_with_the_bundle_s_classes_and_the_options_of_a_proposal() -> None:
+    old = package()
+    rows = replace(ROWS, shape=(1, 4 + 2 + 2 * 5, 84))
+    members = {**old.members, "labels.txt": b"cat\ndog\n"}
+    made = Package(make_manifest(members, inputs=(IMAGE,), outputs=(rows,)), members)
+    new = repack(made, postprocess="yolov8-pose,keypoint_values=2")
+    assert new.manifest.postprocess is not None
+    [step] = new.manifest.postprocess.steps
+    assert isinstance(step, Objects)
+    assert (step.scores[0].count, step.keypoints[0], step.keypoint_values) == (2, Part("output", 6, 10), 2)
 
 
 def test_nothing_given_keeps_all_but_counter_and_signature(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,9 @@ from agent.bundle.quantisation import Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime.postprocess import Postprocessor
 from builder.compiling import recognition
+from builder.compiling.hints import Hints
 from builder.compiling.output_presets import Signature, step_of
-from builder.compiling.recognition import Hints, recognise
+from builder.compiling.recognition import recognise
 from tests.builder.compiling.test_output_presets import (
     BOXES,
     FAMILIES,

@@ -61,6 +61,25 @@ def test_a_model_that_ends_in_its_own_choice_says_so(more: dict[str, object]) ->
 
 
 @pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ("[17, 3]", (17, 3)),
+        ([12, 2], (12, 2)),
+        ("(17, 3)", (17, 3)),
+        ("[17]", None),
+        ("[0, 3]", None),
+        ("[17, 4]", None),
+        ("[10000000, 3]", None),
+        ("['a', 3]", None),
+        ("[17, [3]]", None),
+        (None, None),
+    ],
+)
+def test_points_of_an_export(shape: object, expected: tuple[int, int] | None) -> None:
+    assert from_fields({"kpt_shape": shape}).points == expected
+
+
+@pytest.mark.parametrize(
     "raw",
     [
         b"",

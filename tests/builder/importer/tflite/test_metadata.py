@@ -210,7 +210,7 @@ def exported(shape: tuple[int, ...], **more: Any) -> Declared:
 def test_an_export_of_ultralytics_has_labels_a_task_and_fractions() -> None:
     for shape in ((1, 21, 28, 3), (1, 3, 21, 28)):
         found = exported(shape)
-        assert (found.labels, found.task, found.normalised) == (("cat", "dog"), "detect", True)
+        assert (found.labels, found.exported.task, found.normalised) == (("cat", "dog"), "detect", True)
         assert "2 labels and boxes as fractions" in (describe(found) or "")
 
 
