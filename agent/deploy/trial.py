@@ -36,8 +36,8 @@ Promises: no I/O and no clock. Leaves to others: measuring, and bringing the pre
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, NamedTuple
 
 TRIAL_S: Final = 600.0
 TRIAL_ANSWERS: Final = 1000
@@ -67,8 +67,7 @@ MAX_SLOWDOWN: Final = 4.0
 MIN_SLOWDOWN_S: Final = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
+class Tally(NamedTuple):
     """What a version did for one client.
 
     Attributes
@@ -92,8 +91,7 @@ class Tally:
         return self.answers >= MIN_ANSWERS and self.error_share > MAX_ERROR_SHARE + before.error_share
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
+class Times(NamedTuple):
     """How long one kind of request took.
 
     Attributes
@@ -134,18 +132,9 @@ class Score:
         """Requests that were computed."""
         return sum(tally.answers for tally in self.clients.values())
 
-    def to_document(self) -> dict[str, object]:
-        """Return the score as a JSON object."""
-        return {
-            "clients": {key: [tally.answers, tally.errors] for key, tally in self.clients.items()},
-            "times": {kind: [times.answers, times.p95_s] for kind, times in self.times.items()},
-            "others": list(self.others),
-            "hot": self.hot,
-        }
-
     @classmethod
     def from_document(cls, value: Mapping[str, Any]) -> Score:
-        """Read what `to_document` returned; of an earlier agent's score, nothing is left.
+        """Read its fields; of an earlier agent's score, nothing is left.
 
         Raises
         ------
@@ -191,12 +180,7 @@ class Trial:
 
     def to_document(self) -> dict[str, object]:
         """Return the trial as a JSON object."""
-        baseline = self.baseline
-        return {
-            "starts": self.starts,
-            "counter": self.counter,
-            "baseline": None if baseline is None else baseline.to_document(),
-        }
+        return asdict(self)
 
     @classmethod
     def from_document(cls, value: Mapping[str, Any]) -> Trial:

@@ -73,17 +73,9 @@ class ActiveModel:
 
     def to_document(self) -> dict[str, object]:
         """Return the entry as a JSON object."""
-        back = self.rolled_back
-        return {
-            "digest": self.digest,
-            "version": self.version,
-            "origin": self.origin.value,
-            "job": self.job,
-            "previous": self.previous,
-            "counter_floor": self.counter_floor,
-            "trial": None if self.trial is None else self.trial.to_document(),
-            "rolled_back": None if back is None else asdict(back),
-        }
+        members = asdict(self)
+        del members["name"]
+        return members
 
 
 def read_active(root: Path) -> dict[str, ActiveModel]:
