@@ -90,13 +90,7 @@ class Member:
 
 
 def max_member_bytes(name: str) -> int:
-    """Return the largest size of a member, in bytes.
-
-    Raises
-    ------
-    FormatError
-        If a bundle cannot have a member of that name.
-    """
+    """Return the largest size of a member, in bytes; another name is a FormatError."""
     limit = MAX_MEMBER_BYTES.get(name)
     if limit is not None:
         return limit
@@ -110,12 +104,7 @@ def max_member_bytes(name: str) -> int:
 def encode_header(name: str, size: int) -> bytes:
     """Return the only valid header of a member: 512 bytes for a regular file, mode 0644, user 0, time 0.
 
-    Raises
-    ------
-    FormatError
-        If a bundle cannot have a member of that name.
-    EndlessDataError
-        If `size`, in bytes, is over the member's limit.
+    A name that no member can have is a FormatError, and a `size` over the member's limit an EndlessDataError.
     """
     limit = max_member_bytes(name)
     if not 0 <= size <= limit:
@@ -212,12 +201,7 @@ def read_member(fd: int, member: Member) -> bytes:
 def read_exactly(fd: int, size: int, offset: int) -> bytes:
     """Read exactly `size` bytes at `offset`, whatever the file's position.
 
-    Raises
-    ------
-    FormatError
-        If the file ends earlier.
-    StoreError
-        If the system cannot read it.
+    A file that ends earlier is a FormatError, one that the system cannot read a StoreError.
     """
     with _reading():
         data = os.pread(fd, size, offset)

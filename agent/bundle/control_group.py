@@ -23,12 +23,7 @@ _V1: Final = "cgroup"
 class ControlGroup:
     """The limits that apply to this process; None for no limit.
 
-    Attributes
-    ----------
-    processors
-        Processor time for each second, in seconds: 1.5 for one and a half processors.
-    memory_bytes
-        Memory.
+    `processors` is processor time for each second, in seconds: 1.5 for one and a half processors.
     """
 
     processors: float | None = None

@@ -282,12 +282,9 @@ class Objects:
 
 
 def check_thresholds(score_threshold: float, iou_threshold: float, max_detections: int) -> None:
-    """Check what every step that makes a list of objects has.
+    """Check what every step that makes a list of objects has, or raise ValueError.
 
-    Raises
-    ------
-    ValueError
-        If a threshold is not within 0 to 1, or the list's length not within 1 to `MAX_LIST`.
+    Thresholds are within 0 to 1, and the list's length is within 1 to `MAX_LIST`.
     """
     for name, value in (("score_threshold", score_threshold), ("iou_threshold", iou_threshold)):
         if not 0 <= value <= 1:

@@ -43,14 +43,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The joins of a graph that are in place.
+    """The joins of a graph that are in place: the `nodes` that a run leaves out, by id.
 
-    Attributes
-    ----------
-    nodes
-        Their ids: a run leaves out these calls.
-    places
-        The place of each of their parts, by the entry that has its memory (see `roots_of`).
+    `places` has the place of each of their parts, by the entry that has its memory (see `roots_of`).
     """
 
     nodes: frozenset[int]
@@ -67,13 +62,9 @@ def roots_of(graph: Graph) -> list[int]:
 
 
 def check_joins(graph: Graph) -> None:
-    """Check that the parts of every join can be placed in its output.
+    """Check that the parts of every join can be placed in its output, or raise FormatError.
 
-    Raises
-    ------
-    FormatError
-        If they do not fill the output, one would not be aligned, or one is an input or output of the graph,
-        or part of two joins.
+    They fill the output and are aligned, and none is an input or output of the graph, or part of two joins.
     """
     if not any(node.joins for node in graph.nodes):
         return

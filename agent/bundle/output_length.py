@@ -38,21 +38,9 @@ class OutputLength:
 def check_lengths(
     lengths: Sequence[OutputLength], outputs: Sequence[TensorSpec], processed: frozenset[str]
 ) -> None:
-    """Check that lengths fit the outputs of a graph.
+    """Check that lengths fit the outputs of a graph, of which a postprocess reads `processed`.
 
-    Parameters
-    ----------
-    lengths
-        At least one.
-    outputs
-        All outputs of the graph.
-    processed
-        Names of the outputs that a postprocess reads.
-
-    Raises
-    ------
-    ValueError
-        If an output does not exist or does not fit.
+    An output that does not exist or does not fit is a ValueError.
     """
     specs = {spec.name: spec for spec in outputs}
     if not lengths:

@@ -94,25 +94,10 @@ def dump_params(params: Iterable[tuple[TensorSpec, ReadableBuffer]]) -> bytes:
 
 
 def write_params(file: _Writer, params: Iterable[tuple[TensorSpec, ReadableBuffer]]) -> int:
-    """Write a parameter file without holding it in memory.
+    """Write a parameter file without holding it in memory; return the number of bytes.
 
-    Parameters
-    ----------
-    file
-        Open for writing bytes.
-    params
-        As in `dump_params`.
-
-    Returns
-    -------
-    int
-        Number of bytes written.
-
-    Raises
-    ------
-    ValueError
-        If there are more than 65536 tensors, a name is a duplicate, data does not have its spec's size or is
-        not contiguous, or a spec has no fixed size (`BYTES`).
+    More than 65536 tensors, a duplicate name, data that is not contiguous or does not have its spec's size,
+    and a spec without a fixed size (`BYTES`) are a ValueError.
     """
     entries = list(params)
     if len(entries) > MAX_PARAMS:

@@ -47,18 +47,10 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class ShippedRecords:
-    """The tuning records that came with the compiler and were applied.
+    """The tuning records that came with the compiler and were applied to `kernels` different kernels.
 
-    Attributes
-    ----------
-    name
-        The kind of core that they are for.
-    sha256
-        Digest of the records' file.
-    kernels
-        Number of different kernels whose schedules come from it.
-    board_timed
-        Whether they were timed on a device of that kind.
+    `name` is the kind of core that they are for, and `sha256` the digest of their file. `board_timed` says
+    whether they were timed on a device of that kind.
     """
 
     name: str

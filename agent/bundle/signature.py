@@ -46,15 +46,7 @@ _SUBJECT: Final = re.compile(r"[ -~]{1,256}")
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A signed list of files, and the key that signed it.
-
-    Attributes
-    ----------
-    resources
-        Name -> SHA-256 (hexadecimal) of every member except model.sig.
-    key_id
-        Id of the key that signed it.
-    """
+    """The key that signed a list of files, and the SHA-256 (hexadecimal) of every member except model.sig."""
 
     resources: Mapping[str, str]
     key_id: str

@@ -33,15 +33,10 @@ _SAME_SLOT_S: Final = 0.05
 
 
 class Backoff:
-    """The attempts of one connection.
+    """The attempts of one connection; without `spread_s`, it has no slots.
 
-    Parameters
-    ----------
-    spread_s
-        The interval of its slots in seconds; 0 for a client without slots. While attempts fail, the interval
-        doubles as long as it stays within `LONGEST_S`.
-    draw
-        Returns a random number from 0 to 1: where in the interval its slots are.
+    While attempts fail, the interval of the slots doubles as long as it stays within `LONGEST_S`. `draw`
+    returns a random number from 0 to 1: where in the interval they are.
     """
 
     def __init__(self, spread_s: float = 0.0, draw: Callable[[], float] = random.random) -> None:

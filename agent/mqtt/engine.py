@@ -49,14 +49,7 @@ _log = logging.getLogger(__name__)
 class Connack:
     """The broker's answer to CONNECT.
 
-    Attributes
-    ----------
-    reason
-        The broker's verdict; None if it ended the connection without a CONNACK.
-    session_present
-        Whether the broker still had our session.
-    limits
-        What the broker accepts.
+    `reason` is None if it ended the connection without one.
     """
 
     reason: Reason | None

@@ -17,20 +17,9 @@ LARGEST_PACKET_BYTES: Final = 1 + 4 + 268_435_455
 class BrokerLimits:
     """The limits of one connection; the defaults are those of a broker that states none.
 
-    Attributes
-    ----------
-    receive_maximum
-        How many QoS 1 messages it accepts before it acknowledges one.
-    max_packet_bytes
-        The largest packet that it accepts. A larger one makes it end the connection.
-    max_qos
-        The highest QoS that it accepts in PUBLISH: 0, or 1 for all others.
-    retain
-        Whether it keeps retained messages. Otherwise sending one makes it end the connection.
-    wildcards, shared
-        Whether it accepts subscriptions with wildcards, and shared ones.
-    keep_alive_s
-        Seconds of silence after which it ends the connection; None for the value that we asked for.
+    It accepts `receive_maximum` QoS 1 messages before it acknowledges one. It ends the connection at a packet
+    that is larger than `max_packet_bytes`, at a retained message unless it keeps these (`retain`), and after
+    `keep_alive_s` of silence; None stands for the time that we asked for.
     """
 
     receive_maximum: int = 65535

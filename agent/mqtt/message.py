@@ -82,13 +82,7 @@ class Will:
 
 
 def check_topic(topic: str) -> None:
-    """Check that a message can be published to a topic.
-
-    Raises
-    ------
-    ValueError
-        If MQTT cannot represent it.
-    """
+    """Check that a message can be published to a topic; one that MQTT cannot represent is a ValueError."""
     if not topic or not _FORBIDDEN.isdisjoint(topic) or len(topic.encode()) > MAX_STRING_BYTES:
         raise ValueError(f"expected a topic without wildcards, got {topic!a:.80}")
 
@@ -104,18 +98,8 @@ def encode_publish(
 ) -> bytes:
     """Encode a PUBLISH packet up to its payload (MQTT 3.1.1 and 5.0, section 3.3).
 
-    Parameters
-    ----------
-    topic
-        One that `check_topic` accepts.
-    payload_bytes
-        The length of the payload.
-    packet_id
-        Its identifier at QoS 1; None at QoS 0.
-    retain, dup
-        The flags.
-    packed
-        The encoded properties; None for MQTT 3.1.1.
+    `topic` is one that `check_topic` accepts. `packet_id` is None at QoS 0, and `packed`, the encoded
+    properties, None for MQTT 3.1.1.
     """
     name = topic.encode()
     flags = _PUBLISH | (0 if packet_id is None else 0x02) | (_RETAIN if retain else 0) | (_DUP if dup else 0)
@@ -131,25 +115,11 @@ def encode_publish(
 def decode_publish(
     flags: int, packet: bytes | bytearray, *, version: int, epoch: int, cut_bytes: int | None = None
 ) -> Message:
-    """Decode a PUBLISH packet (MQTT 3.1.1 and 5.0, section 3.3).
+    """Decode a PUBLISH packet (MQTT 3.1.1 and 5.0, section 3.3): all after the fixed header.
 
-    Parameters
-    ----------
-    flags
-        The first byte of the fixed header.
-    packet
-        Everything after the fixed header.
-    version
-        5 or 4 (for 3.1.1).
-    epoch
-        The number of the connection it came over.
-    cut_bytes
-        How long the packet was, if it was too long and `packet` is only its beginning.
-
-    Raises
-    ------
-    MalformedPacketError
-        If the packet breaks the rules of MQTT in a way that only the broker can cause.
+    `version` is 5 or 4 (for 3.1.1), and `epoch` the number of the connection. `cut_bytes` is how long the
+    packet was, if it was too long and `packet` is only its beginning. A MalformedPacketError says that the
+    packet breaks the rules of MQTT in a way that only the broker can cause.
     """
     view = memoryview(packet)
     qos = (flags & _QOS) >> 1

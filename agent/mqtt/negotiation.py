@@ -52,14 +52,7 @@ class _Sign(Enum):
 class Negotiation:
     """Connects to a broker, and remembers between attempts whether it has spoken MQTT 5.
 
-    Parameters
-    ----------
-    settings
-        The broker.
-    engine_of
-        Returns the engine to connect with, given a version.
-    open_socket
-        Opens a socket to the broker.
+    `engine_of` returns the engine to connect with, given a version.
     """
 
     def __init__(

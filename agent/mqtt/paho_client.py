@@ -47,20 +47,12 @@ _JOINED_BYTES: Final = 64 << 10
 class PahoClient(paho.Client):
     """The client; the engine sets these attributes before it connects.
 
-    Attributes
-    ----------
-    next_socket
-        The socket that `reconnect` uses: connected, after any TLS handshake.
-    packet_received
-        Called with each PUBLISH packet.
-    packet_acknowledged
-        Called with the packet identifier and reason code of a PUBACK.
-    next_id
-        Returns an identifier that no packet in flight has; paho's own counter if it is None.
-    unsent_bytes
-        The memory of the packets that wait to be written. Not of a PUBLISH at QoS 1: `sending` bounds those.
-    reading
-        Whether the socket is read at present. If it is not, a packet that is written is a sign of life.
+    `next_socket` is the one that `reconnect` uses: connected, after any TLS handshake. `packet_received` is
+    called with each PUBLISH packet, `packet_acknowledged` with the packet identifier and reason code of a
+    PUBACK. `next_id` returns an identifier that no packet in flight has; without it, paho counts.
+    `unsent_bytes` is the memory of the packets that wait to be written, but for PUBLISH at QoS 1, which
+    `sending` bounds. While the socket is not being read (`reading`), a packet that is written is a sign of
+    life.
     """
 
     next_socket: BrokerSocket | None = None

@@ -54,22 +54,10 @@ MAX_PACKET_ID: Final = 65535
 class Outgoing:
     """One QoS 1 message on its way out.
 
-    Attributes
-    ----------
-    topic, payload, retain, properties
-        What is sent.
-    settle
-        Called once with the verdict: the broker's, or one of our own such as `EXPIRED`.
-    deadline_s
-        When the message expires, by the clock given to `Sending`; None for never.
-    packed
-        The properties as they are sent.
-    resends
-        How many times it was sent again after a temporary refusal.
-    packet_id
-        Its identifier, once it was sent in the session that the broker keeps.
-    losses
-        How many connections ended while it was in flight.
+    `settle` is called once with the verdict: the broker's, or one of our own such as `EXPIRED`. It expires at
+    `deadline_s` by the clock given to `Sending`. `packed` has the properties as they are sent; `packet_id` is
+    known once it was sent in the session that the broker keeps. `resends` counts temporary refusals, and
+    `losses` the connections that ended while it was in flight.
     """
 
     topic: str
@@ -103,14 +91,8 @@ class Publisher(Protocol):
 class Sending:
     """The queue of waiting messages and the window of messages in flight.
 
-    Parameters
-    ----------
-    clock
-        Returns the current time in seconds; never goes backwards.
-    call_later
-        Calls a function after that many seconds.
-    wake
-        Called when a message is queued again after its pause; the owner then calls `pump`.
+    `clock` never goes backwards. `wake` is called when a message is queued again after its pause; the owner
+    then calls `pump`.
     """
 
     def __init__(

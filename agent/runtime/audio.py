@@ -34,18 +34,9 @@ MAX_OUTPUT_BYTES: Final = 32 << 20
 class Hearing:
     """What is between two parts of a recording.
 
-    Attributes
-    ----------
-    pending
-        The samples that the next window begins with: float32, shape (n,).
-    windows
-        How many windows there were.
-    samples
-        How many samples there were.
-    finders
-        What is going on, for each step that finds something.
-    noise
-        What the frontend knows about the noise, or an empty array.
+    `pending` are the samples that the next window begins with (float32, shape (n,)), `finders` what is going
+    on for each step that finds something, and `noise` what the frontend knows about the noise, or an empty
+    array.
     """
 
     pending: Array = field(repr=False)

@@ -34,18 +34,8 @@ _MOST_VIEWS: Final = 4096
 class _Plan:
     """What computes a request of some sizes: views of its bucket's memory, made once.
 
-    Attributes
-    ----------
-    module
-        The graph of the bucket.
-    specs
-        The inputs of the request by name.
-    inputs
-        Input name -> the memory for it, contiguous and in its exact shape.
-    pads
-        Views in the order in which they are written before a run, each with the view or number that it gets.
-    outputs
-        Output name -> the output, cut to the request's sizes.
+    `inputs` are the memory of each, contiguous and in its exact shape; `outputs` are cut to the request's
+    sizes. `pads` are written in order before a run, each with the view or number that it gets.
     """
 
     module: GraphModule

@@ -28,18 +28,7 @@ _WHISPER_RANGE: Final = 8.0
 
 
 class FeatureExtractor:
-    """One model's declared features, set up once.
-
-    Parameters
-    ----------
-    audio
-        The declaration, with features.
-
-    Raises
-    ------
-    FormatError
-        If it has no features.
-    """
+    """One model's declared features, set up once; a declaration without features is a FormatError."""
 
     def __init__(self, audio: Audio) -> None:
         if audio.features is None:

@@ -30,10 +30,7 @@ def copy_of(source: Array, out: Array | None) -> Array:
 def as_array(value: object, spec: TensorSpec) -> Array:
     """Return a caller's value as an array: numpy and DLPack arrays unchanged, numbers in the spec's dtype.
 
-    Raises
-    ------
-    InputError
-        If the value is neither an array nor numbers.
+    Anything else is an InputError.
     """
     if isinstance(value, np.ndarray):
         return value
@@ -73,19 +70,8 @@ def check_fits(what: str, value: object, spec: TensorSpec) -> None:
 def check_adoptable(what: str, value: Array, spec: TensorSpec) -> None:
     """Check that kernels may use an array's memory as it is.
 
-    Parameters
-    ----------
-    what
-        The array's name in error messages, such as `input 'x'`.
-    value
-        The caller's array.
-    spec
-        The dtype and shape that it must have.
-
-    Raises
-    ------
-    InputError
-        If the array does not fit, is read-only, not contiguous, or not aligned to 64 bytes.
+    `what` is its name in messages, such as `input 'x'`. An array that does not fit, is read-only, not
+    contiguous, or not aligned to 64 bytes is an InputError.
     """
     check_fits(what, value, spec)
     if not value.flags.writeable:

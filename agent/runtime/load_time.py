@@ -23,16 +23,10 @@ from agent.runtime.shared_memory import Reuse, SharedMemory, reuse_of
 
 @dataclass(frozen=True, slots=True)
 class LoadTime:
-    """The load-time nodes of a graph; `GraphMemory` explains roots.
+    """The load-time nodes of a graph, in order; `GraphMemory` explains roots.
 
-    Attributes
-    ----------
-    nodes
-        Ids of the nodes, in order.
-    constant
-        Roots of the weights and of the nodes' outputs.
-    consumed
-        Roots of the weights that the nodes' kernels read.
+    `constant` are the roots of the weights and of the nodes' outputs, `consumed` those of the weights that
+    the nodes' kernels read.
     """
 
     nodes: tuple[int, ...]

@@ -47,23 +47,10 @@ def encode_masks(
     A pixel belongs to an object if it is in its box and the sum of the prototypes, each multiplied by its
     factor and resized bilinearly, is above 0 (YOLACT, arXiv 1904.02689, section 3.1).
 
-    Parameters
-    ----------
-    weights
-        float32, shape (m, factors).
-    prototypes
-        Shape (factors, height, width).
-    boxes
-        float32, shape (m, 4), corners in pixels of the model's input.
-    size
-        Height and width of the model's input.
-    cells
-        The pixels of the input that masks cover: first and last + 1 row and column.
-
-    Raises
-    ------
-    ExecutionError
-        If a factor or a prototype is not finite.
+    `weights`: float32, shape (m, factors), and `prototypes` (factors, height, width); if one is not finite,
+    it is an ExecutionError. `boxes`: float32, shape (m, 4), corners in pixels of the model's input, whose
+    height and width are `size`. `cells`: the pixels of the input that masks cover: first and last + 1 row and
+    column.
     """
     if not len(weights):
         return ()
@@ -86,13 +73,7 @@ def encode_masks(
 
 
 def run_lengths(mask: Array) -> bytes:
-    """Encode a mask as COCO's API does (`rleToString` in maskApi.c).
-
-    Parameters
-    ----------
-    mask
-        bool, shape (height, width).
-    """
+    """Encode a mask, bool of shape (height, width), as COCO's API does (`rleToString` in maskApi.c)."""
     flat = np.concatenate(([False], mask.ravel(order="F")))
     ends = np.flatnonzero(flat[1:] != flat[:-1])
     counts = np.diff(np.concatenate(([0], ends, [mask.size])))

@@ -45,13 +45,7 @@ _REAL: Final = 0.0390625
 
 
 class MicroFrontend:
-    """One model's declared features, set up once.
-
-    Parameters
-    ----------
-    audio
-        The declaration, with features whose `log` is `micro`.
-    """
+    """One model's declared features, whose `log` is `micro`, set up once."""
 
     def __init__(self, audio: Audio) -> None:
         assert audio.features is not None

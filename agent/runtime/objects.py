@@ -28,18 +28,9 @@ FAR: Final = 1e6
 class Found:
     """Objects, best first.
 
-    Attributes
-    ----------
-    boxes
-        float32, shape (m, 4), corners x1, y1, x2, y2 in pixels, or fractions, of the model's input.
-    scores
-        float32, shape (m,).
-    classes
-        int64, shape (m,).
-    keypoints
-        float32, shape (m, points, 2 or 3) in the units of the boxes, or None.
-    mask_weights
-        float32, shape (m, factors), or None.
+    `boxes`: float32, shape (m, 4), corners x1, y1, x2, y2 in pixels, or fractions, of the model's input.
+    `scores`: float32, and `classes`: int64, shape (m,). `keypoints`: float32, shape (m, points, 2 or 3) in
+    the units of the boxes, and `mask_weights`: float32, shape (m, factors), or None.
     """
 
     boxes: Array
@@ -50,20 +41,7 @@ class Found:
 
 
 class ObjectDecoder:
-    """One step's decoding, set up once.
-
-    Parameters
-    ----------
-    step
-        The declaration.
-    specs
-        The model's outputs by name.
-
-    Raises
-    ------
-    FormatError
-        If an output does not have the shape that the step reads.
-    """
+    """One step's decoding, set up once; an output without the shape that the step reads is a FormatError."""
 
     def __init__(self, step: Objects, specs: Mapping[str, TensorSpec]) -> None:
         self._step = step

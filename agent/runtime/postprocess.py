@@ -392,19 +392,10 @@ def detect(boxes: Array, scores: Array, step: Detect) -> tuple[Array, Array, Arr
 
 
 def poses(rows: Array, step: Pose) -> tuple[Array, Array, Array]:
-    """Return the persons whose score is over the threshold, best first.
+    """Return boxes, scores and points of the persons whose score is over the threshold, best first.
 
-    Parameters
-    ----------
-    rows
-        Shape (persons, points, 3), finite.
-    step
-        Order and thresholds.
-
-    Returns
-    -------
-    boxes, scores, points
-        In the model's own units: float32 of shape (m, 4) as corners, (m,), and (m, points, 3) with x first.
+    `rows` are finite and have the shape (persons, points, 3). The results are in the model's own units:
+    float32 of shape (m, 4) as corners, (m,), and (m, points, 3) with x first.
     """
     points = rows.astype(np.float32)
     points[..., :2] = points[..., 1::-1] if step.order == "yx" else points[..., :2]

@@ -42,16 +42,8 @@ class SpeechFinder:
     The rule is `get_speech_timestamps` of Silero VAD (silero_vad/utils_vad.py, MIT) without its longest
     duration.
 
-    Attributes
-    ----------
-    declared
-        The rule's numbers.
-    rate
-        Samples a second.
-    start
-        Where the speech that is going on began, or None.
-    quiet
-        Where the silence began that may end it, or None.
+    `rate` is in samples a second, `start` where the speech that is going on began, and `quiet` where the
+    silence began that may end it.
     """
 
     declared: Speech
@@ -92,14 +84,8 @@ class SpeechFinder:
 class WordFinder:
     """Joins windows with the same word; each step returns a finder for what follows.
 
-    Attributes
-    ----------
-    declared
-        The rule's numbers.
-    open
-        The word that is going on, or None.
-    recent
-        The scores of the last windows, if a mean is declared: each float64, shape (classes,).
+    `open` is the word that is going on, and `recent` are the scores of the last windows, if a mean is
+    declared: each float64, shape (classes,).
     """
 
     declared: Keywords

@@ -102,12 +102,7 @@ def relative_error(expected: Array, actual: Array) -> float:
     """Return the largest difference of two tensors, relative to the largest expected magnitude.
 
     The error is infinite if an infinity or NaN is not where it is expected, or if the tensors differ and all
-    expected values are zero.
-
-    Parameters
-    ----------
-    expected, actual
-        Arrays of the same shape; integers and booleans are compared as numbers.
+    expected values are zero. Integers and booleans are compared as numbers.
     """
     a, b = expected.astype(np.float64), actual.astype(np.float64)
     finite = np.isfinite(a)

@@ -109,14 +109,8 @@ class SharedMemory:
 class Reuse:
     """What a graph takes from the graphs before it.
 
-    Attributes
-    ----------
-    keys
-        Root -> key, for the constants that the graph keeps.
-    taken
-        Those of its roots that an earlier graph has kept.
-    nodes
-        Ids of the load-time nodes that it runs itself, in order.
+    `keys` are those of the roots of constants that the graph keeps, `taken` the roots that an earlier graph
+    has kept, and `nodes` the load-time nodes that it runs itself, in order.
     """
 
     keys: Mapping[int, int]

@@ -16,15 +16,7 @@ from agent.runtime.storage import Array
 
 
 class StateMemory:
-    """The state inputs and outputs of one loaded model.
-
-    Parameters
-    ----------
-    manifest
-        The model's manifest; without states, nothing is copied.
-    module
-        The graph with its weights.
-    """
+    """The state inputs and outputs of one loaded model; without states, nothing is copied."""
 
     def __init__(self, manifest: Manifest, module: GraphModule) -> None:
         states = manifest.states or ()

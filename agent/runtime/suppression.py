@@ -22,16 +22,9 @@ def non_maximum_suppression(
 ) -> list[int]:
     """Return the indices of the boxes to keep, chosen greedily, best first, within each class.
 
-    Parameters
-    ----------
-    corners
-        float32, shape (n, 4), best first.
-    classes
-        Integers, shape (n,), or None if boxes of different classes suppress each other too.
-    iou_threshold
-        A box is dropped if its intersection over union with a better box of its class is larger than this.
-    limit
-        Largest number of boxes to keep.
+    `corners`: float32, shape (n, 4), best first. `classes`: integers, shape (n,), or None if boxes of
+    different classes suppress each other too. A box is dropped if its intersection over union with a better
+    box of its class is larger than `iou_threshold`; at most `limit` are kept.
     """
     if iou_threshold >= 1:  # no intersection is larger than the union
         return list(range(min(limit, len(corners))))
