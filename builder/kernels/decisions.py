@@ -7,12 +7,17 @@ variables of the schedule's trace (`builder.kernels.design_space`), so that one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from tvm import tirx
 from tvm.s_tir.schedule import Trace
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Tiles = TypeVar("Tiles", bound="DataclassInstance")
 
 # An anchor carries its design space's kind under this key, in the attributes of its tensor expression.
 SPACE_MARK: Final = "edge.space"
@@ -36,6 +41,28 @@ class Chooser(Protocol):
         default
             The heuristic's choice; it need not be among `values`.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Space(Generic[Tiles]):
+    """A design space: the heuristic's decisions, and what else they may be.
+
+    `values`: name of a decision -> the values that it may take, in the order of the trace. Other fields of
+        `default` are no choice.
+    """
+
+    default: Tiles
+    values: Mapping[str, tuple[int, ...]]
+
+    def decide(self, choose: Chooser) -> Tiles:
+        """Return the decisions of `choose`."""
+        return replace(
+            self.default,
+            **{
+                name: choose(name, values, getattr(self.default, name))
+                for name, values in self.values.items()
+            },
+        )
 
 
 class BestKnown(Protocol):

@@ -15,7 +15,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.kernels.decisions import SPACE_MARK, Chooser, Decision
+from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.spaces import prefetch, shares
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
@@ -243,17 +243,6 @@ class ConvolutionTiles:
     together: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ConvolutionSpace:
-    """The values that each decision may take, and the heuristic's choice among them."""
-
-    oc: tuple[int, ...]
-    ow: tuple[int, ...]
-    oh: tuple[int, ...]
-    ii: tuple[int, ...]
-    default: ConvolutionTiles
-
-
 def space(
     out_blocks: int,
     out_width: int,
@@ -265,7 +254,7 @@ def space(
     *,
     on_stack: bool = True,
     step: int = 1,
-) -> ConvolutionSpace:
+) -> Space[ConvolutionTiles]:
     """Return the design space of a packed convolution.
 
     The heuristic takes the tile of `register_tile.best_tile` and unrolls the reduction by four, which is
@@ -290,17 +279,19 @@ def space(
     held = multiplies_by_element(target) and in_block % 4 == 0
     if multiplies_by_element(target) and in_block == 1 and columns is not None and columns.window > 1:
         oc, ow = best_row_tile(choices, target, window=columns.window, reach=columns.reach)
-        return ConvolutionSpace(ocs, ows, ohs, (1,), ConvolutionTiles(oc, ow, oh, 1, row_held=True))
+        tiles = ConvolutionTiles(oc, ow, oh, 1, row_held=True)
+        return Space(tiles, {"oc": ocs, "ow": ows, "ii": (1,), "oh": ohs})
     # Taps of a window with gaps are left out tile by tile, so its tiles have few columns.
     full = on_stack and (columns is None or columns.dilation == 1)
     oc, ow = best_tile(choices, target, held=held, crowded=_is_picture(in_block), on_stack=full)
     ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
-    return ConvolutionSpace(ocs, ows, ohs, ii, ConvolutionTiles(oc, ow, oh, min(4, in_block), held))
+    tiles = ConvolutionTiles(oc, ow, oh, min(4, in_block), held)
+    return Space(tiles, {"oc": ocs, "ow": ows, "ii": ii, "oh": ohs})
 
 
 def flat_space(
     out_blocks: int, pixels: Rows, in_block: int, target: DeviceTarget, groups: int = 1, step: int = 1
-) -> ConvolutionSpace:
+) -> Space[ConvolutionTiles]:
     """Return the design space of a convolution that sees all rows of an image as one row.
 
     A tile may then have pixels of several rows: 7 x 7 pixels are four tiles of up to 13, not seven of 7.
@@ -317,7 +308,7 @@ def flat_space(
         (n for n in divisors(oh, _TOGETHER) if shares.is_even(bands * panels * (oh // n))), default=1
     )
     flat = replace(d, oh=oh, flat=True, together=together)
-    return replace(s, oh=tilings(tiles.count, tiles.count), default=flat)
+    return Space(flat, {**s.values, "oh": tilings(tiles.count, tiles.count)})
 
 
 def _is_picture(in_block: int) -> bool:
@@ -418,10 +409,10 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
         image = (int(marks[MARK][2]), int(marks[MARK][3])) if MARK in marks else None
         rows = Rows.of(extents[2], data, image)
         s = space(extents[1], extents[3], extents[8], target, columns, rows, groups)
-    d = s.default
-    tile = shares.blocks_of_a_round(extents[1], s.oc, d.oc) if _is_gate(sch, block) else d.oc
-    oc, ow, ii = choose("oc", s.oc, tile), choose("ow", s.ow, d.ow), choose("ii", s.ii, d.ii)
-    apply(sch, block, replace(d, oc=oc, ow=ow, oh=choose("oh", s.oh, d.oh), ii=ii))
+    if _is_gate(sch, block):
+        oc = shares.blocks_of_a_round(extents[1], s.values["oc"], s.default.oc)
+        s = replace(s, default=replace(s.default, oc=oc))
+    apply(sch, block, s.decide(choose))
 
 
 def _is_gate(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.kernels.decisions import SPACE_MARK, Chooser, Decision
+from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.spaces import shares
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
@@ -123,15 +123,6 @@ class DepthwiseTiles:
     zeros_first: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DepthwiseSpace:
-    """The values that each decision may take, and the heuristic's choice among them."""
-
-    ow: tuple[int, ...]
-    oh: tuple[int, ...]
-    default: DepthwiseTiles
-
-
 def space(
     out_height: int,
     out_width: int,
@@ -141,7 +132,7 @@ def space(
     stride: int = 1,
     blocks: int = 1,
     again: float = 0.0,
-) -> DepthwiseSpace:
+) -> Space[DepthwiseTiles]:
     """Return the design space of a depthwise convolution.
 
     The heuristic takes as many columns as leave registers for what they read and for a row of the filter, and
@@ -159,7 +150,7 @@ def space(
     most = max(1, (registers - held) // (1 + stride) if narrow else (registers - held - 2) // 2)
     rows = max(1, target.core.l2_bytes // 4 // row_bytes)
     ow, oh = max(w for w in ows if w <= most), shares.rows_of_a_round(out_height, blocks, rows, again)
-    return DepthwiseSpace(ows, ohs, DepthwiseTiles(ow, oh, narrow))
+    return Space(DepthwiseTiles(ow, oh, narrow), {"ow": ows, "oh": ohs})
 
 
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: DepthwiseTiles, lanes: int) -> None:
@@ -231,7 +222,5 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
         blocks=batch * blocks,
         again=shares.rows_again(height, in_rows),
     )
-    d = s.default
-    tiles = DepthwiseTiles(choose("ow", s.ow, d.ow), choose("oh", s.oh, d.oh), d.zeros_first)
     halves = str(sch.get(block).writes[0].source.dtype) == "float16"
-    apply(sch, block, tiles, target.simd.lanes * (2 if halves else 1))
+    apply(sch, block, s.decide(choose), target.simd.lanes * (2 if halves else 1))

@@ -21,7 +21,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.kernels.decisions import SPACE_MARK, Chooser, Decision
+from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import constant_of, shape_of
 from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.convolution import filled
@@ -176,17 +176,6 @@ class IntegerTiles:
     iq: Decision
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerSpace:
-    """The values that each decision may take, and the heuristic's choice among them."""
-
-    oc: tuple[int, ...]
-    ow: tuple[int, ...]
-    oh: tuple[int, ...]
-    iq: tuple[int, ...]
-    default: IntegerTiles
-
-
 def space(
     out_blocks: int,
     out_width: int,
@@ -195,7 +184,7 @@ def space(
     rows: Rows | None = None,
     groups: int = 1,
     group: int = 1,
-) -> IntegerSpace:
+) -> Space[IntegerTiles]:
     """Return the design space of an integer convolution.
 
     The heuristic takes the tile with the fewest loads of those that fit the registers. If data are held in 32
@@ -212,7 +201,7 @@ def space(
     iqs = tuple(d for d in (1, 2, 4, 8) if groups % d == 0)
     # With a few registers or without held data, LLVM spills sums when it sees several groups at once.
     iq = max(iqs) if target.dot.held and target.simd.registers >= 32 else 1
-    return IntegerSpace(ocs, ows, ohs, iqs, IntegerTiles(oc, ow, oh, iq))
+    return Space(IntegerTiles(oc, ow, oh, iq), {"oc": ocs, "ow": ows, "oh": ohs, "iq": iqs})
 
 
 def tile_cost(vectors: int, columns: int, width: int, target: DeviceTarget, group: int = 1) -> float | None:
@@ -397,9 +386,5 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
     _, blocks, height, width, out_block, _, _, _, groups, *group = extents
     rows = Rows.of(height, sch.get(block).reads[0].source)
-    s = space(blocks, width, out_block, target, rows, groups, math.prod(group))
-    d = s.default
-    tiles = IntegerTiles(
-        choose("oc", s.oc, d.oc), choose("ow", s.ow, d.ow), choose("oh", s.oh, d.oh), choose("iq", s.iq, d.iq)
-    )
+    tiles = space(blocks, width, out_block, target, rows, groups, math.prod(group)).decide(choose)
     apply(sch, block, tiles, target)

@@ -29,7 +29,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.kernels.decisions import SPACE_MARK, Chooser, Decision
+from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import constant_of, shape_of
 from builder.kernels.spaces import shares
 from builder.kernels.spaces.dot_loops import mark_lanes
@@ -284,15 +284,6 @@ class IntegerDepthwiseTiles:
     oh: Decision
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerDepthwiseSpace:
-    """The values that each decision may take, and the heuristic's choice among them."""
-
-    ow: tuple[int, ...]
-    oh: tuple[int, ...]
-    default: IntegerDepthwiseTiles
-
-
 def space(
     out_height: int,
     out_width: int,
@@ -304,7 +295,7 @@ def space(
     vectors: int = 1,
     blocks: int = 1,
     again: float = 0.0,
-) -> IntegerDepthwiseSpace:
+) -> Space[IntegerDepthwiseTiles]:
     """Return the design space of a depthwise convolution of bytes.
 
     `row_bytes`: bytes of the input that one output row reads.
@@ -332,7 +323,7 @@ def space(
             high, max(target.core.l1_bytes // 2 // row_bytes, _LEAST_ROUND, round(_LEAST_OVER_AGAIN * again))
         )
     ow, oh = max(w for w in ows if w <= most), shares.rows_of_a_round(out_height, blocks, high, again)
-    return IntegerDepthwiseSpace(ows, ohs, IntegerDepthwiseTiles(ow, oh))
+    return Space(IntegerDepthwiseTiles(ow, oh), {"ow": ows, "oh": ohs})
 
 
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerDepthwiseTiles) -> None:
@@ -415,5 +406,4 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
         blocks=batch * blocks,
         again=shares.rows_again(height, in_rows),
     )
-    tiles = IntegerDepthwiseTiles(choose("ow", s.ow, s.default.ow), choose("oh", s.oh, s.default.oh))
-    apply(sch, block, tiles)
+    apply(sch, block, s.decide(choose))

@@ -18,7 +18,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
 
-from builder.kernels.decisions import SPACE_MARK, Chooser, Decision
+from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import Values, constant_of, shape_of
 from builder.kernels.spaces import prefetch, tiled
 from builder.kernels.spaces.dot_loops import (
@@ -162,16 +162,9 @@ class IntegerMatmulTiles:
     k: Decision
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerMatmulSpace:
-    """The values that each decision may take, and the heuristic's choice among them."""
-
-    rows: tuple[int, ...]
-    k: tuple[int, ...]
-    default: IntegerMatmulTiles
-
-
-def space(rows: int, steps: int, panel: int, target: DeviceTarget, group: int = 1) -> IntegerMatmulSpace:
+def space(
+    rows: int, steps: int, panel: int, target: DeviceTarget, group: int = 1
+) -> Space[IntegerMatmulTiles]:
     """Return the design space of a product of `rows` rows, `steps` groups and panels of `panel` columns.
 
     `group` is the length of a group, if it is longer than that of the instruction.
@@ -182,7 +175,7 @@ def space(rows: int, steps: int, panel: int, target: DeviceTarget, group: int = 
     ks = tuple(k for k in (1, 2, 4, 8) if steps % k == 0)
     unrolled = _UNROLLED if target.dot.held or target.simd.registers < 32 else 2 * _UNROLLED
     wanted = max(1, unrolled // (max(group, target.dot.group) * np.dtype(target.dot.data).itemsize))
-    return IntegerMatmulSpace(options, ks, IntegerMatmulTiles(best, max(k for k in ks if k <= wanted)))
+    return Space(IntegerMatmulTiles(best, max(k for k in ks if k <= wanted)), {"rows": options, "k": ks})
 
 
 def _loops(
@@ -233,6 +226,5 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     (*lead, _), (k, *kg) = _loops(sch, block)
     group = math.prod(int(sch.get(loop).extent) for loop in kg)
     rows, steps = [int(sch.get(loop).extent) for loop in lead], int(sch.get(k).extent)
-    s = space(tiled.whole_rows(rows), steps, panel, target, group)
-    tiles = IntegerMatmulTiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k))
+    tiles = space(tiled.whole_rows(rows), steps, panel, target, group).decide(choose)
     apply(sch, block, tiles, panel, target)

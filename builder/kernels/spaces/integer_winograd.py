@@ -23,7 +23,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.kernels.decisions import SPACE_MARK, Chooser, Decision
+from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces.dot_loops import mark_dot
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
@@ -222,19 +222,9 @@ class IntegerWinogradTiles:
     iq: Decision
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerWinogradSpace:
-    """The values that each decision may take, and the heuristic's choice among them."""
-
-    tiles: tuple[int, ...]
-    oc: tuple[int, ...]
-    iq: tuple[int, ...]
-    default: IntegerWinogradTiles
-
-
 def space(
     tiles: int, out_blocks: int, in_block: int, out_block: int, target: DeviceTarget
-) -> IntegerWinogradSpace:
+) -> Space[IntegerWinogradTiles]:
     """Return the design space of the product.
 
     `tiles`: tiles of the output, of all images.
@@ -254,7 +244,7 @@ def space(
     groups = in_block // target.dot.word_group
     iqs = tuple(d for d in (1, 2, 4, 8) if groups % d == 0)
     iq = max(iqs) if held and registers >= 32 else 1
-    return IntegerWinogradSpace(ts, ocs, iqs, IntegerWinogradTiles(tile, oc, iq))
+    return Space(IntegerWinogradTiles(tile, oc, iq), {"tiles": ts, "oc": ocs, "iq": iqs})
 
 
 def apply(
@@ -293,6 +283,4 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
         int(sch.get(q).extent) for q in sch.get_loops(product)
     )
     s = space(tiles, out_blocks, steps * group, out_block, target)
-    d = s.default
-    tile, oc, iq = choose("tiles", s.tiles, d.tiles), choose("oc", s.oc, d.oc), choose("iq", s.iq, d.iq)
-    apply(sch, block, IntegerWinogradTiles(tile, oc, iq), m, target)
+    apply(sch, block, s.decide(choose), m, target)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
 
-from builder.kernels.decisions import SPACE_MARK, Chooser, Decision
+from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import (
     Values,
     constant_of,
@@ -176,16 +176,7 @@ class MatmulTiles:
     blocks: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class MatmulSpace:
-    """The values that each decision may take, and the heuristic's choice among them."""
-
-    rows: tuple[int, ...]
-    k: tuple[int, ...]
-    default: MatmulTiles
-
-
-def space(rows: int, depth: int, vectors: int, target: DeviceTarget) -> MatmulSpace:
+def space(rows: int, depth: int, vectors: int, target: DeviceTarget) -> Space[MatmulTiles]:
     """Return the design space of a product.
 
     The heuristic takes the most rows whose accumulators fit the registers, beside a row of the panel
@@ -198,7 +189,7 @@ def space(rows: int, depth: int, vectors: int, target: DeviceTarget) -> MatmulSp
     k = max(k for k in ks if k <= 4)
     held = multiplies_by_element(target) and k == 4
     most = tiled.most_rows(vectors, target, held=held)
-    return MatmulSpace(options, ks, MatmulTiles(best_rows(rows, options, vectors, most), k, held))
+    return Space(MatmulTiles(best_rows(rows, options, vectors, most), k, held), {"rows": options, "k": ks})
 
 
 def best_rows(rows: int, options: tuple[int, ...], vectors: int, most: int) -> int:
@@ -303,15 +294,8 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     width = min(panel, target.simd.lanes)
     *rows, _, _, depth = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
     s = space(tiled.whole_rows(rows), depth, panel // width, target)
-    tile, held = int(s.default.rows), s.default.held
-    blocks = blocks_of_depth(math.prod(rows), depth, panel, tile, target)
-    apply(
-        sch,
-        block,
-        MatmulTiles(choose("rows", s.rows, tile), choose("k", s.k, s.default.k), held, blocks),
-        width,
-        target,
-    )
+    blocks = blocks_of_depth(math.prod(rows), depth, panel, int(s.default.rows), target)
+    apply(sch, block, replace(s.decide(choose), blocks=blocks), width, target)
 
 
 def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
@@ -420,8 +404,7 @@ def schedule_batched(
     width = min(lanes, columns)
     count = -(-columns // width)
     vectors = min((3, 2, 1), key=lambda c: (-(-count // c) * (c + 1), -c))
-    s = space(rows, depth, vectors, target)
-    tiles = MatmulTiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k), s.default.held)
+    tiles = space(rows, depth, vectors, target).decide(choose)
     io, ii = sch.split(i, [None, tiles.rows])
     jo, jt, ji = sch.split(j, [None, vectors, width])
     ko, ki = sch.split(k, [None, tiles.k])

@@ -127,13 +127,15 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     d = s.default
     dw = depthwise.space(height, width, columns, 1, target, stride=max(1, pair.in_width // width))
     tiles = convolution.ConvolutionTiles(
-        choose("oc", s.oc, d.oc),
-        choose("ow", s.ow, d.ow),
+        choose("oc", s.values["oc"], d.oc),
+        choose("ow", s.values["ow"], d.ow),
         choose("oh", tilings(height, height), pair.band(target)),
-        choose("ii", s.ii, d.ii),
+        choose("ii", s.values["ii"], d.ii),
         d.held,
     )
-    of_first = depthwise.DepthwiseTiles(choose("dw", dw.ow, dw.default.ow), 1, dw.default.zeros_first)
+    of_first = depthwise.DepthwiseTiles(
+        choose("dw", dw.values["ow"], dw.default.ow), 1, dw.default.zeros_first
+    )
     _apply(sch, block, first, tiles, of_first)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.kernels.decisions import SPACE_MARK, Chooser, Decision
+from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.convolution import filled
@@ -223,24 +223,10 @@ class TileShape:
     oh: Decision
 
 
-@dataclass(frozen=True, slots=True)
-class TileSpace:
-    """The values that each decision may take, and the heuristic's choice among them.
-
-    Any choice fits the registers.
-    """
-
-    zt: tuple[int, ...]
-    yt: tuple[int, ...]
-    nt: tuple[int, ...]
-    oh: tuple[int, ...]
-    default: TileShape
-
-
 def space(
     height: int, width: int, out_block: int, target: DeviceTarget, rows: Rows, *, by_pixels: bool = False
-) -> TileSpace:
-    """Return the design space of a convolution on tiles.
+) -> Space[TileShape]:
+    """Return the design space of a convolution on tiles; any choice fits the registers.
 
     Two panels of weights by two tiles of pixels take the fewest loads. With tiles of at most 8 pixels, a
     panel by four of them does. Tiles whose rows overlap, and cross lines of the cache, take five times as
@@ -268,7 +254,7 @@ def space(
     ohs = divisors(-(-height // yt), height)
     oh = max(divisors(-(-height // yt), max(1, rows.at_once(target.core.l2_bytes) // yt)))
     zts = tuple(t for t in zts if t <= zt)
-    return TileSpace(zts, yts, nts, ohs, TileShape(m, zt, yt, max(nts), oh))
+    return Space(TileShape(m, zt, yt, max(nts), oh), {"zt": zts, "yt": yts, "nt": nts, "oh": ohs})
 
 
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: TileShape) -> None:
@@ -319,12 +305,4 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
         return
     by_pixels = int(data.shape[4]) == GROUP
     s = space(height, width, out_block, target, Rows.of(height, data), by_pixels=by_pixels)
-    d = s.default
-    shape = TileShape(
-        d.m,
-        choose("zt", s.zt, d.zt),
-        choose("yt", s.yt, d.yt),
-        choose("nt", s.nt, d.nt),
-        choose("oh", s.oh, d.oh),
-    )
-    apply(sch, block, shape)
+    apply(sch, block, s.decide(choose))

@@ -26,7 +26,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.kernels.decisions import SPACE_MARK, Chooser, Decision
+from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.spaces import phases, prefetch
 from builder.kernels.spaces.convolution import pack_weights, reduction_block
@@ -341,17 +341,7 @@ class WinogradTiles:
     held: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WinogradSpace:
-    """The values that each decision may take, and the heuristic's choice among them."""
-
-    tiles: tuple[int, ...]
-    oc: tuple[int, ...]
-    ii: tuple[int, ...]
-    default: WinogradTiles
-
-
-def space(tiles: int, out_blocks: int, block: tuple[int, int], target: DeviceTarget) -> WinogradSpace:
+def space(tiles: int, out_blocks: int, block: tuple[int, int], target: DeviceTarget) -> Space[WinogradTiles]:
     """Return the design space of the product; the heuristic is that of the direct convolution.
 
     `tiles`: tiles of the output, of all images.
@@ -365,7 +355,7 @@ def space(tiles: int, out_blocks: int, block: tuple[int, int], target: DeviceTar
     oc, tile = best_tile(choices, target, held=held)
     oc = max(1, oc // vectors)
     ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
-    return WinogradSpace(ts, ocs, ii, WinogradTiles(tile, oc, min(4, in_block), held))
+    return Space(WinogradTiles(tile, oc, min(4, in_block), held), {"tiles": ts, "oc": ocs, "ii": ii})
 
 
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, size: Tile) -> None:
@@ -421,9 +411,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     product = sch.get_sblock("product")
     *_, out_blocks, tiles, out_block, _, in_block = (int(sch.get(q).extent) for q in sch.get_loops(product))
     s = space(tiles, out_blocks, (in_block, out_block), target)
-    d = s.default
-    tile, oc, ii = choose("tiles", s.tiles, d.tiles), choose("oc", s.oc, d.oc), choose("ii", s.ii, d.ii)
-    apply(sch, block, WinogradTiles(tile, oc, ii, d.held), (high, wide))
+    apply(sch, block, s.decide(choose), (high, wide))
 
 
 def schedule_weights(

@@ -176,11 +176,11 @@ def test_which_first_layers_take_tiles(
 def test_all_points_fit_the_registers(width: int, height: int, out_block: int, by_pixels: bool) -> None:
     target, rows = device("sapphirerapids"), Rows(height, 1000)
     space = tile_convolution.space(height, width, out_block, target, rows, by_pixels=by_pixels)
-    shape = space.default
+    shape, values = space.default, space.values
     assert 1 <= shape.m <= TILE.rows
-    assert max(space.zt) * max(space.yt) * max(space.nt) <= 4
-    assert width % shape.m == 0 or max(space.zt) == 1
-    assert (shape.zt, shape.yt, shape.nt) == (max(space.zt), max(space.yt), max(space.nt))
+    assert max(values["zt"]) * max(values["yt"]) * max(values["nt"]) <= 4
+    assert width % shape.m == 0 or max(values["zt"]) == 1
+    assert (shape.zt, shape.yt, shape.nt) == (max(values["zt"]), max(values["yt"]), max(values["nt"]))
     assert width % (shape.m * shape.zt) == 0 or shape.zt == 1
-    assert all(-(-height // shape.yt) % oh == 0 for oh in (*space.oh, shape.oh))
-    assert shape.oh in space.oh
+    assert all(-(-height // shape.yt) % oh == 0 for oh in (*values["oh"], shape.oh))
+    assert shape.oh in values["oh"]
