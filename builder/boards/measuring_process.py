@@ -60,14 +60,9 @@ class RunnerOptions:
 class BoardAddress:
     """The other end of a session: a server that the tracker named, or this machine.
 
-    Attributes
-    ----------
-    host, port
-        The server's address; `host` is None for this machine.
-    matchkey
-        The tracker's ticket for one session.
-    session_s
-        Time limit that the server sets on the session.
+    `host`, `port`: the server's address; `host` is None for this machine.
+    `matchkey`: the tracker's ticket for one session.
+    `session_s`: time limit that the server sets on the session.
     """
 
     host: str | None = None
@@ -111,11 +106,8 @@ class Timing:
 class MeasuringProcess:
     """The main process's handle on the measuring process. Use it from one thread at a time.
 
-    Parameters
-    ----------
-    session
-        The module that the process runs: `builder.boards.measuring_session`, or one that measures something
-        other than time.
+    `session`: the module that the process runs: `builder.boards.measuring_session`, or one that measures
+        something other than time.
     """
 
     def __init__(self, session: str = "builder.boards.measuring_session") -> None:
@@ -131,10 +123,7 @@ class MeasuringProcess:
     def open(self, address: BoardAddress, timeout_s: float) -> BoardState:
         """Open a session with a board and return the board's state.
 
-        Raises
-        ------
-        BoardError
-            If the board does not answer in time.
+        Raises `BoardError` if the board does not answer in time.
         """
         self.close()
         state: BoardState = self._ask("open", (address,), START_TIMEOUT_S + timeout_s)
@@ -144,12 +133,8 @@ class MeasuringProcess:
     def measure(self, kernel: BuiltKernel, options: RunnerOptions) -> Timing:
         """Time a kernel.
 
-        Raises
-        ------
-        CandidateError
-            If the kernel does not load or run on the board.
-        BoardError
-            If the board hangs, has gone away, or sends an invalid answer.
+        Raises `CandidateError` if the kernel does not load or run on the board.
+        Raises `BoardError` if the board hangs, has gone away, or sends an invalid answer.
         """
         timing: Timing = self._ask("measure", (kernel, options), options.timeout_s)
         check_plausible(timing.seconds)
@@ -175,23 +160,10 @@ class MeasuringProcess:
     ) -> tuple[str, tuple[bytes, ...]]:
         """Call one of `builder.boards.remote_functions`.
 
-        Parameters
-        ----------
-        name
-            The function's name without its prefix.
-        request
-            Its JSON argument, in which `{path:NAME}` stands for a file's path on the board.
-        files
-            Names and contents of the files to send first.
-        wanted
-            Names of the files to fetch afterwards.
-        timeout_s
-            Time limit for the whole call, transfers included.
-
-        Returns
-        -------
-        tuple
-            The JSON reply, and the contents of the files in `wanted`.
+        `name`: the function's name without its prefix.
+        `request`: its JSON argument, in which `{path:NAME}` stands for a file's path on the board.
+        `timeout_s`: time limit for the whole call, transfers included.
+        Result: the JSON reply, and the contents of the files in `wanted`.
         """
         answer: tuple[str, tuple[bytes, ...]] = self._ask(
             "call", (name, request, tuple(files), tuple(wanted)), timeout_s

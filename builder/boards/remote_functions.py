@@ -25,14 +25,10 @@ PREFIX: Final = "edgebundle."
 class BoardState:
     """The state of a board at one moment.
 
-    Attributes
-    ----------
-    frequencies_khz
-        Frequency of each CPU; empty if unknown.
-    throttled
-        Whether heat or low voltage slows it down; None if unknown.
-    temperature_c, load
-        Temperature of the hottest thermal zone, and load average of the last minute; None if unknown.
+    `frequencies_khz`: frequency of each CPU; empty if unknown.
+    `throttled`: whether heat or low voltage slows it down; None if unknown.
+    `temperature_c`, `load`: temperature of the hottest thermal zone, and load average of the last minute;
+        None if unknown.
     """
 
     frequencies_khz: tuple[int, ...] = ()

@@ -123,10 +123,7 @@ def serve_tracker(host: str, port: int, progress: Callable[[str], None]) -> int:
 def require_free(host: str, port: int) -> None:
     """Check that this process can listen on an address.
 
-    Raises
-    ------
-    OSError
-        If the address is in use, or does not belong to this machine.
+    Raises `OSError` if the address is in use, or does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -49,22 +49,12 @@ LISTED_TEXTS: Final = 8  # of a column; cities or products may be thousands
 class BundleReport:
     """A bundle's manifest, its members, and the state of its signature.
 
-    Attributes
-    ----------
-    manifest
-        What the file claims; trustworthy only if `key_id` is not None.
-    members
-        Name -> size in bytes.
-    signed
-        Whether the bundle has a signature, valid or not.
-    key_id
-        The trusted key that verified it, or None.
-    claimed_key_id
-        The key that the signature names, verified or not; None without a readable signature.
-    digest
-        SHA-256 of the whole file if it was verified, else None.
-    refusal
-        Why verification failed, or None if it succeeded or no keys were given.
+    `manifest`: what the file claims; trustworthy only if `key_id` is not None.
+    `signed`: whether the bundle has a signature, valid or not.
+    `key_id`: the trusted key that verified it, or None.
+    `claimed_key_id`: the key that the signature names, verified or not; None without a readable signature.
+    `digest`: SHA-256 of the whole file if it was verified, else None.
+    `refusal`: why verification failed, or None if it succeeded or no keys were given.
     """
 
     manifest: Manifest

@@ -42,32 +42,15 @@ _SWEEPS: Final = 6  # over the ranks, which untangle edges
 class _Node:
     """A call, an input or an output of the model, as the page draws it.
 
-    Attributes
-    ----------
-    id
-        Its place in the page's list.
-    kind
-        `call`, `input` or `output`.
-    title
-        The kernel, or the name of the input or output.
-    operators
-        The kernel's operators without numbers.
-    nodes, window, reads, writes
-        Those of the call's `Layer`.
-    shapes
-        Dtypes and shapes of the arguments.
-    sources
-        Ids of the nodes that it reads.
-    flops, bytes
-        Operations of a call, None if unknown, and the size of its arguments.
-    live_bytes
-        The memory of values that are alive while it runs, without weights.
-    time_us
-        Its time, None without a profile.
-    x, y
-        Where it is drawn.
-    routes
-        For each of `sources`, the places between the two through which the edge goes, past other nodes.
+    `id`: its place in the page's list.
+    `kind`: `call`, `input` or `output`.
+    `title`: the kernel, or the name of the input or output.
+    `nodes`, `window`, `reads`, `writes`: those of the call's `Layer`.
+    `sources`: ids of the nodes that it reads.
+    `flops`, `bytes`: operations of a call, None if unknown, and the size of its arguments.
+    `live_bytes`: the memory of values that are alive while it runs, without weights.
+    `time_us`: its time, None without a profile.
+    `routes`: for each of `sources`, the places between the two through which the edge goes, past other nodes.
     """
 
     id: int

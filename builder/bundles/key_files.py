@@ -35,12 +35,8 @@ _MAKE_HINT: Final = "make a pair of keys with `edgebundle keygen DIR`"
 class KeyPair:
     """Where a new pair of keys was written.
 
-    Attributes
-    ----------
-    private, public
-        The two files.
-    key_id
-        SHA-256 of the public key's SubjectPublicKeyInfo in DER, in hexadecimal; it names the key in messages.
+    `key_id`: SHA-256 of the public key's SubjectPublicKeyInfo in DER, in hexadecimal; it names the key in
+        messages.
     """
 
     private: Path

@@ -107,10 +107,7 @@ def _deploy_to(args: argparse.Namespace, files: Sequence[Path], agent: str) -> N
 def print_result(result: DeployResult, *, as_json: bool) -> None:
     """Print what became of a deployment.
 
-    Raises
-    ------
-    FleetError
-        If it did not succeed.
+    Raises `FleetError` if it did not succeed.
     """
     from builder.errors import FleetError
 

@@ -22,12 +22,8 @@ if TYPE_CHECKING:  # which loads ONNX
 def check_model(path: str, target: str) -> None:
     """Check the model's file and the target's name.
 
-    Raises
-    ------
-    ModelError
-        If there is no such file, or it has a format that must be converted.
-    TargetError
-        If the target is neither a preset nor LLVM options nor JSON.
+    Raises `ModelError` if there is no such file, or it has a format that must be converted.
+    Raises `TargetError` if the target is neither a preset nor LLVM options nor JSON.
     """
     check_model_file(path)
     text = target.strip()
@@ -36,13 +32,7 @@ def check_model(path: str, target: str) -> None:
 
 
 def check_model_file(path: str) -> None:
-    """Check that a model's file exists, and that its format can be imported.
-
-    Raises
-    ------
-    ModelError
-        If there is no such file, or it has a format that must be converted.
-    """
+    """Check that a model's file exists, and that its format can be imported."""
     check_format(Path(path))
     check_exists(Path(path))
     if Path(path).suffix.lower() in (".pt", ".pth"):
@@ -54,15 +44,8 @@ def check_model_file(path: str) -> None:
 def read_tensors(path: str, options: Options) -> Outline | None:
     """Read the model's tensors, with the shapes and values that the options give.
 
-    Returns
-    -------
-    Outline or None
-        None if the file does not say enough.
-
-    Raises
-    ------
-    ShapeError
-        If shapes do not fit the model, or some are missing.
+    Result: None if the file does not say enough.
+    Raises `ShapeError` if shapes do not fit the model, or some are missing.
     """
     from builder.compiling.outline import fixed_outline
 
@@ -87,13 +70,7 @@ def sound_note(path: str, preprocess: str | None) -> str | None:
 
 
 def check_records(folder: str | None) -> None:
-    """Check that a folder of tuning records exists.
-
-    Raises
-    ------
-    RecordsError
-        If it does not.
-    """
+    """Check that a folder of tuning records exists."""
     if folder is not None and not Path(folder).is_dir():
         raise RecordsError(
             f"{folder}: expected a folder of tuning records, got none",
@@ -104,10 +81,7 @@ def check_records(folder: str | None) -> None:
 def check_folder_of(path: str) -> None:
     """Check that a file can be written to its folder.
 
-    Raises
-    ------
-    PackageError
-        If the folder does not exist or cannot be written, or the path is a folder itself.
+    Raises `PackageError` if the folder does not exist or cannot be written, or the path is a folder itself.
     """
     folder = Path(path).parent
     if not folder.is_dir():

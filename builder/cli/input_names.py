@@ -23,10 +23,7 @@ def is_many(name: str) -> bool:
 def check_named(names: Iterable[str]) -> None:
     """Check that each named file exists; `-` is standard input.
 
-    Raises
-    ------
-    ModelError
-        If one does not; the hint names the file that is most like it.
+    Raises `ModelError` if one does not; the hint names the file that is most like it.
     """
     for name in names:
         if name != "-" and not is_many(name) and not Path(name).exists():

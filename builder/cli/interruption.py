@@ -29,10 +29,7 @@ _TVM: Final = frozenset({"tvm", "tvm_ffi"})
 def ending_at_once(clean_up: Callable[[], None]) -> Iterator[None]:
     """Let Ctrl-C end the process inside the block; does nothing outside the main thread.
 
-    Parameters
-    ----------
-    clean_up
-        Called before the process ends while TVM works; otherwise KeyboardInterrupt leaves the block.
+    `clean_up`: called before the process ends while TVM works; otherwise KeyboardInterrupt leaves the block.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -19,15 +19,8 @@ def show_steps(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     step is a line. When an error ends the block, the step that failed is the last one shown. Ctrl-C ends the
     process (`interruption`).
 
-    Parameters
-    ----------
-    quiet
-        Whether to show nothing.
-
-    Yields
-    ------
-    Callable[[str], None]
-        Call it with the name of each step as the step begins.
+    `quiet`: whether to show nothing.
+    Result: call it with the name of each step as the step begins.
     """
     if quiet or not sys.stderr.isatty():
         with ending_at_once(lambda: None):

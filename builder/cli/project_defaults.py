@@ -55,19 +55,10 @@ def with_project(
 ) -> Parsed:
     """Parse arguments; in the folder of a project with its values as defaults.
 
-    Parameters
-    ----------
-    verbs
-        The parsers of the verbs. That of the chosen verb is changed.
-    arguments
-        The command line.
-    parse
-        Parses it with these parsers.
-
-    Raises
-    ------
-    ProjectError
-        If the file cannot be used, or needs a yes and does not get it.
+    `verbs`: the parsers of the verbs. That of the chosen verb is changed.
+    `arguments`: the command line.
+    `parse`: parses it with these parsers.
+    Raises `ProjectError` if the file cannot be used, or needs a yes and does not get it.
     """
     verb = next((word for word in arguments if not word.startswith("-")), "")
     file = Path(FILE)

@@ -29,24 +29,14 @@ MAX_AGENTS: Final = 10_000
 class ModelTable:
     """The table `[model]`: from the model's file to the bundle. What is None is not in the file.
 
-    Attributes
-    ----------
-    file
-        The model, such as `yolox_nano.onnx`.
-    target
-        The device to compile for, such as `rpi4`.
-    name, version
-        The model's name on devices, and its version.
-    preprocess, postprocess, labels, columns
-        Presets, names, or files.
-    input_shapes, input_values
-        As the flags of these names have them.
-    calibration
-        Samples to quantise with.
-    precision
-        `int8` to quantise the model first.
-    bundle
-        The bundle that `compile` writes, and that `run` and `deploy` take.
+    `file`: the model, such as `yolox_nano.onnx`.
+    `target`: the device to compile for, such as `rpi4`.
+    `name`, `version`: the model's name on devices, and its version.
+    `preprocess`, `postprocess`, `labels`, `columns`: presets, names, or files.
+    `input_shapes`, `input_values`: as the flags of these names have them.
+    `calibration`: samples to quantise with.
+    `precision`: `int8` to quantise the model first.
+    `bundle`: the bundle that `compile` writes, and that `run` and `deploy` take.
     """
 
     file: str | None = None
@@ -68,10 +58,7 @@ class ModelTable:
 class SignTable:
     """The table `[sign]`.
 
-    Attributes
-    ----------
-    key
-        The private key that bundles are signed with.
+    `key`: the private key that bundles are signed with.
     """
 
     key: str | None = None
@@ -81,14 +68,9 @@ class SignTable:
 class FleetTable:
     """The table `[fleet]`: where the agents are.
 
-    Attributes
-    ----------
-    broker
-        The broker's URL.
-    agents
-        Their names: `deploy` goes to each of them, `infer` to the first.
-    cafile, cert, key, password_file, mqtt_version
-        As the flags of these names have them.
+    `broker`: the broker's URL.
+    `agents`: their names: `deploy` goes to each of them, `infer` to the first.
+    `cafile`, `cert`, `key`, `password_file`, `mqtt_version`: as the flags of these names have them.
     """
 
     broker: str | None = None
@@ -107,10 +89,7 @@ _TABLES: Final = {"model": ModelTable, "sign": SignTable, "fleet": FleetTable}
 class Project:
     """A project.
 
-    Attributes
-    ----------
-    model, sign, fleet
-        Its tables; an absent one is empty.
+    `model`, `sign`, `fleet`: its tables; an absent one is empty.
     """
 
     model: ModelTable = ModelTable()
@@ -121,12 +100,8 @@ class Project:
     def load(cls, path: Path) -> Project:
         """Read a project's file.
 
-        Raises
-        ------
-        ProjectError
-            If it is not TOML, or has a key that no project has, or a value of another type.
-        OSError
-            If it cannot be read.
+        Raises `ProjectError` if it is not TOML, or has a key that no project has, or a value of another type.
+        Raises `OSError` if it cannot be read.
         """
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)

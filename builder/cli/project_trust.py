@@ -51,20 +51,11 @@ _MAX_ANSWERS_BYTES: Final = 1 << 20
 def require_trust(args: argparse.Namespace, values: Mapping[str, object], arguments: Sequence[str]) -> None:
     """Ask once for what a stranger's file must not do, and say what the file has set.
 
-    Parameters
-    ----------
-    args
-        The arguments of a verb that is run in the project's folder.
-    values
-        The project's values by argument.
-    arguments
-        The command line; what it says itself needs no yes.
-
-    Raises
-    ------
-    ProjectError
-        If the answer is not yes, or there is no terminal to ask on; if a file that is no bundle would be
-        replaced.
+    `args`: the arguments of a verb that is run in the project's folder.
+    `values`: the project's values by argument.
+    `arguments`: the command line; what it says itself needs no yes.
+    Raises `ProjectError` if the answer is not yes, or there is no terminal to ask on; if a file that is no
+        bundle would be replaced.
     """
     typed = {word.partition("=")[2] if word.startswith("--") and "=" in word else word for word in arguments}
     used = {

@@ -19,16 +19,9 @@ _BROKEN_FILE: Final = "expected the .bundle that `edgebundle compile` wrote, who
 def naming_file(path: str) -> Iterator[None]:
     """Turn a bundle's refusal inside the block into an error that names the file.
 
-    Parameters
-    ----------
-    path
-        The bundle, as the user wrote it.
-
-    Raises
-    ------
-    PackageError
-        If the block raises a `BundleError`. The message names the file and the wire code. The error's own
-        hint is kept; if it has none, a suitable one is added. Also if there is no such file.
+    `path`: the bundle, as the user wrote it.
+    Raises `PackageError` if the block raises a `BundleError`. The message names the file and the wire code.
+        The error's own hint is kept; if it has none, a suitable one is added. Also if there is no such file.
     """
     try:
         yield

@@ -50,10 +50,7 @@ INSTEAD: Final = {
 def instead_of(unknown: Sequence[str]) -> str | None:
     """Return what to do instead of the first argument that TVMC knew, or None if it knew none of them.
 
-    Parameters
-    ----------
-    unknown
-        The arguments that the parser did not recognise, in order.
+    `unknown`: the arguments that the parser did not recognise, in order.
     """
     for argument in unknown:
         flag = argument.partition("=")[0]

@@ -37,20 +37,11 @@ _NOT_A_BUNDLE: Final = "expected the .bundle that `edgebundle compile` wrote, wh
 class Action:
     """One deployment or rollback.
 
-    Attributes
-    ----------
-    id, kind
-        A random name, and `deploy` or `roll back`.
-    agent, model, version
-        The device, the model and its version; the version is empty if it is not known.
-    step
-        What the agent does, in words.
-    fraction
-        The downloaded part, 0 to 1.
-    outcome
-        Empty while it runs; then `ok` or `failed`.
-    message, hint
-        Why it failed and what to do; a note for a success.
+    `id`, `kind`: a random name, and `deploy` or `roll back`.
+    `step`: what the agent does, in words.
+    `fraction`: the downloaded part, 0 to 1.
+    `outcome`: empty while it runs; then `ok` or `failed`.
+    `message`, `hint`: why it failed and what to do; a note for a success.
     """
 
     id: str
@@ -73,16 +64,9 @@ class Action:
 class Upload:
     """A bundle that a page has sent.
 
-    Attributes
-    ----------
-    id, name
-        A random name, and that of the file on the user's disk.
-    path
-        The copy on this machine.
-    file
-        What the bundle says about itself.
-    at_s
-        When it came, by the monotonic clock.
+    `id`, `name`: a random name, and that of the file on the user's disk.
+    `file`: what the bundle says about itself.
+    `at_s`: when it came, by the monotonic clock.
     """
 
     id: str
@@ -109,14 +93,8 @@ class Upload:
 class Actions:
     """The uploads and actions of one dashboard.
 
-    Parameters
-    ----------
-    broker
-        Where the agents are.
-    folder
-        For uploads; the caller deletes it.
-    on_change
-        Called with each action whenever it changes.
+    `folder`: for uploads; the caller deletes it.
+    `on_change`: called with each action whenever it changes.
     """
 
     def __init__(self, broker: Broker, folder: Path, on_change: Callable[[Action], None]) -> None:
@@ -134,10 +112,7 @@ class Actions:
     def new_file(self) -> Path:
         """Return where an upload may be written.
 
-        Raises
-        ------
-        PackageError
-            If there are too many already.
+        Raises `PackageError` if there are too many already.
         """
         self.forget_old()
         if len(list(self._folder.iterdir())) >= MAX_UPLOADS:
@@ -152,10 +127,7 @@ class Actions:
     async def keep(self, path: Path, name: str) -> Upload:
         """Read an uploaded bundle, and keep it until it is deployed.
 
-        Raises
-        ------
-        PackageError
-            If it is not a signed bundle; the file is deleted then.
+        Raises `PackageError` if it is not a signed bundle; the file is deleted then.
         """
         label = shown(name, 120) or "the file"
         try:
@@ -192,10 +164,7 @@ class Actions:
     def deploy(self, upload_id: str, agent: str) -> Action:
         """Begin to deploy an upload.
 
-        Raises
-        ------
-        FleetError
-            If there is no such upload, or too much runs.
+        Raises `FleetError` if there is no such upload, or too much runs.
         """
         self._require_room()
         upload = self._uploads.pop(upload_id, None)
@@ -214,10 +183,7 @@ class Actions:
     def roll_back(self, agent: str, model: str) -> Action:
         """Start a rollback of a model to its previous version.
 
-        Raises
-        ------
-        FleetError
-            If too much runs.
+        Raises `FleetError` if too much runs.
         """
         self._require_room()
 

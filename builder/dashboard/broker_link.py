@@ -32,14 +32,7 @@ _MAX_PACKET_BYTES: Final = MAX_AGENT_DOCUMENT_BYTES + (64 << 10)
 class BrokerLink:
     """The connection.
 
-    Parameters
-    ----------
-    broker
-        The broker and the credentials.
-    fleet
-        Takes the messages.
-    on_change
-        Called when the connection is made or lost.
+    `on_change`: called when the connection is made or lost.
     """
 
     def __init__(self, broker: Broker, fleet: FleetState, on_change: Callable[[], None]) -> None:
@@ -64,10 +57,8 @@ class BrokerLink:
     async def start(self) -> None:
         """Connect, and stay connected from then on.
 
-        Raises
-        ------
-        BrokerError
-            If the broker cannot be reached, or refuses the connection or what an agent list needs.
+        Raises `BrokerError` if the broker cannot be reached, or refuses the connection or what an agent list
+            needs.
         """
         await self._connection.connect()
         await self._connection.subscribe(topics.states_filter(), 1)

@@ -49,19 +49,11 @@ FAILED_JOBS: Final = (Status.FAILED, Status.TIMED_OUT, Status.REJECTED)
 class Event:
     """Something that happened to an agent.
 
-    Attributes
-    ----------
-    number
-        Grows with each event of this dashboard.
-    time_s
-        Seconds since the epoch, by this machine's clock; for what happened before the dashboard started, by
-        the device's.
-    agent
-        The device's name.
-    kind
-        `good`, `bad` or `note`.
-    text, hint
-        What happened, and what to do about it or an empty text.
+    `number`: grows with each event of this dashboard.
+    `time_s`: seconds since the epoch, by this machine's clock; for what happened before the dashboard
+        started, by the device's.
+    `kind`: `good`, `bad` or `note`.
+    `text`, `hint`: what happened, and what to do about it or an empty text.
     """
 
     number: int

@@ -54,19 +54,9 @@ CONFIRM_WITHIN_S: Final = 35.0
 class FleetState:
     """All agents of one broker.
 
-    Parameters
-    ----------
-    clock, wall, spent
-        Return seconds: since any moment, since the epoch, and of processor time.
-
-    Attributes
-    ----------
-    revision
-        The number of the last change.
-    is_full
-        Whether there are more agents than `MAX_AGENTS`.
-    samples_read
-        How many metrics documents were read; the latest of each agent, as far as there is time.
+    `clock`, `wall`, `spent`: return seconds: since any moment, since the epoch, and of processor time.
+    `is_full`: whether there are more agents than `MAX_AGENTS`.
+    `samples_read`: how many metrics documents were read; the latest of each agent, as far as there is time.
     """
 
     def __init__(
@@ -147,10 +137,7 @@ class FleetState:
     def settle(self, first: set[str] | None = None) -> None:
         """Read what has arrived.
 
-        Parameters
-        ----------
-        first
-            Agents whose metrics are read even if there is no time for all: those that a page shows.
+        `first`: agents whose metrics are read even if there is no time for all: those that a page shows.
         """
         self._read_metrics(first or set())
         self._expire()

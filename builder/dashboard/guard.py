@@ -39,14 +39,9 @@ def is_loopback(host: str) -> bool:
 class Guard:
     """The checks.
 
-    Attributes
-    ----------
-    token
-        What a page must know.
-    listen
-        The host that the server listens on.
-    names
-        Further names of it that a browser may use.
+    `token`: what a page must know.
+    `listen`: the host that the server listens on.
+    `names`: further names of it that a browser may use.
     """
 
     token: str = field(repr=False)

@@ -23,15 +23,7 @@ INDEX: Final = "index.html"
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file.
-
-    Attributes
-    ----------
-    media_type
-        For `Content-Type`.
-    content
-        Its bytes.
-    """
+    """One file."""
 
     media_type: str
     content: bytes

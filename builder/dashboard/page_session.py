@@ -32,12 +32,7 @@ MAX_MESSAGE_BYTES: Final = 64 << 10
 class PageSession:
     """What one page has been told.
 
-    Parameters
-    ----------
-    fleet
-        The fleet.
-    send
-        Sends one message; done when it has been written.
+    `send`: sends one message; done when it has been written.
     """
 
     def __init__(self, fleet: FleetState, send: Callable[[str], Awaitable[None]]) -> None:
@@ -65,10 +60,7 @@ class PageSession:
     def on_message(self, text: str) -> None:
         """Take a message of the page: what it looks at.
 
-        Raises
-        ------
-        FleetError
-            If it is not such a message.
+        Raises `FleetError` if it is not such a message.
         """
         try:
             message = json.loads(text)

@@ -56,16 +56,11 @@ _SHOWN: Final = frozenset(
 class ModelSample:
     """One model's numbers.
 
-    Attributes
-    ----------
-    throughput
-        Answers a second over the last minute, or None.
-    quantiles
-        (quantile, seconds), ascending.
-    buckets
-        The histogram of durations: (upper bound in seconds, infinity for the last; answers in this bucket).
-    statuses
-        (status, answered requests), by status.
+    `throughput`: answers a second over the last minute, or None.
+    `quantiles`: (quantile, seconds), ascending.
+    `buckets`: the histogram of durations: (upper bound in seconds, infinity for the last; answers in this
+        bucket).
+    `statuses`: (status, answered requests), by status.
     """
 
     throughput: float | None
@@ -78,20 +73,11 @@ class ModelSample:
 class Sample:
     """One agent's numbers; None or nothing for what its document does not have.
 
-    Attributes
-    ----------
-    temperature_c
-        The hottest zone, in degrees Celsius.
-    zones
-        (zone, degrees Celsius).
-    throttled, throttled_before
-        Causes for which the firmware slows the device down now, and since its boot.
-    uptime_s
-        Seconds since the agent's start.
-    load, memory_available_bytes, state_free_bytes
-        As the samples of these names.
-    models
-        By name.
+    `temperature_c`: the hottest zone, in degrees Celsius.
+    `zones`: (zone, degrees Celsius).
+    `throttled`, `throttled_before`: causes for which the firmware slows the device down now, and since its
+        boot.
+    `uptime_s`: seconds since the agent's start.
     """
 
     temperature_c: float | None = None

@@ -31,17 +31,11 @@ _MAX_SHOWN_PARTS: Final = 8
 class ModelSummary:
     """One model of an agent.
 
-    Attributes
-    ----------
-    name, version, digest
-        The model's name, its version, and `sha256:<hex>` of its bundle.
-    ready
-        Whether it answers requests.
-    inputs
-        Each as name, datatype and shape: `image FP32 [1,3,224,224]`.
-    service, reason
-        What the agent reports: `active`, `degraded`, `rolled_back`, `failed` or `starting`, and why. Both are
-        empty if it has reported nothing, or this user may not read it.
+    `name`, `version`, `digest`: the model's name, its version, and `sha256:<hex>` of its bundle.
+    `ready`: whether it answers requests.
+    `inputs`: each as name, datatype and shape: `image FP32 [1,3,224,224]`.
+    `service`, `reason`: what the agent reports: `active`, `degraded`, `rolled_back`, `failed` or `starting`,
+        and why. Both are empty if it has reported nothing, or this user may not read it.
     """
 
     name: str

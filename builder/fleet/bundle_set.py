@@ -32,12 +32,7 @@ _COMPARED: Final = ("name", "version", "security_counter", "inputs", "outputs")
 class Variant:
     """One bundle of a set.
 
-    Attributes
-    ----------
-    path
-        The file.
-    manifest
-        Its manifest, which is not verified.
+    `manifest`: its manifest, which is not verified.
     """
 
     path: Path
@@ -46,15 +41,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A variant that a device cannot run, and why.
-
-    Attributes
-    ----------
-    name
-        The file's name.
-    reason
-        One line.
-    """
+    """A variant that a device cannot run, and why."""
 
     name: str
     reason: str
@@ -64,12 +51,7 @@ class Refusal:
 class Choice:
     """What a device takes of a set.
 
-    Attributes
-    ----------
-    fitting
-        The variants that it can run, the best first.
-    refused
-        The others.
+    `fitting`: the variants that it can run, the best first.
     """
 
     fitting: tuple[Variant, ...]
@@ -80,10 +62,7 @@ class Choice:
 class BundleSet:
     """Bundles of one model.
 
-    Attributes
-    ----------
-    variants
-        At least one, in the order of preference.
+    `variants`: at least one, in the order of preference.
     """
 
     variants: tuple[Variant, ...]
@@ -92,10 +71,8 @@ class BundleSet:
     def of(cls, variants: Sequence[Variant]) -> BundleSet:
         """Return the set of these variants.
 
-        Raises
-        ------
-        PackageError
-            If they are not of one model: name, version, security counter, inputs and outputs must be equal.
+        Raises `PackageError` if they are not of one model: name, version, security counter, inputs and
+            outputs must be equal.
         """
         first = variants[0]
         for other in variants[1:]:
@@ -115,11 +92,6 @@ class BundleSet:
 
         Those that were compiled for exactly its core come first, then those that use more of its CPU
         features, then those that are earlier in the set.
-
-        Parameters
-        ----------
-        info
-            What the device's agent has published.
         """
         machine = machine_of(info)
         core = _core(info.hardware.cpu or "")
@@ -145,10 +117,7 @@ _HINTS: Final = {
 def machine_of(info: Info) -> Machine:
     """Return a device as admission sees it, from what its agent has published.
 
-    Raises
-    ------
-    FleetError
-        If the agent has not published what it runs on.
+    Raises `FleetError` if the agent has not published what it runs on.
     """
     hardware = info.hardware
     if not hardware.arch or not info.compatible:

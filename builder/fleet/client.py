@@ -31,14 +31,8 @@ LARGER_PACKETS: Final = "raise the broker's limit for packets (mosquitto: max_pa
 class Client:
     """One command's connection.
 
-    Parameters
-    ----------
-    broker
-        The broker and the credentials.
-    on_message
-        Called in the event loop with each message on one of our topics.
-    on_up
-        Called after each connect.
+    `on_message`: called in the event loop with each message on one of our topics.
+    `on_up`: called after each connect.
     """
 
     def __init__(
@@ -99,10 +93,7 @@ class Client:
     async def publish_confirmed(self, topic: str, payload: bytes, *, retain: bool, limit_s: float) -> None:
         """Send a message, and wait until the broker has it.
 
-        Raises
-        ------
-        FleetError
-            If the broker refused it, or did not answer within `limit_s`.
+        Raises `FleetError` if the broker refused it, or did not answer within `limit_s`.
         """
         try:
             async with asyncio.timeout(limit_s):

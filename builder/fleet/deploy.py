@@ -170,16 +170,8 @@ async def deploy_async(
 class Deployment:
     """One deployment, until its job has ended.
 
-    Parameters
-    ----------
-    agent
-        The device's name.
-    wanted
-        What should run.
-    offer
-        The bundle's file; None for a bundle that the agent has.
-    progress
-        Called with every change.
+    `wanted`: what should run.
+    `offer`: the bundle's file; None for a bundle that the agent has.
     """
 
     def __init__(
@@ -207,10 +199,7 @@ class Deployment:
     async def run(self, client: Client, wait_s: float, broker: Broker) -> DeployResult:
         """Publish, offer and wait for the end of the job.
 
-        Raises
-        ------
-        FleetError
-            If the broker does not know the agent, or no result arrives in time.
+        Raises `FleetError` if the broker does not know the agent, or no result arrives in time.
         """
         self._client = client
         began = time.monotonic()

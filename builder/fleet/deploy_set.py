@@ -112,10 +112,7 @@ def _variant(path: Path) -> Variant:
 async def _info(agent: str, broker: Broker, wait_s: float) -> Info:
     """Return what an agent has published about its device.
 
-    Raises
-    ------
-    FleetError
-        If there is no such agent, or it has published nothing.
+    Raises `FleetError` if there is no such agent, or it has published nothing.
     """
     arrived: asyncio.Future[Info] = asyncio.get_running_loop().create_future()
     known: list[topics.Topic] = []

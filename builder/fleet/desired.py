@@ -17,10 +17,7 @@ from builder.errors import FleetError
 class DesiredState:
     """One model that should run, among others.
 
-    Parameters
-    ----------
-    model
-        Its entry in the desired document.
+    `model`: its entry in the desired document.
     """
 
     def __init__(self, model: DesiredModel) -> None:
@@ -65,16 +62,10 @@ class DesiredState:
     def write(self, *, online: bool) -> bytes:
         """Write a document with everything that the one in force has, and our model.
 
-        Parameters
-        ----------
-        online
-            Whether the agent is online. An agent that is not will see only the last of several documents,
-            so it cannot check the `base` of each.
-
-        Raises
-        ------
-        FleetError
-            If the agent's report cannot be read: its other models would be taken out of service.
+        `online`: whether the agent is online. An agent that is not will see only the last of several
+            documents, so it cannot check the `base` of each.
+        Raises `FleetError` if the agent's report cannot be read: its other models would be taken out of
+            service.
         """
         if self._unreadable is not None:
             raise FleetError(

@@ -28,12 +28,7 @@ WAIT_S: Final = 25.0
 class MetricsSample:
     """What an agent published at one moment.
 
-    Attributes
-    ----------
-    agent
-        The device's name.
-    values
-        Sample name with its labels -> value.
+    `values`: sample name with its labels -> value.
     """
 
     agent: str

@@ -20,17 +20,8 @@ from builder.errors import PackageError
 class Offer:
     """A bundle that agents may pull.
 
-    Parameters
-    ----------
-    path
-        The file. It stays open, so that all blocks are of one version of it.
-
-    Attributes
-    ----------
-    size
-        Bytes of the file.
-    sent
-        Bytes sent so far; blocks that were sent twice count twice.
+    `path`: the file. It stays open, so that all blocks are of one version of it.
+    `sent`: bytes sent so far; blocks that were sent twice count twice.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,10 +44,7 @@ class Offer:
         If the blocks would have more than `most_bytes`, only the first comes, and as short: from it, the
         agent learns which blocks to ask for.
 
-        Raises
-        ------
-        PackageError
-            If the file has become shorter since it was opened.
+        Raises `PackageError` if the file has become shorter since it was opened.
         """
         try:
             want = Want.from_bytes(request)

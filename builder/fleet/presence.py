@@ -26,12 +26,9 @@ _LIST_LIMIT_S: Final = 1.0
 class PresenceWatch:
     """Follows the state document of one agent.
 
-    Attributes
-    ----------
-    state
-        `online`, `stopped`, `offline`, or `unknown` for a document without a state; empty before one arrives.
-    deaf
-        Whether the agent is online, but has no connection for requests.
+    `state`: `online`, `stopped`, `offline`, or `unknown` for a document without a state; empty before one
+        arrives.
+    `deaf`: whether the agent is online, but has no connection for requests.
     """
 
     def __init__(self, agent: str) -> None:

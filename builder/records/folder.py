@@ -44,16 +44,10 @@ FAILED_S: Final = 1e10  # the time that MetaSchedule writes for a candidate that
 class Record:
     """One measured candidate.
 
-    Attributes
-    ----------
-    key
-        The key of its workload.
-    decisions
-        The point, as indices into the values of the design space.
-    seconds
-        Median seconds per call; None if it did not run.
-    raw
-        The parsed line of the database.
+    `key`: the key of its workload.
+    `decisions`: the point, as indices into the values of the design space.
+    `seconds`: median seconds per call; None if it did not run.
+    `raw`: the parsed line of the database.
     """
 
     key: str

@@ -22,10 +22,7 @@ MAX_BYTES: Final = 4 << 30  # two million records of about 2 KB
 def read_lines(path: Path) -> list[tuple[int, Any]]:
     """Read the JSON lines of a file, each with its number from 1; an incomplete last line is left out.
 
-    Raises
-    ------
-    RecordsError
-        If the file cannot be read, is larger than `MAX_BYTES`, or another line is not JSON.
+    Raises `RecordsError` if the file cannot be read, is larger than `MAX_BYTES`, or another line is not JSON.
     """
     try:
         if path.stat().st_size > MAX_BYTES:

@@ -177,24 +177,15 @@ class ModelResult:
 class RecordsMeta:
     """The contents of `meta.json`.
 
-    Attributes
-    ----------
-    format, tvm, target
-        What all records depend on: the layout of this file, the version of TVM, and the target's description.
-        The version of the design space stands with each operator.
-    peak_gflops
-        The highest rate that a board has reached; None if it was not measured.
-    boards
-        Name of a board -> its work.
-    operators
-        Workload key -> the operator and its design space.
-    verdicts
-        Workload key -> the verdict of the final comparison.
-    models
-        SHA-256 of a model's file -> its operators, and the comparison of the whole model.
-    retired
-        Numbers, from 0, of the workloads in the database whose records are of an earlier version, and for
-        which there is a later line.
+    `format`, `tvm`, `target`: what all records depend on: the layout of this file, the version of TVM, and
+        the target's description. The version of the design space stands with each operator.
+    `peak_gflops`: the highest rate that a board has reached; None if it was not measured.
+    `boards`: name of a board -> its work.
+    `operators`: workload key -> the operator and its design space.
+    `verdicts`: workload key -> the verdict of the final comparison.
+    `models`: SHA-256 of a model's file -> its operators, and the comparison of the whole model.
+    `retired`: numbers, from 0, of the workloads in the database whose records are of an earlier version, and
+        for which there is a later line.
     """
 
     format: int
@@ -244,10 +235,7 @@ class RecordsMeta:
     def from_text(cls, text: str, where: str) -> RecordsMeta:
         """Parse the file's text, also of the earlier format 1; `where` is its path in messages.
 
-        Raises
-        ------
-        RecordsError
-            If `text` is not what `to_text` writes.
+        Raises `RecordsError` if `text` is not what `to_text` writes.
         """
         try:
             content = json.loads(text)
@@ -263,10 +251,7 @@ class RecordsMeta:
     def check_version(self, where: str) -> None:
         """Check that the records are of this format and TVM; `where` is the folder.
 
-        Raises
-        ------
-        RecordsError
-            If one of the two differs.
+        Raises `RecordsError` if one of the two differs.
         """
         for name, mine, theirs in (
             ("format", FORMAT, self.format),
@@ -281,10 +266,7 @@ class RecordsMeta:
     def check_target(self, target: DeviceTarget, where: str) -> None:
         """Check that the records are for `target`; `where` is the folder.
 
-        Raises
-        ------
-        RecordsError
-            If they are for another target.
+        Raises `RecordsError` if they are for another target.
         """
         if self.target != target.description():
             raise RecordsError(

@@ -120,22 +120,8 @@ def format_of(suffix: str) -> str:
 def read_run_lengths(code: bytes, size: tuple[int, int]) -> Array:
     """Read a mask from COCO's compressed run lengths (see `agent.runtime.masks`).
 
-    Parameters
-    ----------
-    code
-        The mask.
-    size
-        Its height and width.
-
-    Returns
-    -------
-    Array
-        bool, shape (height, width).
-
-    Raises
-    ------
-    ValueError
-        If the runs do not have the mask's size.
+    Result: bool, shape (height, width).
+    Raises `ValueError` if the runs do not have the mask's size.
     """
     height, width = size
     if not 0 < height * width <= MAX_PIXELS:

@@ -47,17 +47,8 @@ def execute(
 ) -> list[npt.NDArray[np.generic]]:
     """Run a compiled model once.
 
-    Parameters
-    ----------
-    code, graph, params
-        `mod.so`, `mod.json` (its bytes, or parsed) and `mod.params`.
-    inputs
-        An array for each input.
-
-    Returns
-    -------
-    list
-        Copies of the outputs, in order.
+    `code`, `graph`, `params`: `mod.so`, `mod.json` (its bytes, or parsed) and `mod.params`.
+    Result: copies of the outputs, in order.
     """
     module = executor(code, graph, params)
     for name, value in inputs.items():

@@ -26,14 +26,9 @@ _SMALLEST_PLAIN: Final = 0.0001
 class Nearest:
     """The best object of a picture in which none is good enough.
 
-    Attributes
-    ----------
-    threshold
-        What its score had to exceed.
-    score
-        Its score; 0 if no score is above 0.
-    name
-        Its class's label, or `class 3`; empty if no score is above 0.
+    `threshold`: what its score had to exceed.
+    `score`: its score; 0 if no score is above 0.
+    `name`: its class's label, or `class 3`; empty if no score is above 0.
     """
 
     threshold: float
@@ -52,14 +47,7 @@ def nearest_of(
 ) -> Nearest | None:
     """Return the best object of a model's outputs if its detector finds none; None if it finds some.
 
-    Parameters
-    ----------
-    manifest
-        The model's manifest.
-    labels
-        Names of its classes, or empty.
-    outputs
-        Its outputs by name.
+    `manifest`: the model's manifest.
     """
     steps = () if manifest.postprocess is None else manifest.postprocess.steps
     detectors = [step for step in steps if isinstance(step, Detect | Objects | Pose)]

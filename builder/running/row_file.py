@@ -152,17 +152,8 @@ def read_header(path: str | Path) -> tuple[str, ...]:
 def number(text: str, *, comma: bool = False) -> float | int | None:
     """Return the number in a cell; None for a missing value.
 
-    Parameters
-    ----------
-    text
-        The cell.
-    comma
-        Whether `21,5` is a number.
-
-    Raises
-    ------
-    ValueError
-        If it is neither.
+    `comma`: whether `21,5` is a number.
+    Raises `ValueError` if it is neither.
     """
     text = text.strip()
     if text.lower() in _MISSING:

@@ -77,15 +77,7 @@ def show_input(
 
 
 def as_pixels(declared: Preprocess, value: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return the pixels that an input was made of: uint8, shape (height, width) or (height, width, 3).
-
-    Parameters
-    ----------
-    declared
-        The preprocess.
-    value
-        The input, in the shape of the model; real numbers if it is quantised.
-    """
+    """Return the pixels that an input was made of: uint8, shape (height, width) or (height, width, 3)."""
     planes = value[0].astype(np.float64)
     if declared.layout == "NCHW":
         planes = planes.transpose(1, 2, 0)

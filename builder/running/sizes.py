@@ -26,10 +26,7 @@ Shapes = Mapping[str, Sequence[int]]
 def make_module(package: Package, kernels: KernelModule, make: type[GraphModule]) -> BucketedModule:
     """Set up the graphs of a package with buckets, and load its weights.
 
-    Raises
-    ------
-    PackageError
-        If the package's files do not fit its manifest.
+    Raises `PackageError` if the package's files do not fit its manifest.
     """
     manifest, members = package.manifest, package.members
     assert manifest.buckets is not None
@@ -48,19 +45,10 @@ def make_module(package: Package, kernels: KernelModule, make: type[GraphModule]
 def fit(package: Package, module: object, values: Mapping[str, Array], shapes: Shapes) -> list[TensorSpec]:
     """Return the inputs that a run takes, and choose its bucket if there are any.
 
-    Parameters
-    ----------
-    package, module
-        The model.
-    values
-        The inputs that the user gives, by name.
-    shapes
-        Input name -> shape, for inputs that are filled. Without both, a run has the largest sizes.
-
-    Raises
-    ------
-    ShapeError
-        If a size is out of its bounds, or shapes are given for a model whose shapes are fixed.
+    `values`: the inputs that the user gives, by name.
+    `shapes`: input name -> shape, for inputs that are filled. Without both, a run has the largest sizes.
+    Raises `ShapeError` if a size is out of its bounds, or shapes are given for a model whose shapes are
+        fixed.
     """
     manifest = package.manifest
     names = [spec.name for spec in manifest.inputs]
@@ -119,10 +107,7 @@ def timed_bucket(package: Package, values: Mapping[str, Array], shapes: Shapes) 
 def recorded_input(package: Package, spec: TensorSpec) -> Array:
     """Return values of a recorded input, which are known to be in range, repeated to fill a shape.
 
-    Raises
-    ------
-    PackageError
-        If the bundle has no recorded input of this name.
+    Raises `PackageError` if the bundle has no recorded input of this name.
     """
     raw = package.members.get("samples/inputs.params", b"")
     for entry in index_params(raw) if raw else ():

@@ -17,22 +17,14 @@ from builder.target.simd import Simd
 class Core:
     """A core as heuristics see it.
 
-    Attributes
-    ----------
-    products_per_ns
-        Vector multiply-adds that it completes in a nanosecond at its usual clock.
-    l1_bytes, l2_bytes
-        Sizes of its data caches. If cores share an L2 cache, its part.
-    l2_cores
-        How many cores share the L2 cache.
-    cache_bytes_per_ns
-        Bytes that it reads in a nanosecond from the caches beyond L2.
-    memory_bytes_per_ns
-        Bytes that it reads in a nanosecond from memory while the other cores read nothing.
-    prefetches
-        Whether it has enough cache misses in flight for prefetches of weights to pay.
-    in_order
-        Whether it executes instructions in their order: LLVM then loads operands long before they are used.
+    `products_per_ns`: vector multiply-adds that it completes in a nanosecond at its usual clock.
+    `l1_bytes`, `l2_bytes`: sizes of its data caches. If cores share an L2 cache, its part.
+    `l2_cores`: how many cores share the L2 cache.
+    `cache_bytes_per_ns`: bytes that it reads in a nanosecond from the caches beyond L2.
+    `memory_bytes_per_ns`: bytes that it reads in a nanosecond from memory while the other cores read nothing.
+    `prefetches`: whether it has enough cache misses in flight for prefetches of weights to pay.
+    `in_order`: whether it executes instructions in their order: LLVM then loads operands long before they are
+        used.
     """
 
     products_per_ns: float
@@ -48,14 +40,8 @@ class Core:
     def of(cls, arch: str, cpu: str, simd: Simd) -> Core:
         """Return the core that LLVM calls `cpu`, or the usual one with this vector unit.
 
-        Parameters
-        ----------
-        arch
-            `x86_64`, `aarch64`, `armv7l` or `riscv64`.
-        cpu
-            LLVM's name, such as `cortex-a72`.
-        simd
-            The vector unit.
+        `arch`: `x86_64`, `aarch64`, `armv7l` or `riscv64`.
+        `cpu`: LLVM's name, such as `cortex-a72`.
         """
         if arch == "x86_64":
             usual = (32 * _K, 1024 * _K if simd.lanes == 16 else 512 * _K)

@@ -11,14 +11,9 @@ from typing import Final
 class Tile:
     """The tiles of a core that multiplies these (AMX).
 
-    Attributes
-    ----------
-    rows
-        The most rows of the left factor and of the sums.
-    bytes
-        In a row of the left factor: what is added to a sum at once.
-    columns
-        Sums of 32 bits in a row.
+    `rows`: the most rows of the left factor and of the sums.
+    `bytes`: in a row of the left factor: what is added to a sum at once.
+    `columns`: sums of 32 bits in a row.
     """
 
     rows: int

@@ -37,20 +37,13 @@ _X86_LEVELS: Final = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
 class Host:
     """What a target that means this machine takes from it.
 
-    Attributes
-    ----------
-    arch
-        The machine's name as `uname -m` prints it.
-    cpu
-        LLVM's name of the CPU with the most of its features, and no others.
-    without
-        LLVM's attributes of features that `cpu` has and this machine does not, such as `-amx-tile`.
-    cores
-        Cores that this process may use.
-    l1_bytes, l2_bytes
-        Sizes of a core's data caches, 0 if they are not known. If cores share an L2 cache, its part.
-    l2_cores
-        How many cores share the L2 cache.
+    `arch`: the machine's name as `uname -m` prints it.
+    `cpu`: LLVM's name of the CPU with the most of its features, and no others.
+    `without`: LLVM's attributes of features that `cpu` has and this machine does not, such as `-amx-tile`.
+    `cores`: cores that this process may use.
+    `l1_bytes`, `l2_bytes`: sizes of a core's data caches, 0 if they are not known. If cores share an L2
+        cache, its part.
+    `l2_cores`: how many cores share the L2 cache.
     """
 
     arch: str
@@ -85,16 +78,8 @@ def host_of(
 
     The format of the files in `cpu0` is that of Linux's `Documentation/ABI/testing/sysfs-devices-system-cpu`.
 
-    Parameters
-    ----------
-    machine
-        Its architecture and features.
-    own
-        LLVM's name for its model.
-    cores
-        Cores that may be used.
-    cpu0
-        Linux's folder of the first processor.
+    `own`: LLVM's name for its model.
+    `cpu0`: linux's folder of the first processor.
     """
     cpu = best_cpu(machine, own)
     threads = _count(_read(cpu0 / "topology/thread_siblings_list")) or 1
@@ -115,12 +100,7 @@ def best_cpu(machine: Machine, own: str) -> str:
     LLVM goes by a table of models. For a model that is newer than LLVM, the table has an older one; and
     virtual machines hide features that LLVM expects of the model.
 
-    Parameters
-    ----------
-    machine
-        The machine.
-    own
-        LLVM's name for its model.
+    `own`: LLVM's name for its model.
     """
     names = CPUINFO_NAMES.get(machine.arch, {})
     candidates = [own]

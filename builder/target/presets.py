@@ -14,12 +14,7 @@ from builder.spelling import did_you_mean
 class Preset:
     """A target with a name.
 
-    Attributes
-    ----------
-    config
-        The TVM target.
-    about
-        The devices that it is for.
+    `about`: the devices that it is for.
     """
 
     config: Mapping[str, Any]

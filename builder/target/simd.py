@@ -10,14 +10,8 @@ from dataclasses import dataclass
 class Simd:
     """A vector unit.
 
-    Attributes
-    ----------
-    lanes
-        float32 values in the widest register that is worth using.
-    registers
-        Number of architectural vector registers of that width.
-    fma
-        Whether it has fused multiply-add.
+    `lanes`: float32 values in the widest register that is worth using.
+    `registers`: number of architectural vector registers of that width.
     """
 
     lanes: int
@@ -28,12 +22,7 @@ class Simd:
     def of(cls, arch: str, features: AbstractSet[str]) -> Simd:
         """The vector unit of a core.
 
-        Parameters
-        ----------
-        arch
-            `x86_64`, `aarch64`, `armv7l` or `riscv64`.
-        features
-            The core's features, as LLVM names them.
+        `arch`: `x86_64`, `aarch64`, `armv7l` or `riscv64`.
         """
         if arch == "x86_64":
             if "avx512f" in features:

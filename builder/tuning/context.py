@@ -16,21 +16,7 @@ from builder.tuning.views.progress import View
 
 @dataclass(frozen=True, slots=True)
 class TuningContext:
-    """The collaborators and options of one call of `tune`.
-
-    Attributes
-    ----------
-    model, target
-        The model, and the device that it is tuned for.
-    records
-        The folder that results are written to.
-    builder, boards
-        The builder of candidates, and the boards that measure them.
-    options, runner
-        How to search, and how to time.
-    view
-        Shows the progress.
-    """
+    """The collaborators and options of one call of `tune`."""
 
     model: ImportedModel
     target: DeviceTarget

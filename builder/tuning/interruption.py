@@ -22,10 +22,7 @@ class Interruption:
     def check(self) -> None:
         """Raise KeyboardInterrupt if SIGINT has arrived.
 
-        Raises
-        ------
-        KeyboardInterrupt
-            If SIGINT has arrived.
+        Raises `KeyboardInterrupt` if SIGINT has arrived.
         """
         if self._is_pending:
             raise KeyboardInterrupt

@@ -34,14 +34,9 @@ BUILD_TIMEOUT_S: Final = 120.0  # a tile that is unrolled too far keeps LLVM bus
 class Building:
     """Candidates that are being built.
 
-    Attributes
-    ----------
-    arguments
-        Dtype and shape of each argument, for each candidate.
-    objects
-        For each candidate, its relocatable object, in which it is called `kernel_name(index)`.
-    link
-        Links objects as one shared object.
+    `arguments`: dtype and shape of each argument, for each candidate.
+    `objects`: for each candidate, its relocatable object, in which it is called `kernel_name(index)`.
+    `link`: links objects as one shared object.
     """
 
     arguments: Sequence[tuple[tuple[str, tuple[int, ...]], ...]]
@@ -51,10 +46,8 @@ class Building:
     def results(self) -> list[BuiltKernel | str]:
         """Wait for all candidates; return each one, or the reason why it failed.
 
-        Raises
-        ------
-        LinkError
-            If the candidates that compiled cannot be linked: that is a fault of the installation.
+        Raises `LinkError` if the candidates that compiled cannot be linked: that is a fault of the
+            installation.
         """
         found = [_object_or_reason(future) for future in self.objects]
         compiled = [each for each in found if isinstance(each, bytes)]
@@ -77,12 +70,7 @@ def _object_or_reason(future: Future[bytes]) -> bytes | str:
 class CandidateBuilder:
     """Builds candidates for one target, several at a time.
 
-    Parameters
-    ----------
-    target
-        The device.
-    parallel
-        Number of processes; None for one per CPU.
+    `parallel`: number of processes; None for one per CPU.
     """
 
     def __init__(self, target: DeviceTarget, parallel: int | None = None) -> None:

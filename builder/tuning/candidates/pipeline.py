@@ -34,14 +34,8 @@ class _StoppedError(Exception):
 class Batch:
     """Candidates that were proposed together.
 
-    Attributes
-    ----------
-    jobs
-        Each candidate's task and point.
-    measurements
-        Index of a candidate -> its result, if that has arrived.
-    kernels
-        Index of a candidate -> its code, if it compiled.
+    `jobs`: each candidate's task and point.
+    `measurements`: index of a candidate -> its result, if that has arrived.
     """
 
     jobs: Sequence[Job]
@@ -57,10 +51,7 @@ class Batch:
 class Pipeline:
     """Builds and measures batches.
 
-    Attributes
-    ----------
-    calm
-        Held while this machine measures: take it for work that would disturb the measurement.
+    `calm`: held while this machine measures: take it for work that would disturb the measurement.
     """
 
     def __init__(self, builder: CandidateBuilder, boards: Boards, interruption: Interruption) -> None:
@@ -94,12 +85,8 @@ class Pipeline:
     def take(self) -> tuple[Batch, int, Measurement]:
         """Wait for the next measurement; return its batch, its index in the batch, and the measurement.
 
-        Raises
-        ------
-        KeyboardInterrupt
-            If SIGINT has arrived; `drain` returns what was measured until then.
-        FleetError
-            If no board answers any more.
+        Raises `KeyboardInterrupt` if SIGINT has arrived; `drain` returns what was measured until then.
+        Raises `FleetError` if no board answers any more.
         """
         while True:
             self._interruption.check()

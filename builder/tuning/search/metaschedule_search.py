@@ -22,20 +22,12 @@ STALE_ROUNDS: Final = 2  # proposals without a new point before the rest is visi
 class MetaScheduleSearch:
     """A search strategy of MetaSchedule; when it finds nothing new, the rest of the space follows.
 
-    Parameters
-    ----------
-    task
-        The task to search.
-    rest
-        The points that have not been measured.
-    known
-        The points measured before -> seconds per call; None for a point that did not run.
-    trials, batch
-        Number of points wanted in all, and per proposal.
-    seed
-        Seed of every random choice.
-    evolves
-        Whether to use evolutionary search, guided only by the measured times, instead of random points.
+    `rest`: the points that have not been measured.
+    `known`: the points measured before -> seconds per call; None for a point that did not run.
+    `trials`, `batch`: number of points wanted in all, and per proposal.
+    `seed`: seed of every random choice.
+    `evolves`: whether to use evolutionary search, guided only by the measured times, instead of random
+        points.
     """
 
     def __init__(

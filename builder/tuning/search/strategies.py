@@ -40,23 +40,11 @@ class Search(Protocol):
 def start(tuner: str, task: Task, known: Results, trials: int, batch: int, seed: int) -> Search:
     """Start a search.
 
-    Parameters
-    ----------
-    tuner
-        One of `TUNERS`.
-    task
-        The task to search.
-    known
-        The points measured before -> seconds per call: the search learns from them and does not repeat them.
-    trials, batch
-        Number of points wanted in all, and per proposal.
-    seed
-        Seed of every random choice.
-
-    Raises
-    ------
-    RecordsError
-        If `tuner` is not in `TUNERS`.
+    `tuner`: one of `TUNERS`.
+    `known`: the points measured before -> seconds per call: the search learns from them and does not repeat
+        them.
+    `trials`, `batch`: number of points wanted in all, and per proposal.
+    Raises `RecordsError` if `tuner` is not in `TUNERS`.
     """
     if tuner not in TUNERS:
         raise RecordsError(

@@ -25,22 +25,11 @@ KEPT: Final = 4  # kernels that are kept to be compared: the heuristic's, and th
 class TaskRun:
     """The state of one task in a run.
 
-    Attributes
-    ----------
-    task
-        The task.
-    known
-        Point -> seconds per call, in the order of measuring; None for a point that did not run.
-    kernels
-        The code of the heuristic's point and of the fastest ones, if this run built them.
-    search
-        The search over its design space, started with the first batch.
-    batches
-        Number of batches proposed for it so far.
-    under_way
-        Candidates being built or measured.
-    exhausted
-        Whether the search has no points left.
+    `known`: point -> seconds per call, in the order of measuring; None for a point that did not run.
+    `kernels`: the code of the heuristic's point and of the fastest ones, if this run built them.
+    `search`: the search over its design space, started with the first batch.
+    `batches`: number of batches proposed for it so far.
+    `under_way`: candidates being built or measured.
     """
 
     def __init__(self, task: Task, records: Records) -> None:

@@ -30,13 +30,7 @@ LEAST_MODEL_S: Final = 0.02  # shortest time of one measurement: small models ru
 
 
 def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
-    """Return medians, speed-up and interval of pairs of (untuned, tuned) seconds.
-
-    Raises
-    ------
-    ValueError
-        If there are no pairs.
-    """
+    """Return medians, speed-up and interval of pairs of (untuned, tuned) seconds."""
     if not pairs:
         raise ValueError("expected at least one pair of times, got none")
     times = np.array(pairs, dtype=np.float64)
@@ -61,10 +55,7 @@ def compare_kernels(
 ) -> Ratio:
     """Compare two kernels with the same arguments on any board.
 
-    Raises
-    ------
-    MeasureFault
-        If a kernel fails, or three boards fail one after the other.
+    Raises `MeasureFault` if a kernel fails, or three boards fail one after the other.
     """
     for attempt in range(ATTEMPTS):
         try:
@@ -83,19 +74,10 @@ def compare_models(
 
     On a busy board, the interval is wide: then the comparison is continued with more pairs.
 
-    Parameters
-    ----------
-    context
-        Provides the boards, the number of pairs, the threads and the cooldown.
-    untuned, tuned
-        The compiled models.
-    expected_s
-        Approximate duration of an inference in seconds: a short one is repeated in each measurement.
-
-    Raises
-    ------
-    MeasureFault
-        If a model fails, or three boards fail one after the other.
+    `context`: provides the boards, the number of pairs, the threads and the cooldown.
+    `expected_s`: approximate duration of an inference in seconds: a short one is repeated in each
+        measurement.
+    Raises `MeasureFault` if a model fails, or three boards fail one after the other.
     """
     request = {
         "bundles": ["{path:untuned.bundle}", "{path:tuned.bundle}"],

@@ -16,25 +16,13 @@ from builder.boards.interface import BoardStatus
 class TaskProgress:
     """The progress of one task.
 
-    Attributes
-    ----------
-    index, kind, calls
-        As in `builder.records.task.Task`.
-    name
-        Its `title` there.
-    trials, planned
-        Number of points measured, and the maximum.
-    default_s
-        Seconds per call at the heuristic's point; None if it has not run yet.
-    gain
-        The least speed-up of the point that was confirmed to be faster than the heuristic's: the lower end of
-        its interval; None if none is confirmed.
-    finished
-        Whether the task gets no further batch.
-    gflops
-        Rate of the confirmed point or else of the heuristic's, in GFLOP/s.
-    point
-        Values of that point, such as `4x7x2`.
+    `trials`, `planned`: number of points measured, and the maximum.
+    `default_s`: seconds per call at the heuristic's point; None if it has not run yet.
+    `gain`: the least speed-up of the point that was confirmed to be faster than the heuristic's: the lower
+        end of its interval; None if none is confirmed.
+    `finished`: whether the task gets no further batch.
+    `gflops`: rate of the confirmed point or else of the heuristic's, in GFLOP/s.
+    `point`: values of that point, such as `4x7x2`.
     """
 
     index: int
@@ -61,18 +49,11 @@ class TaskProgress:
 class Progress:
     """The progress of a run.
 
-    Attributes
-    ----------
-    phase
-        The current step, in a few words.
-    tasks, boards
-        The state of each task and of each board.
-    active
-        Index of the task that is being searched; None if none is.
-    elapsed_s, left_s
-        Seconds since the start, and the estimated seconds to the end; None if it cannot be estimated yet.
-    peak_gflops
-        The board's peak rate, in GFLOP/s; None if it has not been measured yet.
+    `phase`: the current step, in a few words.
+    `active`: index of the task that is being searched; None if none is.
+    `elapsed_s`, `left_s`: seconds since the start, and the estimated seconds to the end; None if it cannot be
+        estimated yet.
+    `peak_gflops`: the board's peak rate, in GFLOP/s; None if it has not been measured yet.
     """
 
     phase: str
