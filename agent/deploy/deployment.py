@@ -350,6 +350,10 @@ class Deployment:
                 _log.debug("unexpected topic %s", topic)
         return None
 
+    def refuse_desired(self, error: EdgeError) -> None:
+        """Report why a desired document of which only the beginning has arrived is not taken."""
+        self._desired.refuse(error)
+
     def on_connected(self) -> None:
         """Publish everything again that the broker may have forgotten: it may be another one."""
         self._blocks.on_connected()

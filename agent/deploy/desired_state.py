@@ -114,6 +114,10 @@ class DesiredState:
         taking.add_done_callback(self._taking.discard)
         return taking
 
+    def refuse(self, error: EdgeError) -> None:
+        """Take note of a document that cannot be taken."""
+        self._refuse(b"", None, error)
+
     def retry(self) -> None:
         """Take a document again that could not be stored, if an attempt is due."""
         now_s = asyncio.get_running_loop().time()

@@ -155,6 +155,11 @@ class Connection:
         return self._session.dropped
 
     @property
+    def backlog_bytes(self) -> int:
+        """What waits for the broker: messages not acknowledged, and packets that it has not read."""
+        return self._session.backlog_bytes
+
+    @property
     def unacknowledged(self) -> int:
         """Number of published QoS 1 messages that the broker has not acknowledged yet."""
         return len(self._session.sending)

@@ -120,6 +120,11 @@ class Sending:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._in_flight) + len(self._pausing)
 
+    @property
+    def nbytes(self) -> int:
+        """The payloads that wait or are in flight."""
+        return self._waiting_bytes + self._in_flight_bytes
+
     def add(self, outgoing: Outgoing) -> None:
         """Queue a message; if there is no room, settle it at once."""
         if self._closed:

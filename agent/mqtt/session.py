@@ -88,6 +88,11 @@ class Session(Listener):
         return self._engine if self.up.is_set() else None
 
     @property
+    def backlog_bytes(self) -> int:
+        """What waits for the broker: messages not acknowledged, and packets that it has not read."""
+        return self.sending.nbytes + (0 if self._engine is None else self._engine.unsent_bytes)
+
+    @property
     def dropped(self) -> int:
         """How many messages at QoS 0 were dropped unread."""
         return self._dropped + (0 if self._engine is None else self._engine.dropped)

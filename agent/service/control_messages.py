@@ -15,13 +15,15 @@ from collections.abc import Callable
 from typing import Final
 
 from agent.deploy.deployment import Deployment
+from agent.errors import EndlessDataError
 from agent.mqtt.message import Message, Receipt
 from agent.service.metrics.metrics import Metrics
 from agent.service.presence import Presence
 from agent.service.requests.acknowledgement import AckOrder
-from agent.wire.topics import Job, State, parse_topic
+from agent.wire.topics import Desired, Job, State, parse_topic
 
-MAX_WAITING: Final = 64
+# Each may have half a MiB.
+MAX_WAITING: Final = 16
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +80,8 @@ class ControlMessages:
         elif isinstance(topic, Job):
             if message.retain:
                 self._deployment.on_retained_job(topic, message.payload)
+        elif isinstance(topic, Desired) and message.refusal is not None and not message.payload:
+            self._deployment.refuse_desired(EndlessDataError(f"the desired document: {message.refusal}"))
         elif topic is not None:
             return self._deployment.on_message(topic, message.payload)
         return None

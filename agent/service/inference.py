@@ -2,7 +2,8 @@
 
 Promises: every request that can be answered is answered; requests are answered in the order in which they
 finish and acknowledged in the order in which they arrived, each only when the broker has its answer; a
-request that is delivered again gets the answer that it got before; bad requests cannot flood the log.
+request that is delivered again gets the answer that it got before; bad requests cannot flood the log; while
+the broker does not take the answers, no more are computed.
 
 The docstring of `agent.service.requests` shows the whole way of a request.
 """
@@ -49,6 +50,12 @@ _LOG_INTERVAL_S: Final = 10.0
 _MAX_LOG_CHARACTERS: Final = 400
 # An answer that is published at its deadline, such as a 408, is still worth delivering for this long.
 _LATE_EXPIRY_S: Final = 5
+# Answers that wait for the broker: above the first, nothing more is computed until it has taken so many that
+# no more than the second are left. Each is in memory twice.
+_MAX_BACKLOG_BYTES: Final = 4 << 20
+_RESUME_BACKLOG_BYTES: Final = 2 << 20
+_BACKLOG_LOOK_S: Final = 0.05
+_NO_DIGEST: Final = b"-"
 # A second of requests that find room, or that cannot be answered, is no burst.
 _SHED_ALL_S: Final = 1.0
 # The broker does not accept this answer, but perhaps a smaller one with other content. In numbers: malformed
@@ -104,6 +111,7 @@ class Inference:
         self._running: dict[bytes, list[Slot]] = {}
         self._numbers = itertools.count(1)
         self._in_flight = 0
+        self._holding = False
         self._settling = asyncio.Event()
         self._closed = False
         self._digests = PayloadDigests()
@@ -185,8 +193,11 @@ class Inference:
     def _arrived(self, message: Message, acks: AckOrder) -> None:
         slot = acks.arrived(message)
         nbytes = len(message.payload)
-        if nbytes <= SLICE_BYTES or not self._digests.has_room(nbytes):
+        if nbytes <= SLICE_BYTES:
             self._take_safely(message, slot)
+            return
+        if not self._digests.has_room(nbytes):
+            self._take_safely(message, slot, is_over=True)
             return
         taking = asyncio.get_running_loop().create_task(self._take_large(message, slot, acks))
         self._taking.add(taking)
@@ -198,16 +209,26 @@ class Inference:
         if not self._closed or acks is self._group_acks:
             self._take_safely(message, slot, digest)
 
-    def _take_safely(self, message: Message, slot: Slot | None, payload_digest: bytes | None = None) -> None:
+    def _take_safely(
+        self,
+        message: Message,
+        slot: Slot | None,
+        payload_digest: bytes | None = None,
+        *,
+        is_over: bool = False,
+    ) -> None:
         try:
-            self._take(message, [] if slot is None else [slot], payload_digest)
+            self._take(message, [] if slot is None else [slot], payload_digest, is_over=is_over)
         except Exception:  # noqa: BLE001 - the outermost loop of a request: one must not hold up all others
             _log.exception("internal error while taking a request")
             self._metrics.count("edge_faults_total")
             if slot is not None:
                 slot.finish()
 
-    def _take(self, message: Message, slots: list[Slot], payload_digest: bytes | None) -> None:
+    def _take(
+        self, message: Message, slots: list[Slot], payload_digest: bytes | None, *, is_over: bool
+    ) -> None:
+        """Answer, drop or submit a request; one that `is_over` finds too many large ones before it."""
         topic = parse_topic(message.topic)
         if topic is not None and not isinstance(topic, Infer | GroupInfer):
             # Some brokers send messages without a subscription to them.
@@ -234,12 +255,18 @@ class Inference:
                 max_deadline_s=self._max_deadline_s,
                 on_answer=self._answered,
                 on_refusal=self._refused,
-                payload_digest=payload_digest,
+                payload_digest=_NO_DIGEST if is_over else payload_digest,
             )
         except UnanswerableError as error:
             self._drop(slots, error)
             return
         pending.slots = slots
+        if is_over:
+            # Without the digest of its payload nothing tells it from others, so its answer is not remembered.
+            pending.key = None
+            pending.error = pending.error or OverloadedError(
+                "too many large requests wait on this device", hint="ask again later"
+            )
         if pending.error is not None:
             self._in_flight += 1
             self._finish(pending, refusal(pending.error, pending.head), cheap=True)
@@ -366,6 +393,19 @@ class Inference:
             _log.exception("internal error while sending an answer")
             self._metrics.count("edge_faults_total")
             settled(UNSENDABLE)
+        if not self._holding and self._connection.backlog_bytes > _MAX_BACKLOG_BYTES:
+            self._holding = True
+            self._models.hold(held=True)
+            asyncio.get_running_loop().call_later(_BACKLOG_LOOK_S, self._look_at_backlog)
+
+    def _look_at_backlog(self) -> None:
+        """Compute again when the broker has taken enough of what waited for it."""
+        assert self._connection is not None
+        if self._connection.backlog_bytes > _RESUME_BACKLOG_BYTES:
+            asyncio.get_running_loop().call_later(_BACKLOG_LOOK_S, self._look_at_backlog)
+        else:
+            self._holding = False
+            self._models.hold(held=False)
 
     def _properties(self, reply: ReplyTo, answer: FinalAnswer) -> Properties:
         return answer.properties(

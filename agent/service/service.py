@@ -76,6 +76,11 @@ _QUIET_S: Final = 0.1
 _RECEIVE_BUFFER_BYTES: Final = 256 << 10
 
 
+# A desired document waits until the one before it is stored, and has at most 256 KiB; a block has 64 KiB.
+_CONTROL_RECEIVE_MAXIMUM: Final = 16
+_CONTROL_PACKET_BYTES: Final = 512 << 10
+
+
 class Service:
     """One agent.
 
@@ -157,7 +162,11 @@ class Service:
             self._inference.use_for_groups(self._group_requests)
             self._groups = Groups(config.groups, self._group_requests)
         self._control = Connection(
-            config.broker,
+            replace(
+                config.broker,
+                receive_maximum=min(config.broker.receive_maximum, _CONTROL_RECEIVE_MAXIMUM),
+                max_packet_bytes=min(config.broker.max_packet_bytes, _CONTROL_PACKET_BYTES),
+            ),
             client_id=client_ids.of("control"),
             name=f"{config.device}-control",
             on_message=self._on_control_message,

@@ -119,6 +119,8 @@ class Model:
         Called when its worker's state changes.
     spawn
         Makes its worker processes.
+    is_held
+        Returns whether its worker may get no request now; when that has changed, `pump` goes on.
 
     Attributes
     ----------
@@ -132,12 +134,14 @@ class Model:
         limits: QueueLimits,
         on_state: Callable[[], None],
         spawn: Spawn = WorkerProcess,
+        is_held: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
         self.used_s = 0.0
         self._limits = limits
         self._on_state = on_state
         self._spawn = spawn
+        self._is_held = is_held
         self._queue: FairQueue[Pending] = FairQueue(limits.requests, limits.payload_bytes)
         # While the model is stopped: set when no request waits any more.
         self._emptied: asyncio.Event | None = None
@@ -207,7 +211,7 @@ class Model:
             self._inspect(supervisor, pending)
         self.used_s = pending.frame.received_s
         worker = supervisor if supervisor is not None and supervisor.has_room else None
-        if worker is None or self._queue.count:
+        if worker is None or self._queue.count or self._is_held():
             self._enqueue(pending)
             worker = None
         pending.deadline = asyncio.get_running_loop().call_at(pending.expires_s, self._expire, pending)
@@ -264,7 +268,7 @@ class Model:
             self._put_back(left)
         if supervisor.state is State.FAILED:
             self._refuse_all(OverloadedError(f"{self.name} is out of service: {supervisor.message}"))
-        while self._queue.count and supervisor.has_room:
+        while self._queue.count and supervisor.has_room and not self._is_held():
             pending = self._queue.pop()
             if pending.finished:
                 continue

@@ -71,6 +71,7 @@ class Models:
         self._on_change = on_change
         self._spawn = spawn
         self._models: dict[str, Model] = {}
+        self._held = False
         # Models that have not run yet, whose requests wait for the first worker.
         self._awaited: dict[str, Model] = {}
         self._locks: dict[str, asyncio.Lock] = {}
@@ -203,8 +204,15 @@ class Models:
         self._models, self._awaited = {}, {}
         await asyncio.gather(*(model.stop(limit_s) for model in models), *self._retiring)
 
+    def hold(self, *, held: bool) -> None:
+        """Give the workers no more requests, or go on with those that wait."""
+        self._held = held
+        if not held:
+            for model in self:
+                model.pump()
+
     def _new(self, name: str) -> Model:
-        return Model(name, self._limits, lambda: self._on_change(name), self._spawn)
+        return Model(name, self._limits, lambda: self._on_change(name), self._spawn, lambda: self._held)
 
     def _first_share(self, name: str) -> Share:
         """Return the share that a worker starts with: the one that it will have once it is in service."""

@@ -69,6 +69,9 @@ _log = logging.getLogger(__name__)
 _SENT_AHEAD: Final = 2
 # Import, load and self-test; a large model on a slow SD card takes its time.
 START_LIMIT_S: Final = 120.0
+# More than one picture or recording, and little to wait for: beyond that, the payloads of the requests that a
+# worker has are in memory twice, as what was accepted and as what its socket does not take yet.
+_MOST_SENT_BYTES: Final = 4 << 20
 # What a worker says about itself is shortened in the log.
 _SHOWN_CHARACTERS: Final = 200
 # For a worker that has nothing left to answer.
@@ -166,7 +169,9 @@ class Supervisor:
     @property
     def has_room(self) -> bool:
         """Whether a request may be sent now."""
-        return self.state is State.READY and len(self._sent) < self._sent_ahead
+        if self.state is not State.READY or len(self._sent) >= self._sent_ahead:
+            return False
+        return sum(pending.nbytes for pending in self._sent) < _MOST_SENT_BYTES
 
     @property
     def busy(self) -> int:

@@ -13,7 +13,7 @@ from typing import Final
 
 # How many bytes are hashed before the event loop gets its turn.
 SLICE_BYTES: Final = 1 << 20
-# When this much waits, the next payload is hashed at once, and no more is read from the broker meanwhile.
+# When this much waits, the next request is refused: its payload would take memory and time.
 MAX_WAITING_BYTES: Final = 64 << 20
 
 

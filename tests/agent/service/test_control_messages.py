@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent.errors import EdgeError
 from agent.mqtt.message import Message, Receipt
 from agent.service.control_messages import ControlMessages
 from agent.service.metrics.metrics import Metrics, to_document
@@ -34,6 +35,9 @@ class Parts:
         if self.error is not None:
             raise self.error
         return self.taking
+
+    def refuse_desired(self, error: EdgeError) -> None:
+        self.given.append((str(error),))
 
 
 class Rig:
@@ -117,3 +121,10 @@ async def test_message_of_a_lost_connection_is_left_to_the_next_one() -> None:
     await taking
     await asyncio.sleep(0)
     assert rig.acked == []
+
+
+def test_desired_document_that_is_too_long_for_a_packet_is_refused_not_taken_as_cleared() -> None:
+    rig = Rig()
+    rig.messages.take(Message(format_topic(DESIRED), b"", qos=1, receipt=Receipt(1, 1), refusal="too long"))
+    assert rig.parts.given == [("the desired document: too long",)]
+    assert rig.acked == [1]

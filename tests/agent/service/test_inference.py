@@ -14,7 +14,7 @@ import pytest
 
 from agent.errors import SelfTestError
 from agent.mqtt.properties import Properties
-from agent.service.requests.payload_digest import SLICE_BYTES
+from agent.service.requests.payload_digest import SLICE_BYTES, PayloadDigests
 from agent.wire.desired import Desired as DesiredDocument
 from agent.wire.topics import Desired, Infer, format_topic
 from tests.agent.service.conftest import StartService, status_of
@@ -242,6 +242,21 @@ async def test_large_request_is_recognised_when_it_is_delivered_again(
         assert answers[0].payload == b"1.0.0:" + large
         assert status_of(await client.answer(small)) == 200
         await until(lambda: rig.service.samples().get("edge_inference_duplicates_total") == 2)
+
+
+async def test_large_request_behind_too_many_others_is_refused_unread(
+    mosquitto: BrokerProcess, start_service: StartService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PayloadDigests, "has_room", lambda _self, _nbytes: False)
+    async with start_service(mosquitto.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        large = bytes(SLICE_BYTES + 1)
+        assert status_of(await client.ask(large, correlation=b"same")) == 503
+        monkeypatch.undo()
+        # It was not remembered: the same request is computed when there is room.
+        client.received.clear()
+        assert status_of(await client.ask(large, correlation=b"same")) == 200
 
 
 async def test_equal_correlation_of_another_client_or_payload_is_another_request(

@@ -603,3 +603,16 @@ async def test_requests_that_were_computed_together_when_a_worker_died_are_compu
     workers.latest.answer()
     assert requests.ended[3] == b"fine"
     await made.supervisor.stop(0)
+
+
+@in_virtual_time
+async def test_no_request_follows_a_large_one_before_it_is_answered(
+    supervised: MakeSupervised, workers: Workers, requests: Requests
+) -> None:
+    made = supervised()
+    await made.supervisor.start()
+    made.supervisor.send(requests.new(bytes(4 << 20)))
+    rooms = [made.supervisor.has_room]
+    workers.latest.answer()
+    assert [*rooms, made.supervisor.has_room] == [False, True]
+    await made.supervisor.stop(0)

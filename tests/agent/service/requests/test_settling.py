@@ -33,6 +33,7 @@ class FakeConnection:
     """Keeps what is sent until the test settles it."""
 
     connected: bool = True
+    backlog_bytes: int = 0
     acknowledged: list[int] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     settle: list[Callable[[Reason], None]] = field(default_factory=list)
