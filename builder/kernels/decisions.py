@@ -21,6 +21,8 @@ Tiles = TypeVar("Tiles", bound="DataclassInstance")
 
 # An anchor carries its design space's kind under this key, in the attributes of its tensor expression.
 SPACE_MARK: Final = "edge.space"
+# A reduction whose result must be NaN if one of its elements is, has this attribute (`identities`).
+NAN_MARK: Final = "edge.nan"
 
 # An integer, or a variable of a schedule's trace that stands for one.
 Decision: TypeAlias = Any

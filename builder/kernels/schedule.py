@@ -17,7 +17,7 @@ from tvm.s_tir.schedule import Trace
 
 from builder.errors import BuildError, UnsuitedError, lines_of
 from builder.kernels.decisions import SPACE_MARK, UNTUNED, Chooser, Schedules
-from builder.kernels.identities import begin_with_infinities, surround_with_infinities
+from builder.kernels.identities import begin_with_infinities, carry_nan, surround_with_infinities
 from builder.kernels.postprocessing import postprocess
 from builder.kernels.spaces import (
     attention,
@@ -125,7 +125,8 @@ def schedule(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules = U
         If `schedules` is strict and the design space of the function's anchor fails.
     """
     func = surround_with_infinities(without_pragmas(func))
-    return postprocess(begin_with_infinities(_ordered(func, target, schedules)), target)
+    ordered = begin_with_infinities(_ordered(func, target, schedules))
+    return postprocess(carry_nan(ordered, target.arch), target)
 
 
 def _ordered(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules) -> tirx.PrimFunc:

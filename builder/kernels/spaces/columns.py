@@ -14,7 +14,7 @@ from tvm import s_tir as st
 from tvm.ir import Call
 
 from builder.errors import UnsuitedError
-from builder.kernels.decisions import SPACE_MARK, Chooser
+from builder.kernels.decisions import NAN_MARK, SPACE_MARK, Chooser
 from builder.kernels.rewriter import op_name, shape_of
 from builder.kernels.spaces import rows, vector_math
 from builder.target.device_target import DeviceTarget
@@ -100,20 +100,17 @@ def reduction(bb: relax.BlockBuilder, call: Call) -> relax.Expr | None:
     outer, inner = math.prod(shape[: axes[0]]), math.prod(shape[axes[-1] + 1 :])
     if inner < _FEWEST_COLUMNS or extent == 0:
         return None
-    reducer, identity = rows.REDUCTIONS[name]
+    reducer, _ = rows.REDUCTIONS[name]
 
     def compute(x: te.Tensor) -> te.Tensor:
         k = te.reduce_axis((0, extent), "k")
-        total = te.compute((outer, inner), lambda o, i: reducer(x[o, k, i], axis=k), name="total")
+        total = te.compute(
+            (outer, inner), lambda o, i: reducer(x[o, k, i], axis=k), name="total", attrs={NAN_MARK: 1}
+        )
 
-        def element(o: tirx.Var, a: tirx.Var, i: tirx.Var) -> tirx.Expr:
+        def element(o: tirx.Var, _: tirx.Var, i: tirx.Var) -> tirx.Expr:
             value = total[o, i]
-            if name == "relax.mean":
-                return value * tirx.const(1.0 / extent, "float32")
-            if name == "relax.sum":
-                return value
-            # The identity is finite, so a column of infinities has it as its result.
-            return tirx.Select(value == tirx.const(identity, "float32"), x[o, a, i], value)
+            return value * tirx.const(1.0 / extent, "float32") if name == "relax.mean" else value
 
         return te.compute((outer, 1, inner), element, name="reduction", attrs={SPACE_MARK: KIND})
 

@@ -2,7 +2,7 @@
 
 A maximum is `a > b ? a : b`, which is b if one of them is NaN. So a number comes first: `max(0, x)` is NaN if
 x is. On x86, that is the same instruction; on ARM, `builder.codegen.carried_nan` makes it one. Of two
-tensors, either may be NaN: x86 needs a comparison more.
+tensors, either may be NaN: x86 needs a comparison more (`unless_nan`).
 """
 
 from __future__ import annotations
@@ -111,13 +111,18 @@ def _extremum(of: Extremum, plain: Callable[..., te.Tensor], carrying: AbstractS
             def element(*i: tirx.Var) -> tirx.Expr:
                 left, right = element_of(a, i), element_of(b, i)
                 chosen = of(left, right)
-                return tirx.Select(tirx.isnan(left), left, chosen) if may_drop else chosen
+                return unless_nan(left, chosen) if may_drop else chosen
 
             return te.compute(shape_of(call), element, name=name)
 
         return bb.call_te(compute, x, y, primfunc_name_hint=name)
 
     return legalise
+
+
+def unless_nan(first: tirx.Expr, extremum: tirx.Expr) -> tirx.Expr:
+    """Return `extremum`, which drops NaN of its first number, or `first` if that is NaN."""
+    return tirx.Select(tirx.EQ(first, hidden(first)), extremum, first)  # TVM has no vectors of `isnan`
 
 
 def element_of(tensor: te.Tensor, place: Sequence[tirx.Var]) -> tirx.Expr:

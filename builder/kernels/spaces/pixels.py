@@ -15,7 +15,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
 
-from builder.kernels.decisions import SPACE_MARK, Chooser
+from builder.kernels.decisions import NAN_MARK, SPACE_MARK, Chooser
 from builder.kernels.rewriter import op_name, shape_of
 from builder.kernels.spaces import rows
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
@@ -53,14 +53,9 @@ def reduction(bb: relax.BlockBuilder, call: Call, x: relax.Expr, channels: int) 
     def compute(data: te.Tensor) -> te.Tensor:
         total = _over_channels(data, data, channels, reducer, identity, "total")
 
-        def element(i: tirx.Var, c: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        def element(i: tirx.Var, _c: tirx.Var, y: tirx.Var, z: tirx.Var, _v: tirx.Var) -> tirx.Expr:
             value = total[i, y, z]
-            if name == "relax.mean":
-                return value * tirx.const(1.0 / channels, "float32")
-            if name == "relax.sum":
-                return value
-            # The identity is finite, so a pixel of infinities has it as its result.
-            return tirx.Select(value == tirx.const(identity, "float32"), data[i, c, y, z, v], value)
+            return value * tirx.const(1.0 / channels, "float32") if name == "relax.mean" else value
 
         return te.compute((n, 1, height, width, 1), element, name="pixels", attrs={SPACE_MARK: KIND})
 
@@ -141,7 +136,7 @@ def _over_channels(
             own = tirx.Select(c * lanes + v < channels, own, tirx.const(identity, "float32"))
         return reducer(own, axis=c)
 
-    part = te.compute((n, height, width, lanes), partial, name=f"partial_{name}")
+    part = te.compute((n, height, width, lanes), partial, name=f"partial_{name}", attrs={NAN_MARK: 1})
     while len(part.shape) > 3:
         part = _halved(part, reducer, name)
     return part
@@ -158,7 +153,7 @@ def _halved(part: te.Tensor, reducer: Callable[..., tirx.Expr], name: str) -> te
         return join(part[i, y, z, first], part[i, y, z, first + half])
 
     shape = (*pixels, half) if half > 1 else tuple(pixels)
-    return te.compute(shape, element, name=f"{name}_{half}")
+    return te.compute(shape, element, name=f"{name}_{half}", attrs={NAN_MARK: 1})
 
 
 def schedule(sch: st.Schedule, anchor: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:

@@ -11,7 +11,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
 
-from builder.kernels.decisions import SPACE_MARK, Chooser
+from builder.kernels.decisions import NAN_MARK, SPACE_MARK, Chooser
 from builder.kernels.rewriter import op_name, shape_of
 from builder.kernels.spaces import rows
 from builder.kernels.spaces.epilogue import Epilogue
@@ -138,25 +138,17 @@ def reduction(bb: relax.BlockBuilder, name: str, x: relax.Expr, axes: Collection
 
     def compute(data: te.Tensor) -> te.Tensor:
         kh, kw = te.reduce_axis((0, taps[0]), "kh"), te.reduce_axis((0, taps[1]), "kw")
-        mark = {SPACE_MARK: KIND}
+        mark = {SPACE_MARK: KIND, NAN_MARK: 1}
         total = te.compute(
             shape,
             lambda i, c, y, z, v: reducer(data[i, c, y + kh, z + kw, v], axis=[kh, kw]),
             name="pool",
             attrs=mark,
         )
-        if name == "relax.sum":
+        if name != "relax.mean":
             return total
-
-        def element(*i: tirx.Var) -> tirx.Expr:
-            value = total(*i)
-            if name == "relax.mean":
-                return value * tirx.const(1.0 / math.prod(taps), data.dtype)
-            # The identity is finite, so a plane of infinities has it as its result.
-            _, identity = rows.REDUCTIONS[name]
-            return tirx.Select(value == tirx.const(identity, data.dtype), data(*i), value)
-
-        return te.compute(shape, element, name=name.removeprefix("relax."))
+        share = tirx.const(1.0 / math.prod(taps), data.dtype)
+        return te.compute(shape, lambda *i: total(*i) * share, name="mean")
 
     return bb.emit(bb.call_te(compute, x, primfunc_name_hint=f"{name.removeprefix('relax.')}_of_planes"))
 

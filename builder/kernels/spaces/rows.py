@@ -16,7 +16,7 @@ from tvm import s_tir as st
 from tvm.ir import Call
 
 from builder.errors import UnsuitedError
-from builder.kernels.decisions import SPACE_MARK, Chooser
+from builder.kernels.decisions import NAN_MARK, SPACE_MARK, Chooser
 from builder.kernels.rewriter import legalise_as_tvm, op_name, shape_of
 from builder.kernels.spaces import vector_math
 from builder.kernels.spaces.fallback import is_cheap
@@ -142,9 +142,10 @@ def reduction(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     axes = sorted(range(len(shape)) if given is None else {int(a) % len(shape) for a in given})
     first = len(shape) - len(axes)
     lead, columns = shape[:first] or (1,), math.prod(shape[first:])
-    if axes != list(range(first, len(shape))) or str(call.ty.dtype) != "float32" or columns < _PARTS:
-        return legalise_as_tvm(bb, call)
     name = op_name(call)
+    if axes != list(range(first, len(shape))) or str(call.ty.dtype) != "float32" or columns < _PARTS:
+        is_extremum = name in _OF_PARTS and str(call.ty.dtype).startswith("float")
+        return _extremum(bb, call, axes) if is_extremum else legalise_as_tvm(bb, call)
     if lead == (1,) and name in _OF_PARTS and (parts := _parts_of(columns)) > 1:
         x = bb.emit(relax.op.reshape(x, (parts, columns // parts)))
         lead, columns = (parts,), columns // parts
@@ -152,6 +153,26 @@ def reduction(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     if math.prod(lead) > math.prod(shape[:first]):
         reduced = _reduction(bb, reduced, name, (1,), lead[0])
     return relax.op.reshape(reduced, shape_of(call))
+
+
+def _extremum(bb: relax.BlockBuilder, call: Call, axes: list[int]) -> relax.Expr:
+    """Emit a maximum or minimum over any axes, without a design space."""
+    reducer, _ = REDUCTIONS[op_name(call)]
+    name = op_name(call).removeprefix("relax.")
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        along = {axis: te.reduce_axis((0, x.shape[axis]), f"k{axis}") for axis in axes}
+        kept = [axis for axis in range(len(x.shape)) if axis not in along]
+
+        def element(*place: tirx.Var) -> tirx.Expr:
+            at = along | dict(zip(kept, place, strict=True))
+            return reducer(x[tuple(at[axis] for axis in range(len(x.shape)))], axis=list(along.values()))
+
+        return te.compute([x.shape[axis] for axis in kept], element, name=name, attrs={NAN_MARK: 1})
+
+    return relax.op.reshape(
+        bb.emit(bb.call_te(compute, call.args[0], primfunc_name_hint=name)), shape_of(call)
+    )
 
 
 def _parts_of(count: int) -> int:
@@ -167,16 +188,11 @@ def _reduction(
     reducer, identity = REDUCTIONS[name]
 
     def compute(rows: te.Tensor) -> te.Tensor:
-        total = reduced(rows, reducer, identity, "total")
+        total = reduced(rows, reducer, identity, "total", {NAN_MARK: 1})
 
         def element(*i: tirx.Var) -> tirx.Expr:
             value = total(*i[:-1])
-            if name == "relax.mean":
-                return value * tirx.const(1.0 / columns, "float32")
-            if name == "relax.sum":
-                return value
-            # The identity is finite, so a row of infinities has it as its result.
-            return tirx.Select(value == tirx.const(identity, "float32"), rows(*i), value)
+            return value * tirx.const(1.0 / columns, "float32") if name == "relax.mean" else value
 
         return te.compute((*lead, 1), element, name="reduction", attrs=_MARK)
 
@@ -184,8 +200,14 @@ def _reduction(
     return bb.emit(bb.call_te(compute, rows, primfunc_name_hint=name.removeprefix("relax.")))
 
 
-def reduced(x: te.Tensor, reducer: Callable[..., tirx.Expr], identity: float, name: str) -> te.Tensor:
-    """Return the tensor expression of a reduction along the last axis.
+def reduced(
+    x: te.Tensor,
+    reducer: Callable[..., tirx.Expr],
+    identity: float,
+    name: str,
+    attrs: Mapping[str, int] | None = None,
+) -> te.Tensor:
+    """Return the tensor expression of a reduction along the last axis, with attributes.
 
     The axis is completed to a multiple of `_PARTS`, so that it can be split into partial results.
     """
@@ -199,7 +221,7 @@ def reduced(x: te.Tensor, reducer: Callable[..., tirx.Expr], identity: float, na
             value = tirx.if_then_else(tirx.likely(k < columns), value, tirx.const(identity, x.dtype))
         return reducer(value, axis=k)
 
-    return te.compute(rows, element, name=name)
+    return te.compute(rows, element, name=name, attrs=dict(attrs or {}))
 
 
 def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:

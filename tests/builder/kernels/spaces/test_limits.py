@@ -79,6 +79,52 @@ def test_of_a_tensor_and_a_constant(kind: str, number: np.ndarray, swapped: bool
     np.testing.assert_array_equal(got, {"Max": np.maximum, "Min": np.minimum}[kind](X, number))
 
 
+def spoilt(*shape: int) -> np.ndarray:
+    """Return numbers, some NaN of either sign and infinities."""
+    x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    flat = x.reshape(-1)
+    flat[:: max(2, flat.size // 5)], flat[1 :: max(3, flat.size // 3)] = NAN, -NAN
+    flat[2::7], flat[3::11] = INF, -INF
+    return x
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((5, 64), [1]),  # rows
+        ((5, 50), [1]),
+        ((3, 4096), None),  # in parts
+        ((3, 6, 40), [1]),  # columns
+        ((4, 5, 6, 7), [0, 2]),  # neither
+        ((9, 5), [1]),
+        ((3, 5), None),
+    ],
+)
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_a_reduction_of_nan_is_nan(name: str, shape: tuple[int, ...], axes: list[int], lanes: int) -> None:
+    x = spoilt(*shape)
+    (got,) = run(lambda v: getattr(relax.op, name)(v, axes), {"x": x}, machine(lanes)).outputs
+    np.testing.assert_array_equal(got, getattr(np, name)(x, axis=None if axes is None else tuple(axes)))
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+@pytest.mark.parametrize("axes", [[1], [2], [2, 3]])
+def test_a_reduction_of_packed_channels_with_nan_is_nan(name: str, axes: list[int]) -> None:
+    x = spoilt(2, 20, 7, 9)
+    build = lambda v: getattr(relax.op, name)(relax.op.nn.avg_pool2d(v), axes)  # noqa: E731 - which packs
+    result = run(build, {"x": x}, machine(8))
+    np.testing.assert_array_equal(result.outputs[0], getattr(np, name)(x, axis=tuple(axes)))
+    assert result.schedules & {"pixels", "pool"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_a_reduction_of_another_type_with_nan_is_nan(dtype: str) -> None:
+    x = spoilt(5, 64).astype(dtype)
+    (got,) = run(lambda v: relax.op.max(v, [1]), {"x": x}, machine(8)).outputs
+    np.testing.assert_array_equal(got, np.max(x, axis=1))
+
+
 def test_integers_are_limited_too() -> None:
     x = np.arange(-4, 4, dtype=np.int32)
     (got,) = run(
@@ -104,4 +150,4 @@ def test_nan_is_asked_for_where_no_instruction_carries_it(target: str, dtype: st
     x, y = (relax.Var(name, relax.TensorType((4,), dtype)) for name in "xy")
     bb = relax.BlockBuilder()
     legal = limits.legalisations(resolve(target))["relax.maximum"](bb, bb.normalize(relax.op.maximum(x, y)))
-    assert ("isnan" in str(bb.get()[legal.args[0]])) == asks
+    assert ("reinterpret" in str(bb.get()[legal.args[0]])) == asks
