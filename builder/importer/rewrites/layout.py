@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 import onnx
 
+from builder.errors import ModelError
 from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node
 from builder.importer.rewrites.replacement import Replacement, input_name
 
@@ -134,9 +135,15 @@ def pad(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | No
         before, after = int(widths[number]), int(widths[number + places.size])
         axis = int(place) % len(shape)
         first, last = max(0, -before), shape[axis] - max(0, -after)
-        if last <= first or last - first + max(before, 0) + max(after, 0) > MAX_WRAPPED:
+        left, added = max(0, last - first), max(before, 0) + max(after, 0)
+        if left == 0 and added:
+            raise ModelError(
+                f"Pad ({node.name}): expected elements to wrap around along axis {axis}, got none",
+                hint="pad axes that have elements, or with the mode constant",
+            )
+        if left + added > MAX_WRAPPED:
             return None
-        indices = first + np.arange(-max(before, 0), last - first + max(after, 0)) % (last - first)
+        indices = first + np.arange(-max(before, 0), left + max(after, 0)) % max(left, 1)
         if indices.tolist() != list(range(shape[axis])):
             x = new.op("Gather", x, new.constant(indices, np.int64), axis=axis)
     new.op("Identity", x, to=node.output[0])

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builder.errors import ModelError
+from builder.importer import import_onnx
 from tests.builder.importer.rewrites.cases import Case, ModelMaker, check_case, one
 
 CASES: dict[str, Case] = {
@@ -35,6 +37,23 @@ def test_a_pad_that_wraps_around(make_model: ModelMaker, noise: Any, agrees: Any
     agrees(
         make_model([node], {"x": [2, 3, 4]}, {"y": shape}, {"p": np.array(pads)}, opset=19), noise(2, 3, 4)
     )
+
+
+@pytest.mark.parametrize(("shape", "pads"), [([2, 0, 3], [0, 0, 1, 2, 0, 0]), ([0, 4], [0, 1, 0, 2])])
+def test_a_pad_that_wraps_nothing_around(make_model: ModelMaker, shape: list[int], pads: list[int]) -> None:
+    whole = [sum(each) for each in zip(shape, pads[: len(shape)], pads[len(shape) :], strict=True)]
+    node = one("Pad", ["x", "p"], mode="wrap")
+    model = make_model([node], {"x": shape}, {"y": whole}, {"p": np.array(pads)}, opset=19)
+    (output,) = import_onnx(model, input_shapes={"x": shape}).outputs  # ONNX Runtime refuses it
+    assert list(output.shape) == whole
+
+
+@pytest.mark.parametrize("pads", [[1, 0, 0, 0], [0, 0, 2, 1]])
+def test_a_pad_with_nothing_to_wrap_is_refused(make_model: ModelMaker, pads: list[int]) -> None:
+    node = one("Pad", ["x", "p"], mode="wrap")
+    model = make_model([node], {"x": [0, 4]}, {"y": [None, None]}, {"p": np.array(pads)}, opset=19)
+    with pytest.raises(ModelError, match="expected elements to wrap around along axis 0, got none"):
+        import_onnx(model, input_shapes={"x": [0, 4]})
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
