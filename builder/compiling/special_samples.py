@@ -8,8 +8,9 @@ a small input at least once.
 Which numbers a model gets depends on its operators. NaN and infinities are given to those that carry them as
 ONNX Runtime does (docs/importing.md, "NaN and infinity"), very large numbers only to those that compute each
 element by itself: a sum would lose the small ones beside them. The others, such as convolutions, get zeros,
-negative numbers and ties. Integers get the limits of their type where any number is allowed; those that may
-select from tables, count, or be sizes keep their ordinary sample. Denormal numbers are left out: kernels take
+negative numbers and ties. Integers get small numbers where a model computes with integers only, and the limits
+of their type where each element is computed by itself; those that may select from tables, count, or be sizes
+keep their ordinary sample. Denormal numbers are left out: kernels take
 them for zeros.
 """
 
@@ -22,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import onnx
+from onnx import helper
 
 from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
@@ -104,9 +106,12 @@ def special_samples(
         special = np.array(_MILD + _NOT_FINITE)
     elif any(node.domain or node.op_type in _UNDEFINED for node in model.graph.node):
         return
-    free = set(masks(inputs, model)) if elementwise and not divides_integers(model) else set()
+    any_integer = (elementwise or _is_integral(inputs, model, original)) and not divides_integers(model)
+    free = set(masks(inputs, model)) if any_integer else set()
     drawn = {
-        spec.name: _limits(np.dtype(spec.dtype), narrow.get(spec.name)) if spec.name in free else special
+        spec.name: _integers(np.dtype(spec.dtype), narrow.get(spec.name), limited=elementwise)
+        if spec.name in free
+        else special
         for spec in inputs
         if (spec.name in free or np.dtype(spec.dtype).kind == "f")
         and first[spec.name].size
@@ -135,6 +140,14 @@ def is_elementwise(model: onnx.ModelProto) -> bool:
     return _has_only(model, _ELEMENTWISE)
 
 
+def _is_integral(inputs: Sequence[TensorSpec], model: onnx.ModelProto, original: Collection[str]) -> bool:
+    """Whether a model computes with integers only, so that its outputs are equal or wrong."""
+    types = [np.dtype(spec.dtype) for spec in inputs]
+    types += [helper.tensor_dtype_to_np_dtype(end.type.tensor_type.elem_type) for end in model.graph.output]
+    makes_floats = any("Cast" in operator or "Quant" in operator for operator in original)
+    return bool(original) and not makes_floats and all(dtype.kind in "iub" for dtype in types)
+
+
 def _has_only(model: onnx.ModelProto, operators: frozenset[str]) -> bool:
     """Whether a model has only these operators, and none of them makes integers of floats."""
     graph = OnnxGraph(model)
@@ -152,14 +165,13 @@ def _has_only(model: onnx.ModelProto, operators: frozenset[str]) -> bool:
     return True
 
 
-def _limits(dtype: np.dtype[Any], narrow: int | None) -> Array:
+def _integers(dtype: np.dtype[Any], narrow: int | None, *, limited: bool) -> Array:
+    """Return integers that are no mask; `limited`: also the limits of the type, which sums overflow."""
     if dtype.kind == "b":
         return np.array([False, True])
-    info = np.iinfo(dtype)
-    low, high = info.min, info.max
-    if narrow is not None and narrow in INTEGERS:
-        low, high = limits(narrow)
-    return np.array([low, high, 0, 1], dtype)
+    low, high = limits(narrow) if narrow in INTEGERS else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    numbers = [0, 1, 2, 3, 7, -3] + [low, high] * limited
+    return np.array([number for number in numbers if low <= number <= high], dtype)
 
 
 def _sprinkled(array: npt.NDArray[np.generic], special: Array, turn: int, shift: int) -> Array:

@@ -104,6 +104,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "Scan": linear_models.scan,
     "ScatterElements": indices.scatter_elements,
     "ScatterND": indices.scatter_nd,
+    "Shrink": elementwise.shrink,
     "Sign": elementwise.sign,
     "Sinh": elementwise.sinh,
     "Slice": indices.slice_of_one,

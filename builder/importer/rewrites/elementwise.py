@@ -134,6 +134,17 @@ def celu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | N
     return new.nodes
 
 
+def shrink(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Shrink of integers: its bounds are floats, which TVM rounds to integers."""
+    found = graph.type_of(node.input[0])
+    if found is None or found.dtype.kind == "f":
+        return None
+    new = Replacement(node, graph)
+    shrunk = new.op("Shrink", new.cast(node.input[0], TensorProto.FLOAT), **attributes(node))
+    new.cast(shrunk, found.elem_type, to=node.output[0])
+    return new.nodes
+
+
 def thresholded_relu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """ThresholdedRelu: x or 0. TVM multiplies instead, and 0 times infinity is NaN."""
     found = graph.type_of(node.input[0])

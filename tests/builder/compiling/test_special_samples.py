@@ -118,6 +118,14 @@ def test_integers_have_the_limits_of_their_type_where_any_number_is_allowed() ->
     assert drawn(quotients) == []
 
 
+def test_a_model_of_integers_gets_more_than_a_mask() -> None:
+    sums = made([helper.make_node("CumSum", ["x", "axis"], ["y"])], {"x": (I32, [9])}, I32)
+    sums.graph.initializer.append(numpy_helper.from_array(np.int64(0), "axis"))
+    [sample, *_] = drawn(sums, ["CumSum"])
+    assert {-3, 7} <= set(sample["x"].tolist())
+    assert abs(sample["x"]).max() < 9
+
+
 def test_a_sum_without_numbers_has_none_of_them() -> None:
     assert drawn(made([helper.make_node("Add", ["x", "two"], ["y"])], {"x": (F, [0])})) == []
 

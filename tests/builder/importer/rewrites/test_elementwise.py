@@ -171,3 +171,12 @@ def test_a_constant_exponent_needs_no_double_precision(make_model: ModelMaker) -
     model = make_model([one("Pow", ["x", "p"])], {"x": [3]}, {"y": [3]}, {"p": np.int64(-2)})
     kinds = {v.type.tensor_type.elem_type for v in import_onnx(model).onnx.graph.value_info}
     assert TensorProto.DOUBLE not in kinds
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32])
+def test_bounds_of_a_shrink_of_integers_are_no_integers(
+    make_model: ModelMaker, agrees: Any, dtype: type[np.integer[Any]]
+) -> None:
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    model = make_model([one("Shrink", ["x"], bias=1.5, lambd=1.5)], {"x": ([8], kind)}, {"y": ([8], kind)})
+    agrees(model, np.array([0, 1, 2, 3, 4, 7, 100, 50], dtype))
