@@ -8,10 +8,9 @@ a small input at least once.
 Which numbers a model gets depends on its operators. NaN and infinities are given to those that carry them as
 ONNX Runtime does (docs/importing.md, "NaN and infinity"), very large numbers only to those that compute each
 element by itself: a sum would lose the small ones beside them. The others, such as convolutions, get zeros,
-negative numbers and ties. Integers get small numbers where a model computes with integers only, and the limits
-of their type where each element is computed by itself; those that may select from tables, count, or be sizes
-keep their ordinary sample. Denormal numbers are left out: kernels take
-them for zeros.
+negative numbers and ties. Integers get small numbers where a model computes with integers only, and the
+limits of their type where each element is computed by itself; those that may select from tables, count, or be
+sizes keep their ordinary sample. Denormal numbers are left out: kernels take them for zeros.
 """
 
 from __future__ import annotations
