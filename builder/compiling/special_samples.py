@@ -168,7 +168,11 @@ def _integers(dtype: np.dtype[Any], narrow: int | None, *, limited: bool) -> Arr
     """Return integers that are no mask; `limited`: also the limits of the type, which sums overflow."""
     if dtype.kind == "b":
         return np.array([False, True])
-    low, high = limits(narrow) if narrow in INTEGERS else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    low, high = (
+        limits(narrow)
+        if narrow is not None and narrow in INTEGERS
+        else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    )
     numbers = [0, 1, 2, 3, 7, -3] + [low, high] * limited
     return np.array([number for number in numbers if low <= number <= high], dtype)
 

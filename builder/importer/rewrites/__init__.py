@@ -110,6 +110,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "Slice": indices.slice_of_one,
     "SpaceToDepth": layout.space_to_depth,
     "Split": layout.split_without_empty,
+    "Squeeze": elementwise.squeeze,
     "SwiGLU": elementwise.swish,
     "Swish": elementwise.swish,
     "TensorScatter": scatter.tensor_scatter,

@@ -18,7 +18,7 @@ _MORE: Final = "0123456789"  # labels of the axes that an ellipsis stands for
 
 
 def einsum(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Rewrite Einsum of two float tensors without diagonals, where equal labels have equal extents."""
+    """Rewrite Einsum of two float tensors without diagonals; as in ONNX Runtime, 1 is broadcast."""
     found = [graph.type_of(name) for name in node.input]
     shapes = [graph.shape_of(name) for name in node.input]
     if len(found) != 2 or any(each is None or each.elem_type not in _FLOATS for each in found):
@@ -32,13 +32,21 @@ def einsum(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] |
     sizes: dict[str, int] = {}
     for operand, shape in zip((a, b), shapes, strict=True):
         for label, extent in zip(operand, shape or (), strict=True):
-            if sizes.setdefault(label, extent) != extent:
+            if sizes.setdefault(label, extent) == 1:
+                sizes[label] = extent
+            elif extent not in (1, sizes[label]):
                 return None
     if any(len(set(each)) != len(each) for each in labels) or not set(out) <= set(a + b):
         return None
     new = Replacement(node, graph)
-    x, a = _summed(new, node.input[0], a, b + out)
-    y, b = _summed(new, node.input[1], b, a + out)
+    x, y = (
+        name
+        if shape == (whole := tuple(sizes[label] for label in operand))
+        else new.op("Expand", name, new.ints(*whole))
+        for name, operand, shape in zip(node.input, (a, b), shapes, strict=True)
+    )
+    x, a = _summed(new, x, a, b + out)
+    y, b = _summed(new, y, b, a + out)
     if set(a) & set(b) <= set(out):
         x, y = (_aligned(new, each, own, out, sizes) for each, own in ((x, a), (y, b)))
         new.op("Mul", x, y, to=node.output[0])

@@ -135,13 +135,39 @@ def celu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | N
 
 
 def shrink(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Shrink of integers: its bounds are floats, which TVM rounds to integers."""
+    """Shrink: what is below the one bound, else above the other, else 0.
+
+    TVM rounds the bounds to integers for integers, and tries them in the other order, which matters if
+    `lambd` is negative.
+    """
     found = graph.type_of(node.input[0])
-    if found is None or found.dtype.kind == "f":
+    if found is None:
         return None
     new = Replacement(node, graph)
-    shrunk = new.op("Shrink", new.cast(node.input[0], TensorProto.FLOAT), **attributes(node))
-    new.cast(shrunk, found.elem_type, to=node.output[0])
+    is_float, given = found.dtype.kind == "f", attributes(node)
+    x = node.input[0] if is_float else new.cast(node.input[0], TensorProto.FLOAT)
+    dtype = found.dtype if is_float else np.dtype(np.float32)
+    low, high, bias, zero = (
+        new.constant(number, dtype)
+        for number in (-given.get("lambd", 0.5), given.get("lambd", 0.5), given.get("bias", 0.0), 0)
+    )
+    above = new.op("Where", new.op("Greater", x, high), new.op("Sub", x, bias), zero)
+    chosen = new.op("Less", x, low), new.op("Add", x, bias), above
+    if is_float:
+        new.op("Where", *chosen, to=node.output[0])
+    else:
+        new.cast(new.op("Where", *chosen), found.elem_type, to=node.output[0])
+    return new.nodes
+
+
+def squeeze(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Squeeze of an empty list of axes: of all axes whose extent is 1, as in ONNX Runtime."""
+    axes = input_name(node, 1)
+    given = graph.constant(axes) if axes else None
+    if given is None or given.size:
+        return None
+    new = Replacement(node, graph)
+    new.op("Squeeze", node.input[0], to=node.output[0])
     return new.nodes
 
 

@@ -180,3 +180,15 @@ def test_bounds_of_a_shrink_of_integers_are_no_integers(
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     model = make_model([one("Shrink", ["x"], bias=1.5, lambd=1.5)], {"x": ([8], kind)}, {"y": ([8], kind)})
     agrees(model, np.array([0, 1, 2, 3, 4, 7, 100, 50], dtype))
+
+
+@pytest.mark.parametrize("lambd", [0.5, -5.0])
+def test_shrink_tries_the_lower_bound_first(make_model: ModelMaker, agrees: Any, lambd: float) -> None:
+    model = make_model([one("Shrink", ["x"], bias=1.0, lambd=lambd)], {"x": [8]}, {"y": [8]})
+    agrees(model, np.array([0, -0.5, 0.5, -7, 7, np.inf, -np.inf, np.nan], np.float32))
+
+
+def test_squeeze_of_no_axes_is_one_of_all(make_model: ModelMaker, noise: Any, agrees: Any) -> None:
+    nodes = [helper.make_node("Squeeze", ["x", "axes"], ["y"])]
+    model = make_model(nodes, {"x": [3, 1, 5, 1]}, {"y": [3, 5]}, {"axes": np.zeros(0, np.int64)})
+    agrees(model, noise(3, 1, 5, 1))
