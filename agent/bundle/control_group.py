@@ -31,13 +31,7 @@ class ControlGroup:
 
     @classmethod
     def detect(cls, root: str | os.PathLike[str] = "/") -> ControlGroup:
-        """Read the limits.
-
-        Parameters
-        ----------
-        root
-            Folder that contains proc and sys; `/` is this machine.
-        """
+        """Read the limits; `root` has the folders proc and sys, and is `/` for this machine."""
         top = Path(root)
         quotas = (
             _quota(folder / "cpu.max")

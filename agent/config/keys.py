@@ -37,17 +37,7 @@ _SETTINGS: Final[Mapping[str, type]] = {
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of value.
-
-    Attributes
-    ----------
-    expected
-        A description for messages.
-    check
-        Returns whether a TOML value is of this kind.
-    make
-        Makes the setting of such a value.
-    """
+    """A kind of value: what is `expected`, whether a TOML value is of it, and how its setting is made."""
 
     expected: str
     check: Callable[[object], bool]
@@ -56,20 +46,9 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key.
+    """One key, with its section, as in `broker.url`, and its explanation.
 
-    Attributes
-    ----------
-    name
-        The key with its section: `broker.url`.
-    kind
-        The kind of its value.
-    text
-        Its explanation.
-    given
-        Its default if the field has another one, or none.
-    required
-        Whether the file must give it.
+    `given` is its default, if its place has another one, or none.
     """
 
     name: str

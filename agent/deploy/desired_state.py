@@ -34,31 +34,10 @@ _log = logging.getLogger(__name__)
 class DesiredState:
     """What should run, as the fleet says.
 
-    Parameters
-    ----------
-    root
-        The state directory, which keeps the document in force.
-    journal
-        The known jobs.
-    attempts
-        The failed attempts, of which a new document forgets those for the models that it changes.
-    unopened
-        Returns why the state directory could not be opened, or None once it was.
-    on_accepted
-        Called with each document that is in force, also with the same one again.
-    on_rejected
-        Called when a document was not accepted.
-    on_disk_error
-        Called when the state directory refused to store a document.
-    checkpoint
-        Called after each durable step, for fault injection.
-
-    Attributes
-    ----------
-    document
-        The document in force, or None.
-    rejection
-        Why the last document was not accepted, or None.
+    `document` is in force, and `rejection` says why the last one was not accepted; it is kept in `root`. A
+    new one forgets the failed `attempts` for the models that it changes. `unopened` returns why the state
+    directory could not be opened, or None once it was. `on_accepted` is called with each document that is in
+    force, also with the same one again, and `on_disk_error` when the state directory refused to store one.
     """
 
     def __init__(

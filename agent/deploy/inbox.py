@@ -83,13 +83,7 @@ class Inbox:
         return time.time() - changed_s > LIFETIME_S and now_s - before[1] > SEEN_S
 
     def request(self, digest: str, keyring: Keyring) -> Request:
-        """Verify a dropped bundle and return the request to install it. This blocks: call it in a thread.
-
-        Raises
-        ------
-        BundleError, StoreError
-            If it is not a bundle that may be installed.
-        """
+        """Verify a dropped bundle and return the request to install it. This blocks: call it in a thread."""
         path = self._path(digest, "bundle")
         try:
             size = path.lstat().st_size

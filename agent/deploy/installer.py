@@ -142,19 +142,9 @@ class Installer:
         return True
 
     async def restore(self, name: str, digest: str, counter_floor: int | None = None) -> Manifest:
-        """Verify, admit and run a bundle that was active before.
+        """Verify, admit and run a bundle that was active before; if it cannot run, nothing is changed.
 
-        Parameters
-        ----------
-        name, digest
-            The model and the bundle.
-        counter_floor
-            The security counter that it must meet; None for the committed one.
-
-        Raises
-        ------
-        EdgeError
-            If it cannot run; nothing is changed.
+        `counter_floor` is the security counter that it must meet; None for the committed one.
         """
         verified = await self._verified(name, digest, counter_floor)
         manifest = verified.manifest
@@ -168,12 +158,8 @@ class Installer:
     async def roll_back(self, active: ActiveModel, back: RolledBack) -> None:
         """Return from a bundle that failed on trial to the one before it; its lock must be held.
 
-        The record is written after the predecessor runs. If a power cut comes between, the trial goes on.
-
-        Raises
-        ------
-        EdgeError
-            If the predecessor cannot run; nothing is changed.
+        The record is written after the predecessor runs. If a power cut comes between, the trial goes on. If
+        the predecessor cannot run, nothing is changed.
         """
         before = _predecessor(active)
         assert before is not None, "a trial has a predecessor"

@@ -84,11 +84,6 @@ class Models(Protocol):
 
         The previous worker answers them until then, and goes on if this raises. The callee owns the bundle
         and closes it.
-
-        Raises
-        ------
-        EdgeError
-            If the new worker did not start, or failed its samples.
         """
 
     async def deactivate(self, name: str) -> None:

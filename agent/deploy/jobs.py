@@ -32,22 +32,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One model that should run.
+    """One model that should run, by the deployment `job`.
 
-    Attributes
-    ----------
-    job
-        The deployment's identifier.
-    model
-        The model's name.
-    digest, size
-        `sha256:<hex>` and bytes of the bundle.
-    version
-        The version that the requester expects; the one in the signed manifest counts.
-    sources
-        Where the bundle may be fetched, best first: `mqtt` or https URLs. Empty for a bundle in the inbox.
-    origin
-        Whether a desired document or a local user asked for it.
+    `version` is what the requester expects; the one in the signed manifest counts. `sources` are where the
+    bundle may be fetched, best first: `mqtt` or https URLs; none for a bundle in the inbox.
     """
 
     job: str
@@ -79,21 +67,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request and its current state.
+    """A request and its current state, as in `agent.wire.job.JobState`.
 
-    Attributes
-    ----------
-    request
-        What to install.
-    status, step, progress, result, code, message, time_s
-        As in `agent.wire.job.JobState`.
-    attempts
-        How often it was interrupted after its download and begun again.
-    ending
-        The final status of a job that has failed and is still being rolled back or cleaned up.
-    refused_under
-        Of a job that will not be tried again: the keys, the agent and the machine that refused it, as
-        `Deployment` names them.
+    `attempts` counts how often it was interrupted after its download and begun again. `ending` is the final
+    status of a job that has failed and is still being rolled back or cleaned up. `refused_under` names, for a
+    job that will not be tried again, the keys, the agent and the machine that refused it.
     """
 
     request: Request

@@ -20,24 +20,9 @@ from agent.deploy.store.store import Store
 class Parts:
     """The parts of one deployment.
 
-    Attributes
-    ----------
-    store, downloader, models
-        Keeps bundles, fetches them, and runs them.
-    desired
-        What should run, as the fleet says.
-    journal, history
-        The jobs, and their documents at the broker.
-    attempts
-        The failed attempts, and when the next ones are due.
-    circumstances
-        This machine and the trusted keys: what decides, beside the document, whether a bundle is refused.
-    report
-        Publishes the reported document.
-    serves_revoked
-        Whether what was in service goes on serving after its key was revoked.
-    checkpoint
-        Called after each durable step, for fault injection.
+    `circumstances` are what decides, beside the document, whether a bundle is refused. `report` publishes the
+    reported document. `serves_revoked` says whether what was in service goes on serving after its key was
+    revoked. `checkpoint` is called after each durable step, for fault injection.
     """
 
     store: Store

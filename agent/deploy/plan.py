@@ -39,13 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Plan:
-    """What is to be done so that everything that should run does.
-
-    Parameters
-    ----------
-    parts
-        What is known, and the jobs.
-    """
+    """What is to be done so that everything that should run does."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -94,17 +88,7 @@ class Plan:
     def follow(self, desired: Desired, running: Request | None) -> Status | None:
         """Queue the new jobs of a document, and drop those that are no longer wanted.
 
-        Parameters
-        ----------
-        desired
-            The document.
-        running
-            The job that runs now.
-
-        Returns
-        -------
-        Status | None
-            How the job that runs now is to end; None if it is to go on.
+        Return how the job that is `running` now is to end; None if it is to go on.
         """
         ending = None
         self._recovered = tuple(kept for kept in self._recovered if desired.get(kept.model) is None)

@@ -38,19 +38,7 @@ class Serving:
 def reported(
     desired: Desired | None, rejection: Rejection | None, store: Store, serving: Serving
 ) -> Reported:
-    """Return the document.
-
-    Parameters
-    ----------
-    desired
-        The desired document in force, or None.
-    rejection
-        Why the last desired document was not accepted, or None.
-    store
-        What was installed, and the committed counters.
-    serving
-        What runs and should run.
-    """
+    """Return the document about what was installed, what runs and what should run."""
     installed = tuple(_installed(model, store, serving) for model in store.active().values())
     missing = tuple(
         _missing(request, store, serving.problems[name])

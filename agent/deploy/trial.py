@@ -155,15 +155,9 @@ class Score:
 class Trial:
     """A version on trial, as it is kept on disk.
 
-    Attributes
-    ----------
-    starts
-        How often the agent started in this trial since the version last proved steady.
-    baseline
-        The predecessor's score at the switch; None if only crashes count.
-    counter
-        The security counter that was committed before the switch, which the predecessor still meets; None if
-        there was none.
+    `starts` counts those of the agent since the version last proved steady. `baseline` is the predecessor's
+    score at the switch; None if only crashes count. `counter` is the security counter that was committed
+    before the switch, which the predecessor still meets.
     """
 
     starts: int = 0
@@ -184,13 +178,7 @@ class Trial:
 
     @classmethod
     def from_document(cls, value: Mapping[str, Any]) -> Trial:
-        """Read what `to_document` returned.
-
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            If `value` is something else.
-        """
+        """Read what `to_document` returned; something else is a KeyError, TypeError or ValueError."""
         baseline = value["baseline"]
         return cls(
             starts=int(value["starts"]),
@@ -202,16 +190,7 @@ class Trial:
 def fault(trial: Trial, *, out_of_service: str | None, score: Score, served_s: float = 0.0) -> str | None:
     """Return why the predecessor must come back; None if the version may go on.
 
-    Parameters
-    ----------
-    trial
-        The version's trial.
-    out_of_service
-        Why the version is out of service; None if it is not.
-    score
-        How the version has done since it was loaded.
-    served_s
-        How long it has been in service since then, in seconds.
+    `out_of_service` says why it is. `score` and `served_s`, in service, count since the version was loaded.
     """
     if out_of_service is not None:
         return out_of_service
@@ -266,11 +245,6 @@ def slowness_is_explained(before: Score, score: Score) -> bool:
 def over(served_s: float, score: Score) -> bool:
     """Return whether a version without fault has passed its trial.
 
-    Parameters
-    ----------
-    served_s
-        How long it has been in service in this run of the agent, in seconds.
-    score
-        How it has done.
+    `served_s` is how long it has been in service in this run of the agent.
     """
     return served_s >= LONGEST_S or (served_s >= TRIAL_S and score.answers >= TRIAL_ANSWERS)

@@ -56,15 +56,7 @@ class Backoff:
         self._longest_s = LONGEST_UNSETTLED_S
 
     def delay_s(self, why: Reason, now_s: float) -> float:
-        """Return the pause before the next attempt.
-
-        Parameters
-        ----------
-        why
-            The reason of the last failure.
-        now_s
-            The time, by a clock that never goes backwards.
-        """
+        """Return the pause before the next attempt; the clock of `now_s` never goes backwards."""
         if why.connecting is Action.LATER:
             return LATER_S * random.uniform(1.0, 1.5)  # noqa: S311 - jitter, not a secret
         # Renewing the certificates is our own doing, and no other client does it at the same moment.

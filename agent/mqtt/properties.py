@@ -81,10 +81,7 @@ EMPTY: Final = Properties()
 def encode(properties: Properties) -> bytes:
     """Encode properties, preceded by their length.
 
-    Raises
-    ------
-    ValueError
-        If MQTT cannot represent a string, or the expiry is out of range.
+    A string that MQTT cannot represent, or an expiry that is out of range, is a ValueError.
     """
     out = bytearray()
     if properties.utf8:
@@ -113,16 +110,9 @@ def encode(properties: Properties) -> bytes:
 def decode(packet: memoryview, start: int) -> tuple[Properties, str | None, int]:
     """Decode the properties that begin at `start`.
 
-    Returns
-    -------
-    tuple[Properties, str | None, int]
-        The properties; why the message should be refused, or None; the offset after the properties. If the
-        message should be refused, the properties are incomplete.
-
-    Raises
-    ------
-    MalformedPacketError
-        If the bytes break the specification's rules in a way that only the broker can cause.
+    Return them, why the message should be refused (they are incomplete then), or None, and the offset after
+    them. Bytes that break the specification's rules in a way that only the broker can cause are a
+    MalformedPacketError.
     """
     length, at = _decode_varint(packet, start)
     end = at + length

@@ -187,13 +187,7 @@ class Sending:
             self._settle(outgoing, verdict)
 
     def lost(self, why: Reason) -> None:
-        """Queue the messages in flight again, in order: the connection is gone.
-
-        Parameters
-        ----------
-        why
-            The broker's reason, or one of ours.
-        """
+        """Queue the messages in flight again, in order: the connection is gone."""
         lost = tuple(self._in_flight.values())
         self._in_flight.clear()
         self._in_flight_bytes = 0

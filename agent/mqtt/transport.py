@@ -45,16 +45,9 @@ _TCP_QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """One MQTT packet.
+    """One MQTT packet: its first byte, and everything after its length.
 
-    Attributes
-    ----------
-    first
-        Its first byte.
-    body
-        Everything after its length.
-    cut_bytes
-        How long the body was, if it was too long and only its beginning is kept; None otherwise.
+    `cut_bytes` is how long the body was, if it was too long and only its beginning is kept.
     """
 
     first: int
@@ -186,10 +179,7 @@ class BrokerSocket:
     def skip(self, is_unwanted: Callable[[bytes], bool]) -> int:
         """Drop the messages at QoS 0 that are next, as far as they were read and are unwanted.
 
-        Returns
-        -------
-        int
-            How many were dropped.
+        Return how many were dropped.
         """
         if self._part is not None:
             return 0
@@ -247,12 +237,8 @@ class BrokerSocket:
     def recv(self, size: int) -> bytes:
         """Return up to `size` bytes that have arrived.
 
-        Raises
-        ------
-        BlockingIOError, ssl.SSLWantReadError
-            If there is nothing to read.
-        OSError
-            If the connection is broken.
+        If there are none, it is a BlockingIOError or ssl.SSLWantReadError; any other OSError is a broken
+        connection.
         """
         try:
             data = self._sock.recv(size)

@@ -93,10 +93,7 @@ def trusted_key_id(raw: bytes, what: str) -> str:
 def certificates(raw: bytes, what: str) -> tuple[Dates, ...]:
     """Return the owner and the dates of each certificate in a PEM file.
 
-    Raises
-    ------
-    ConfigError
-        If there is no certificate, or one is damaged.
+    A file without one, or with one that is damaged, is a ConfigError.
     """
     blocks = _PEM.findall(raw)
     if not blocks:

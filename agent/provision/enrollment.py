@@ -30,26 +30,10 @@ _LISTS: Final = ("trust", "groups")
 class Enrollment:
     """The values that a device is enrolled with.
 
-    Attributes
-    ----------
-    device
-        The device's name; None for the host's name.
-    broker
-        The broker's URL.
-    username, password, password_file
-        Credentials for the broker, if it asks for them.
-    ca
-        Authorities for the broker's certificate, in place of the system's.
-    certificate, key
-        The device's own certificate and private key.
-    trust
-        Public keys that bundles may be signed with.
-    groups
-        Groups whose requests the device shares.
-    state_dir
-        The folder for bundles; None for the default.
-    folder
-        The folder that relative paths start from.
+    `ca` are the authorities for the broker's certificate, in place of the system's; certificate and key are
+    the device's own. `trust` are the public keys that bundles may be signed with, `groups` those whose
+    requests the device shares. Relative paths start from `folder`. What is None or empty has its default, or
+    is not needed.
     """
 
     device: str | None = None
@@ -180,13 +164,7 @@ def is_text(given: str) -> bool:
 
 
 def key_files(enrollment: Enrollment) -> list[str]:
-    """Return the keys to trust, with the key files of a folder in its place.
-
-    Raises
-    ------
-    ConfigError
-        If a folder has no key files.
-    """
+    """Return the keys to trust, with the key files of a folder in its place; none is a ConfigError."""
     found: list[str] = []
     for given in enrollment.trust:
         path = None if is_text(given) else enrollment.folder / Path(given).expanduser()

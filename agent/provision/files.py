@@ -24,13 +24,7 @@ _SECRET_OF_ONE: Final = 0o600
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of written files.
-
-    Attributes
-    ----------
-    uid, gid
-        As in chown(2); -1 leaves the owner as created.
-    """
+    """The owner of written files, as in chown(2); -1 leaves the owner as created."""
 
     uid: int
     gid: int

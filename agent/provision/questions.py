@@ -26,19 +26,8 @@ def ask(
 ) -> Enrollment:
     """Ask for missing values, and return the enrollment with them.
 
-    Parameters
-    ----------
-    enrollment
-        The values given so far.
-    trusts
-        Whether the device already trusts a key.
-    read, read_secret
-        Show a question and return the answer; the second does not echo it.
-
-    Raises
-    ------
-    ConfigError
-        If all answers to a question were wrong.
+    `trusts` says whether the device already trusts a key. `read_secret` does not echo the answer. If all
+    answers to a question were wrong, it is a ConfigError.
     """
     host = socket.gethostname().partition(".")[0]
     if enrollment.device is None:

@@ -32,24 +32,9 @@ _PEM_FLAGS: Final = (("cafile", "ca"), ("cert", "certificate"), ("key", "key"))
 def take(source: Path, target: Path) -> tuple[Path, ...]:
     """Move an enrollment file and the secrets that it names to one file, readable only by its owner.
 
-    Parameters
-    ----------
-    source
-        The file, in TOML or JSON.
-    target
-        The file that gets all values, with the text of files in place of their names.
-
-    Returns
-    -------
-    tuple[Path, ...]
-        What was erased.
-
-    Raises
-    ------
-    EnrollmentError
-        If the file cannot be read, or has mistakes: it is then left for a person who corrects it.
-    ConfigError
-        If a file cannot be written or erased.
+    `target` gets all values, with the text of files in place of their names. Return what was erased. A file
+    with mistakes (EnrollmentError) is left for a person who corrects it; one that cannot be written or erased
+    is a ConfigError.
     """
     erasing = source.parent / f"{source.name}{_ERASING}"
     if source.exists() or not erasing.exists():

@@ -20,24 +20,11 @@ _SECTION: Final = re.compile(r"\s*\[([A-Za-z0-9_.-]+)\]\s*(#.*)?")
 
 
 def fill(text: str, values: Mapping[str, Value | None]) -> str:
-    """Write values into a configuration.
+    """Write values into a configuration, as `sample_config` writes it or as edited since.
 
-    Parameters
-    ----------
-    text
-        A configuration file, as `sample_config` writes it or as edited since.
-    values
-        Values by key, with its section as in `broker.url`; None removes the key.
-
-    Returns
-    -------
-    str
-        The text with each value at its key, or at its commented-out key, or else at the end of its section.
-
-    Raises
-    ------
-    ConfigError
-        If the text is not TOML, or has a layout that cannot be edited.
+    Each value, named with its section as in `broker.url`, goes to its key, or to its commented-out key, or
+    else to the end of its section; None removes the key. A text that is not TOML, or has a layout that cannot
+    be edited, is a ConfigError.
     """
     before = _parse(text)
     lines = text.removesuffix("\n").split("\n")  # splitlines() would also split inside strings

@@ -43,17 +43,9 @@ class FeatureExtractor:
         self._before = (declared.fft - declared.frame) // 2 if declared.centred else 0
 
     def __call__(self, samples: Array) -> Array:
-        """Compute the features of a window.
+        """Compute the features of a window: float, shape (window,).
 
-        Parameters
-        ----------
-        samples
-            float, shape (window,).
-
-        Returns
-        -------
-        Array
-            float64, shape (frames, bands or coefficients), or transposed as declared.
+        The result is float64, shape (frames, bands or coefficients), or transposed as declared.
         """
         declared = self._declared
         signal = samples.astype(np.float64)

@@ -60,16 +60,10 @@ def find(graph: Graph, memory: GraphMemory, params: Iterable[int]) -> LoadTime:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One load-time node, with the weights that it needs and those that no later node needs.
+    """One load-time node, by its id.
 
-    Attributes
-    ----------
-    node
-        The node's id.
-    loads
-        Roots of the weights that are loaded before it.
-    frees
-        Roots whose memory is freed after it.
+    `loads` are the roots of the weights that are loaded before it, and `frees` those whose memory is freed
+    after it.
     """
 
     node: int
@@ -133,27 +127,10 @@ def fold(
 ) -> None:
     """Load the weights and run the load-time nodes, holding as few weights at a time as their order allows.
 
-    Parameters
-    ----------
-    graph, memory
-        The graph, and where its tensors are.
-    load_time
-        The nodes to run.
-    given
-        Entry id -> weight to load.
-    data
-        The parameter file that `given` refers to.
-    execute
-        Runs a node by its id.
-    shared
-        Memory that other graphs share: what they have computed is not computed again.
-
-    Raises
-    ------
-    InputError
-        If a node needs a weight that is not in `given` and was freed before.
-    ExecutionError
-        If a kernel fails.
+    `given` has the weights by entry id, and `data` is the parameter file that they are in. `execute` runs a
+    node by its id; what other graphs have computed in `shared` is not computed again. A weight that a node
+    needs, and that was freed before and is not given, is an InputError; a kernel that fails is an
+    ExecutionError.
     """
     missing = (load_time.consumed & memory.freed) - given.keys()
     if missing:

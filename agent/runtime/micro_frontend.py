@@ -72,21 +72,10 @@ class MicroFrontend:
         return np.zeros(self._declared.bands, np.int64)
 
     def __call__(self, samples: Array, noise: Array) -> tuple[Array, Array]:
-        """Compute the features of a window.
+        """Compute the features of a window: float from -1 to 1, shape (window,).
 
-        Parameters
-        ----------
-        samples
-            float from -1 to 1, shape (window,).
-        noise
-            The estimate before the window's first frame.
-
-        Returns
-        -------
-        values
-            float64, shape (frames, bands), or transposed as declared.
-        noise
-            The estimate before the first frame of the next window.
+        Return them, float64 of shape (frames, bands), or transposed as declared, and the estimate of the
+        noise before the first frame of the next window; `noise` is that before the first frame of this one.
         """
         declared = self._declared
         whole = np.clip(np.rint(samples.astype(np.float64) * 32768), -32768, 32767).astype(np.int64)
@@ -198,10 +187,7 @@ class MicroFrontend:
 def band_weights(declared: Features, rate: int) -> tuple[Array, Array]:
     """Return the weights with which a bin rises to a band, and falls from the one before.
 
-    Returns
-    -------
-    tuple
-        Two arrays int64 [fft // 2 + 1, bands + 1]; band i is the rise of i + 1 and the fall of i.
+    They are int64 [fft // 2 + 1, bands + 1]; band i is the rise of i + 1 and the fall of i.
     """
     bins = declared.fft // 2 + 1
     spacing = np.float32(0.5 * rate / (bins - 1))

@@ -79,10 +79,7 @@ class ObjectDecoder:
     def __call__(self, outputs: Mapping[str, Array]) -> Found:
         """Decode the outputs.
 
-        Raises
-        ------
-        ExecutionError
-            If a score is NaN or infinite, a candidate's box is NaN, or a class id is no class.
+        A score that is NaN or infinite, a box that is NaN, or an id that is no class is an ExecutionError.
         """
         with np.errstate(all="ignore"):  # what becomes NaN is found below
             return self._decode(outputs)

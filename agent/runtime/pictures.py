@@ -70,17 +70,10 @@ Region = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A decoded image.
+    """A decoded image, upright, which may be reduced; `width` and `height` are those of the image as sent.
 
-    Attributes
-    ----------
-    image
-        Upright; its size may be reduced.
-    width, height
-        Size of the image as sent, upright, in pixels.
-    region
-        The part of `image`, in its pixels, that shows the image as sent: left, top, right, bottom. A reduced
-        image is rounded up to whole pixels, so its last ones are only partly covered.
+    `region` is the part of `image`, in its pixels, that shows the image as sent: left, top, right, bottom. A
+    reduced image is rounded up to whole pixels, so its last ones are only partly covered.
     """
 
     image: Image.Image

@@ -340,17 +340,7 @@ def normalise(values: Array, axis: int) -> Array:
 def top_k(scores: Array, k: int) -> Array:
     """Return the indices of the k largest scores, largest first; of equal scores, the lower index first.
 
-    Parameters
-    ----------
-    scores
-        Shape (n,), without NaN.
-    k
-        1 to n.
-
-    Returns
-    -------
-    Array
-        int64, shape (k,).
+    `scores` have the shape (n,) and no NaN; k is 1 to n. The indices are int64.
     """
     # Partitioning finds the k-th value without sorting; then only the scores that reach it are sorted.
     threshold = np.partition(scores, scores.size - k)[scores.size - k]
@@ -363,19 +353,9 @@ def top_k(scores: Array, k: int) -> Array:
 def detect(boxes: Array, scores: Array, step: Detect) -> tuple[Array, Array, Array]:
     """Drop scores up to the threshold, then boxes that overlap a better box of their class.
 
-    Parameters
-    ----------
-    boxes
-        float32, shape (n, 4), in the format of `step`.
-    scores
-        float32, shape (n, classes).
-    step
-        Thresholds and limits.
-
-    Returns
-    -------
-    boxes, scores, classes
-        Best first: float32 (m, 4) as corners in the model's own units, float32 (m,), int64 (m,).
+    `boxes`: float32, shape (n, 4), in the format of `step`; `scores`: float32, shape (n, classes). Return
+    boxes, scores and classes, best first: float32 (m, 4) as corners in the model's own units, float32 (m,),
+    int64 (m,).
     """
     first = 1 if step.background else 0
     rows, classes = np.nonzero(scores[:, first:] > step.score_threshold)

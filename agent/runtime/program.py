@@ -44,21 +44,9 @@ class Kernels(Protocol):
 
 
 class Program:
-    """The calls of a graph.
+    """The calls of a graph, by node, in order; a kernel that does not exist is a FormatError.
 
-    Attributes
-    ----------
-    steps
-        Ids of the nodes that a run calls, in order.
-    calls
-        Each step's function and arguments.
-    bound
-        Whether `steps` and `calls` are up to date.
-
-    Raises
-    ------
-    FormatError
-        If the graph calls a kernel that does not exist.
+    `bound` says whether `steps` and `calls` are up to date.
     """
 
     def __init__(self, graph: Graph, memory: GraphMemory, kernels: Kernels) -> None:
@@ -97,13 +85,7 @@ class Program:
                 self.calls[index] = self.call(self.steps[index])
 
     def run(self) -> None:
-        """Make all calls, with zeros in place of denormal numbers, which are slow on some processors.
-
-        Raises
-        ------
-        ExecutionError
-            If a kernel fails.
-        """
+        """Make all calls, with zeros in place of denormal numbers, which are slow on some processors."""
         arguments: tuple[Any, ...] = ()
         before = 1 if self._flush is None else self._flush(1)
         try:
@@ -118,13 +100,7 @@ class Program:
                 self._flush(0)
 
     def execute(self, i: int) -> None:
-        """Bind and make the call of one node.
-
-        Raises
-        ------
-        ExecutionError
-            If the kernel fails.
-        """
+        """Bind and make the call of one node."""
         function, arguments = self.call(i)
         try:
             function(*arguments)

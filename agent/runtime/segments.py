@@ -17,16 +17,9 @@ _MS: int = 1000
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of time.
+    """A stretch of time, in samples from the beginning, and the number of its class, or -1.
 
-    Attributes
-    ----------
-    start, end
-        In samples from the beginning.
-    label
-        Number of the class, or -1.
-    score
-        The best score of its windows, or 0.
+    `score` is the best one of its windows, or 0.
     """
 
     start: int

@@ -45,13 +45,7 @@ class StateMemory:
             np.copyto(view, value)
 
     def check(self) -> None:
-        """Check that the last run's states may be kept.
-
-        Raises
-        ------
-        SessionGoneError
-            If one exceeds its largest value.
-        """
+        """Check that the last run's states may be kept: none exceeds its largest value (SessionGoneError)."""
         for view, most in self._limits:
             if int(view[0]) > most:
                 raise SessionGoneError(

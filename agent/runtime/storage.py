@@ -21,22 +21,9 @@ Block = npt.NDArray[np.uint8]
 
 
 def allocate(nbytes: int) -> Block:
-    """Allocate a block of zeros that is aligned to 64 bytes.
+    """Allocate a block of zeros (uint8) that is aligned to 64 bytes; an empty block has an address too.
 
-    Parameters
-    ----------
-    nbytes
-        Size of the block. An empty block has an address too.
-
-    Returns
-    -------
-    Block
-        uint8, shape (nbytes,). A large one comes from calloc, so its pages exist only once they are written.
-
-    Raises
-    ------
-    MemoryError
-        If the system has no memory left.
+    A large one comes from calloc, so its pages exist only once they are written.
     """
     raw = np.zeros(nbytes + ALIGNMENT, dtype=np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
@@ -46,10 +33,7 @@ def allocate(nbytes: int) -> Block:
 def view(block: Block, dtype: str, shape: tuple[int, ...]) -> Array:
     """Return the first bytes of `block` as a tensor of this dtype and shape, without copying.
 
-    Raises
-    ------
-    ValueError
-        If the block is too small.
+    A block that is too small is a ValueError.
     """
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     if nbytes > block.nbytes:

@@ -37,15 +37,7 @@ def settings_of(broker: BrokerSettings) -> BrokerSettings:
 
 
 class Groups:
-    """The groups of one device.
-
-    Parameters
-    ----------
-    names
-        The groups.
-    connection
-        The connection for their requests.
-    """
+    """The groups of one device, and the connection for their requests."""
 
     def __init__(self, names: Sequence[str], connection: Subscriber) -> None:
         self._names = tuple(names)

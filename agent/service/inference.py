@@ -64,27 +64,10 @@ _NOT_THIS_ANSWER: Final = frozenset({TOO_LARGE.code, POISON.code, UNSENDABLE.cod
 
 
 class Inference:
-    """Answers requests.
+    """Answers requests to a device.
 
-    Parameters
-    ----------
-    device
-        This device's name in topics.
-    models
-        The models that run here.
-    answers
-        Answers that were given before.
-    metrics
-        The counters.
-    default_deadline_s
-        For requests without Message Expiry.
-    max_deadline_s
-        No request waits and is computed for longer.
-
-    Attributes
-    ----------
-    taken_for_groups
-        How many messages to groups have arrived.
+    `answers` were given before. `default_deadline_s` is for requests without Message Expiry; none waits and
+    is computed for longer than `max_deadline_s`. `taken_for_groups` counts messages to groups.
     """
 
     def __init__(

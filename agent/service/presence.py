@@ -99,21 +99,8 @@ class Presence:
     The control connection speaks for the others as long as it lives, and its will for all of them. They have
     no wills: the wills of one device on one topic would overwrite each other in an undefined order.
 
-    Parameters
-    ----------
-    session
-        This start of the agent.
-    connection
-        The control connection, whose will is `session.will()`.
-    clock
-        Returns seconds; `time.monotonic` except in tests.
-    call_later
-        Calls a function after so many seconds: a correction that comes too soon is made then. None drops it.
-
-    Attributes
-    ----------
-    storage
-        Why the disk cannot be written, from the next announcement on; empty while it can.
+    `call_later` makes a correction that comes too soon after so many seconds; None drops it. `storage` says
+    why the disk cannot be written, from the next announcement on.
     """
 
     def __init__(
@@ -165,12 +152,7 @@ class Presence:
     def on_state(self, payload: bytes, *, retained: bool = True) -> None:
         """Read the state of this device, and correct it if it is wrong.
 
-        Parameters
-        ----------
-        payload
-            What the topic says.
-        retained
-            Whether the broker had kept it; what is not retained was published just now.
+        What is not `retained` was published just now.
         """
         self._heard = payload
         if self._state != AgentState.ONLINE or payload in self._said:

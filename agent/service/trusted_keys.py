@@ -33,13 +33,7 @@ class TrustedKeys:
         self.keyring: Keyring | None = None
 
     def read(self) -> Keyring:
-        """Return the trusted keys.
-
-        Raises
-        ------
-        ConfigError
-            If there is no usable key.
-        """
+        """Return the trusted keys; without a usable one, it is a ConfigError."""
         try:
             keyring = Keyring.from_dir(self._folder)
         except ConfigError as error:

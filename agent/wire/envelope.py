@@ -112,16 +112,10 @@ class _EndOfWindowError(Exception):
 
 
 class _Window:
-    """The first bytes of a text, read with a limited number of steps.
+    """The first bytes of a JSON body, or of its end backwards, read with a limited number of steps.
 
-    Parameters
-    ----------
-    text
-        A JSON body, or its end backwards.
-    string
-        The pattern of a string in it, without the closing quote.
-    opening
-        The brackets that begin a value in it.
+    `string` is the pattern of a string in it, without the closing quote, and `opening` the brackets that
+    begin a value.
     """
 
     def __init__(self, text: bytes, string: re.Pattern[bytes], *, opening: bytes) -> None:

@@ -84,13 +84,7 @@ class AllowList:
             self._places.append(place)
 
     def check(self, url: str) -> Location:
-        """Return the parts of `url` if it is allowed.
-
-        Raises
-        ------
-        SourceError
-            If it is not allowed.
-        """
+        """Return the parts of `url` if it is allowed; else it is a SourceError."""
         location = parse_url(url)
         for place in self._places:
             below = place.path if place.path.endswith("/") else place.path + "/"

@@ -75,27 +75,12 @@ class BlockSource:
         self._connected_at = clock()
 
     async def download(self, digest: str, part: Part, progress: Callable[[int], None]) -> None:
-        """Append to `part` until it is complete.
+        """Append to `part`, whose length is where to resume, until it is complete.
 
-        Parameters
-        ----------
-        digest
-            `sha256:<hex>` of the bundle; it names the topics.
-        part
-            The download; its length is where to resume.
-        progress
-            Called with the number of downloaded bytes.
-
-        Raises
-        ------
-        TimeoutError
-            If no block arrived for `silence_limit_s` although the broker was connected.
-        EndlessDataError
-            If a block is longer than requested.
-        NoSpaceError, StoreError
-            If the part could not be written.
-        SourceError
-            If the broker does not pass on packets of a useful size.
+        `digest` names the topics; `progress` is called with the number of downloaded bytes. It is a
+        TimeoutError if no block arrived for `silence_limit_s` although the broker was connected, an
+        EndlessDataError if a block is longer than requested, and a SourceError if the broker does not pass on
+        packets of a useful size.
         """
         key = hex_digest(digest)
         now = self._clock()

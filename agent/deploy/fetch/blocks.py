@@ -118,10 +118,7 @@ class BlockPull:
     def block(self, offset: int, data: bytes, now: float) -> Iterator[Write | Want]:
         """Take a block; return what to write and what to request.
 
-        Raises
-        ------
-        EndlessDataError
-            If the block is longer than requested.
+        A block that is longer than requested is an EndlessDataError.
         """
         if not self.expects(offset):
             return

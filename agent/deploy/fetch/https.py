@@ -80,23 +80,10 @@ class HttpsSource:
     async def download(self, url: str, part: Part, progress: Callable[[int], None]) -> None:
         """Append to `part` until it is complete, in as many attempts as make progress.
 
-        Parameters
-        ----------
-        url
-            An https URL.
-        part
-            The download; its length is where to resume.
-        progress
-            Called in the event loop with the number of downloaded bytes, about once a second.
-
-        Raises
-        ------
-        SourceError
-            If the place is not allowed, refused, could not be reached, or was too slow.
-        EndlessDataError
-            If the server has more bytes than were announced.
-        NoSpaceError, StoreError
-            If the part could not be written.
+        The length of `part` is where to resume. `progress` is called in the event loop with the number of
+        downloaded bytes, about once a second. It is a SourceError if the place is not allowed, refused, could
+        not be reached, or was too slow, and an EndlessDataError if the server has more bytes than were
+        announced.
         """
         location = self.allowed.check(url)
         tls = await in_disk_thread(self._context)

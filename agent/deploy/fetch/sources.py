@@ -41,10 +41,7 @@ class Downloader:
     def check(self, request: Request) -> None:
         """Check that every source of `request` is allowed.
 
-        Raises
-        ------
-        SourceError
-            If one is not: another host, another scheme (such as `file:`), or an ambiguous URL.
+        Another host, another scheme (such as `file:`), or an ambiguous URL is a SourceError.
         """
         for source in request.sources:
             if source != MQTT_SOURCE:
@@ -53,23 +50,10 @@ class Downloader:
     async def fetch(self, request: Request, in_use: Collection[str], progress: Callable[[int], None]) -> Path:
         """Fetch a bundle, and return the path of a file with the requested digest.
 
-        Parameters
-        ----------
-        request
-            Model, digest, size and sources.
-        in_use
-            Digests whose unfinished downloads must not be deleted to make space.
-        progress
-            Called with the number of downloaded bytes.
-
-        Raises
-        ------
-        NoSpaceError
-            If the bundle does not fit.
-        SourceError, TimeoutError
-            If no source has it.
-        MixAndMatchError, EndlessDataError
-            If the last source has another file.
+        Unfinished downloads are deleted to make space, but for those `in_use`; `progress` is called with the
+        number of downloaded bytes. It is a NoSpaceError if the bundle does not fit, a SourceError or
+        TimeoutError if no source has it, and a MixAndMatchError or EndlessDataError if the last source has
+        another file.
         """
         self.check(request)
         if await in_disk_thread(self._is_stored, request.digest):

@@ -22,17 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """A bundle that failed on trial.
-
-    Attributes
-    ----------
-    digest, version
-        The bundle.
-    job
-        The deployment that asked for it; another one may try it again.
-    reason
-        Why it was taken back.
-    """
+    """A bundle that failed on trial, and why; another deployment than `job` may try it again."""
 
     digest: str
     version: str

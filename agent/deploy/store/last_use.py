@@ -34,13 +34,7 @@ class LastUse:
         return sorted(names, key=lambda name: (rank.get(name, len(rank)), name))
 
     def record(self, names: Iterable[str]) -> bool:
-        """Store the names, the most recently used first; return whether anything had to be written.
-
-        Raises
-        ------
-        DiskError
-            If it could not be written.
-        """
+        """Store the names, the most recently used first; return whether anything had to be written."""
         order = tuple(names)
         if order == self._names:
             return False

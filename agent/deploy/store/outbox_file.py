@@ -46,12 +46,8 @@ class OutboxFile:
     def open(cls, folder: Path) -> OutboxFile:
         """Open the file in a folder, which is replaced if it cannot be used.
 
-        Raises
-        ------
-        InUseError
-            If another agent has the file open.
-        DiskError
-            If the disk does not allow a new file.
+        It is an InUseError if another agent has it open, and a DiskError if the disk does not allow a new
+        file.
         """
         path = folder / FILE
         database = open_database(path, _open)
@@ -60,13 +56,7 @@ class OutboxFile:
         return cls(database)
 
     def read(self) -> list[OutboxRow]:
-        """Return all messages, the oldest first.
-
-        Raises
-        ------
-        DiskError
-            If the file cannot be read.
-        """
+        """Return all messages, the oldest first."""
         try:
             rows = self._database.execute("SELECT topic, payload, time_s FROM outbox ORDER BY number")
             return [OutboxRow(*row) for row in rows.fetchall()]
@@ -76,10 +66,7 @@ class OutboxFile:
     def write(self, gone: Iterable[str] | None, rows: Iterable[OutboxRow]) -> None:
         """Delete the messages on the topics `gone`, all if it is None, and add `rows`.
 
-        Raises
-        ------
-        DiskError
-            If the file cannot be written; nothing is changed, and it is closed.
+        If the file cannot be written (DiskError), nothing is changed, and it is closed.
         """
         try:
             with self._database:

@@ -35,12 +35,7 @@ class UrlVersion:
 class Part:
     """A download of `size` bytes, open for appending.
 
-    Parameters
-    ----------
-    path
-        The file, created if missing. Beside it, `<path>.origin` may record where the bytes came from.
-    size
-        The announced size of the bundle in bytes.
+    Beside the file, `<path>.origin` may record where the bytes came from.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -74,14 +69,9 @@ class Part:
         return self._size
 
     def append(self, data: bytes | memoryview) -> None:
-        """Write `data` at the end.
+        """Write `data` at the end, unless that is beyond the announced size (EndlessDataError).
 
-        Raises
-        ------
-        EndlessDataError
-            If the file would grow beyond the announced size; nothing is written.
-        NoSpaceError, StoreError
-            If the disk is full, or failed. The bytes before are kept for a later attempt.
+        If the disk is full, or failed, the bytes before are kept for a later attempt.
         """
         if self._written + len(data) > self._size:
             raise EndlessDataError(f"expected {self._size} bytes, got more")

@@ -69,15 +69,10 @@ class StateFile:
         return self._path.exists()
 
     def save(self, document: object) -> None:
-        """Replace the document, and then its mirror.
+        """Replace the document, and then its mirror; if that cannot be written, it is only logged.
 
         A call that hangs on the disk may end after its caller has given up, and after a later call. The
         document of the later call stays.
-
-        Raises
-        ------
-        NoSpaceError, StoreError
-            If the document could not be written. A mirror that cannot be written is only logged.
         """
         body = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
         digest = hashlib.sha256(body.encode()).hexdigest()

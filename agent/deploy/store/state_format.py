@@ -55,13 +55,7 @@ def check(root: Path) -> None:
 
 
 def mark(root: Path) -> None:
-    """Record the version in the state directory `root`.
-
-    Raises
-    ------
-    StoreError
-        If it could not be written.
-    """
+    """Record the version in the state directory `root`."""
     path, version = root / FORMAT_FILE, f"{STATE_FORMAT}\n".encode()
     try:
         if not path.is_file() and os.path.lexists(path):

@@ -74,15 +74,7 @@ _CONDITIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found out about the state directory.
-
-    Attributes
-    ----------
-    condition
-        Whether it can be written.
-    free_bytes, size_bytes
-        Of its file system; None if they are not known.
-    """
+    """Whether the state directory can be written, and the bytes of its file system, if they are known."""
 
     condition: Condition
     free_bytes: int | None = None
@@ -92,14 +84,8 @@ class Finding:
 def examine(root: Path, *, write: bool, room_bytes: int = FULL_BELOW_BYTES) -> Finding:
     """Look at the file system of `root`. This blocks: call it in a thread.
 
-    Parameters
-    ----------
-    root
-        The state directory.
-    write
-        Whether to write a small file too, and remove it; the directory is created if it is missing.
-    room_bytes
-        With less than this, the file system counts as full.
+    With `write`, a small file is written and removed; the directory is created if it is missing. With less
+    than `room_bytes`, the file system counts as full.
     """
     try:
         if write:

@@ -165,11 +165,6 @@ class Store:
         """Make the directory complete again, when it can be written again after it could not.
 
         What is only in memory is written, and a folder that was replaced is locked.
-
-        Raises
-        ------
-        StoreError
-            If it still cannot be written, a newer agent wrote it, or another agent uses it.
         """
         state_format.check(self.root)
         self.make_folders()

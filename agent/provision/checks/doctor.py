@@ -26,14 +26,8 @@ from agent.provision.finding import Finding, fail
 def examine(path: Path | None, *, connect: bool, progress: Callable[[str], None]) -> Iterator[Finding]:
     """Check the machine, the service, the configuration, the models and the broker, and yield the findings.
 
-    Parameters
-    ----------
-    path
-        The configuration file; None if there is none.
-    connect
-        Whether to connect to the broker too.
-    progress
-        Called with a line of text before each slow step.
+    `connect` says whether to connect to the broker too; `progress` is called with a line of text before each
+    slow step.
     """
     progress("loading the libraries ...")
     yield from machine.check_python()

@@ -35,19 +35,10 @@ _ALERT_S: Final = 2.0
 async def reach(
     settings: BrokerSettings, client_id: str, on_message: Callable[[Message], None]
 ) -> Connection:
-    """Connect once.
+    """Connect once, and return the open connection, which the caller closes.
 
-    Returns
-    -------
-    Connection
-        An open connection, which the caller closes.
-
-    Raises
-    ------
-    UnreachableError
-        If there is no connection; the error says why.
-    ConfigError
-        If a file with a password or certificate cannot be used.
+    An UnreachableError says why there is none; a password or certificate that cannot be used is a
+    ConfigError.
     """
     connection = Connection(settings, client_id=client_id, on_message=on_message)
     try:

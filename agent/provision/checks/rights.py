@@ -109,10 +109,7 @@ class _Probe:
     async def ask(self, connection: Connection) -> bool:
         """Send one request to ourselves and wait for it; return False if we may not send it.
 
-        Raises
-        ------
-        TimeoutError
-            If the broker accepted the request and it did not arrive.
+        If the broker accepted it and it did not arrive, it is a TimeoutError.
         """
         async with asyncio.timeout(_ANSWER_S):
             if (await connection.publish(self.topic, b"", properties=_SHORT_LIVED)).failed:

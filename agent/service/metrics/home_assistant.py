@@ -37,18 +37,10 @@ _MISSED_INTERVALS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device as Home Assistant sees it.
+    """A device as Home Assistant sees it: its name in topics, the agent's version, and the board.
 
-    Attributes
-    ----------
-    name, version, board
-        The device's name in topics, the agent's version, and the board.
-    models
-        Names of the models that run.
-    zones, throttled
-        Thermal zones that are measured, and whether the firmware reports that it slows the device down.
-    interval_s
-        Seconds between two publications of metrics.
+    `models` run, `zones` are measured; `throttled` says whether the firmware reports that it slows the device
+    down. Metrics are published every `interval_s`.
     """
 
     name: str

@@ -69,12 +69,7 @@ def describe(
 class Host:
     """Measures the device.
 
-    Parameters
-    ----------
-    usage
-        Returns free bytes and size of the state directory's file system; empty if they are not known.
-    root
-        `/` except in tests.
+    `usage` returns free bytes and size of the state directory's file system; empty if they are not known.
     """
 
     def __init__(self, usage: Callable[[], Sequence[int]], root: Path = Path("/")) -> None:

@@ -15,17 +15,7 @@ HISTOGRAM: Final = "histogram"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric.
-
-    Attributes
-    ----------
-    kind
-        One of Prometheus' types.
-    text
-        Its meaning, in one line.
-    labels
-        Names of its labels.
-    """
+    """One metric: its type in Prometheus, its meaning in one line, and the names of its labels."""
 
     kind: str
     text: str

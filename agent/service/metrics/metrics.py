@@ -36,18 +36,9 @@ Gauges = dict[tuple[str, Labels], float]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One value of a metric.
+    """One value of a metric in `metric_table.METRICS`, in the unit that the name says.
 
-    Attributes
-    ----------
-    metric
-        The metric's name in `metric_table.METRICS`.
-    name
-        The sample's name: the metric's, or with a suffix for a part of a histogram.
-    labels
-        Pairs of name and value.
-    value
-        In the unit that the name says.
+    `name` is the metric's, or has a suffix for a part of a histogram.
     """
 
     metric: str

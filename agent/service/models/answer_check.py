@@ -96,12 +96,6 @@ def _fault_of_tensors(answer: Answer) -> str | None:
 
 @functools.lru_cache(maxsize=_KNOWN_TENSORS)
 def _nbytes(tensors: tuple[str, ...]) -> int | None:
-    """Return the size of raw tensors; None if one of them is BYTES, whose size is not in its shape.
-
-    Raises
-    ------
-    ValueError
-        If one is not described as it must be.
-    """
+    """Return the size of raw tensors; None if one of them is BYTES, whose size is not in its shape."""
     specs = [parse_tensor(tensor) for tensor in tensors]
     return None if any(spec.datatype == "BYTES" for spec in specs) else sum(spec.nbytes for spec in specs)

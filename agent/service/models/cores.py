@@ -16,16 +16,10 @@ from agent.worker.frames import Share
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """The cores to divide.
+    """The processors that the agent may use, by core.
 
-    Attributes
-    ----------
-    processors
-        Those that the agent may use, by core.
-    threads
-        Most threads of one model's kernels; 0 for one on each of its cores, as far as the quota goes.
-    apart
-        Whether several models get different cores.
+    A model has at most so many `threads`; 0 for one on each of its cores, as far as the quota goes. `apart`
+    says whether several models get different cores.
     """
 
     processors: Processors

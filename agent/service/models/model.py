@@ -109,23 +109,9 @@ class ModelStatus:
 class Model:
     """One model's queue and its worker.
 
-    Parameters
-    ----------
-    name
-        As in topics.
-    limits
-        Limits of the queue.
-    on_state
-        Called when its worker's state changes.
-    spawn
-        Makes its worker processes.
-    is_held
-        Returns whether its worker may get no request now; when that has changed, `pump` goes on.
-
-    Attributes
-    ----------
-    used_s
-        When its last request arrived; 0 before the first.
+    `on_state` is called when its worker's state changes. `is_held` returns whether its worker may get no
+    request now; when that has changed, `pump` goes on. `used_s` is when its last request arrived; 0 before
+    the first.
     """
 
     def __init__(
@@ -186,14 +172,9 @@ class Model:
     def submit(self, pending: Pending) -> None:
         """Accept a request; it may be finished before this returns.
 
-        Raises
-        ------
-        OverloadedError
-            If the queue is full or the model out of service; the request is not accepted then.
-        PayloadError
-            If the payload is longer than a worker accepts.
-        ExecutionError
-            If equal requests ended the worker before.
+        It is not accepted if the queue is full or the model out of service (OverloadedError), if the payload
+        is longer than a worker accepts (PayloadError), or if equal requests ended the worker before
+        (ExecutionError).
         """
         if len(pending.payload) > MAX_PAYLOAD_BYTES:
             # A worker would end itself: MQTT 3.1.1 has no limit for packets, and MQTT 5's is configured.
@@ -311,10 +292,7 @@ class Model:
     ) -> Supervisor | None:
         """Start a worker for a bundle, give it the queue, and return its predecessor.
 
-        Raises
-        ------
-        EdgeError
-            If it does not start; nothing has changed then.
+        If it does not start, nothing has changed.
         """
         supervisor = Supervisor(
             verified,

@@ -33,24 +33,11 @@ DRAIN_LIMIT_S: Final = 30.0
 
 
 class Models:
-    """All models, by name.
+    """All models, by name, with the limits of each worker and each queue.
 
-    Parameters
-    ----------
-    settings
-        Limits of each worker.
-    limits
-        Limits of each queue.
-    on_change
-        Called with a model's name when its `status` has changed, or it is gone.
-    cores
-        The processors that they share; None leaves all of them to every worker.
-    spawn
-        Makes worker processes.
-    is_hot
-        Returns whether the device is slowed down.
-    revokes
-        Returns whether the key with this id is revoked.
+    `on_change` is called with a model's name when its `status` has changed, or it is gone. They share
+    `cores`; None leaves all of them to every worker. `is_hot` returns whether the device is slowed down, and
+    `revokes` whether the key with this id is revoked.
     """
 
     def __init__(
@@ -146,11 +133,6 @@ class Models:
 
         The worker before it serves them until then, and goes on if this raises. The bundle belongs to this
         object from the call on.
-
-        Raises
-        ------
-        EdgeError
-            If the new worker did not start, or its samples did not come out as recorded.
         """
         name = verified.manifest.name
         async with self._locks.setdefault(name, asyncio.Lock()):

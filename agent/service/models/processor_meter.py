@@ -29,16 +29,8 @@ class ProcessorMeter:
     def feed(self, now_s: float, used_s: float, *, busy_s: float, requests: int, processors: int) -> float:
         """Take a reading, and return the processor seconds that no request explains.
 
-        Parameters
-        ----------
-        now_s, used_s
-            The time and the process's processor time.
-        busy_s
-            How long it had at least one request since the reading before.
-        requests
-            How many it has answered since then.
-        processors
-            Processors on which it may run.
+        Since the reading before, the process had at least one request for `busy_s`, and has answered so many.
+        It may run on so many `processors`.
         """
         explained_s = processors * (busy_s + requests * _AFTER_REQUEST_S)
         forgiven_s = _FORGIVEN * (now_s - self._now_s)

@@ -407,13 +407,7 @@ def _connect(name: str) -> sqlite3.Connection:
 
 
 def _check(database: sqlite3.Connection) -> None:
-    """Read every row that is needed at the start.
-
-    Raises
-    ------
-    sqlite3.Error
-        If the database is damaged.
-    """
+    """Read every row that is needed at the start; if the database is damaged, it is an sqlite3.Error."""
     wrong = database.execute(
         "SELECT COUNT(*) FROM answers WHERE typeof(key) != 'blob' OR cheap NOT IN (0, 1)"
         " OR typeof(bytes) != 'integer' OR typeof(deadline_s) != 'real' OR typeof(client) != 'text'"

@@ -113,13 +113,7 @@ class FairQueue(Generic[Item]):
         self._set_back.pop(client, None)
 
     def pop(self) -> Item:
-        """Take out the request whose turn it is.
-
-        Raises
-        ------
-        IndexError
-            If there is none.
-        """
+        """Take out the request whose turn it is, of at least one."""
         if self._returned:
             item = self._returned.popleft()
         elif self._lanes:

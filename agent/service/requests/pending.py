@@ -101,31 +101,13 @@ class Pending:
         on_refusal: Callable[[Pending, RequestError], None],
         payload_digest: bytes | None = None,
     ) -> Pending:
-        """Read a request from a message.
+        """Read a request from a message that arrived on an `infer` topic.
 
-        Parameters
-        ----------
-        message
-            One that arrived on an `infer` topic.
-        model
-            The model's name, from the topic.
-        user
-            Who asks, from the topic; None if it does not say.
-        seq
-            A number that no other request of this process has.
-        now_s
-            When it arrived (`time.monotonic`).
-        default_deadline_s
-            For requests without Message Expiry and `deadline_s`.
-        max_deadline_s
-            A request waits and is computed for no longer; its answer is kept until its own deadline.
-        payload_digest
-            The SHA-256 of the payload, if it was taken already.
-
-        Raises
-        ------
-        UnanswerableError
-            If it names no reply topic for an answer, or its user has a name that no user can have.
+        `model` and `user` are from the topic. No other request of this process has the same `seq`.
+        `default_deadline_s` is for requests without Message Expiry and `deadline_s`. A request waits and is
+        computed for no longer than `max_deadline_s`; its answer is kept until its own deadline. One that
+        names no reply topic for an answer, or whose user has a name that no user can have, is an
+        UnanswerableError.
         """
         request = InferMessage.from_message(message, user)
         limit_s = default_deadline_s if request.deadline_s is None else request.deadline_s

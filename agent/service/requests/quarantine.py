@@ -42,12 +42,8 @@ class Verdict(Enum):
 class Content:
     """What a model gets from a request: equal contents have equal results.
 
-    Attributes
-    ----------
-    nbytes
-        Size of the payload.
-    digest
-        SHA-256 over what describes the payload, each part after its length, and the SHA-256 of the payload.
+    `digest` is the SHA-256 over what describes the payload, each part after its length, and the payload's
+    SHA-256.
     """
 
     nbytes: int
@@ -55,15 +51,7 @@ class Content:
 
     @classmethod
     def of(cls, request: Request, nbytes: int, payload_digest: bytes) -> Content:
-        """Return the content of one request, without what only names it.
-
-        Parameters
-        ----------
-        request
-            Its frame.
-        nbytes, payload_digest
-            Size and SHA-256 of its payload.
-        """
+        """Return the content of a request's frame and payload, without what only names it."""
         described = (request.content_type, request.accept or "", *request.tensors)
         whole = hashlib.sha256()
         for text in described:
