@@ -54,15 +54,7 @@ class Request:
     @classmethod
     def from_desired(cls, model: DesiredModel) -> Request:
         """Make the request for an entry of a desired document."""
-        return cls(
-            job=model.job,
-            model=model.model,
-            digest=model.digest,
-            size=model.size,
-            version=model.version,
-            sources=model.sources,
-            origin=Origin.DESIRED,
-        )
+        return cls(**asdict(model), origin=Origin.DESIRED)
 
 
 @dataclass(frozen=True, slots=True)

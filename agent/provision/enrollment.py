@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -79,10 +79,6 @@ def read_enrollment(path: Path) -> Enrollment:
             hint='write lines such as device = "kitchen", or the same as a JSON object',
         ) from error
     return parse_enrollment(document, path)
-
-
-def _listed(mistakes: Sequence[str]) -> str:
-    return "\n  ".join(map(printable, mistakes))
 
 
 def parse_enrollment(document: Mapping[str, object], path: Path) -> Enrollment:
