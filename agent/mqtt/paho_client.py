@@ -81,6 +81,21 @@ class PahoClient(paho.Client):
         """Count the packet that was queued last in `unsent_bytes`; `_packet_write` counts them all."""
         self.unsent_bytes += _weight(cast(Any, self._out_packet)[-1]["packet"])
 
+    def _packet_queue(
+        self,
+        command: int,
+        packet: bytes | bytearray,
+        mid: int,
+        qos: int,
+        info: paho.MQTTMessageInfo | None = None,
+    ) -> MQTTErrorCode:
+        # paho tells the owner only of the first packet that waits; the others must be counted, too.
+        others_wait, sock = self._registered_write, self.next_socket
+        code = super()._packet_queue(command, packet, mid, qos, info)
+        if others_wait and sock is not None and sock.is_full:
+            cast(Any, self.on_socket_register_write)(self, None, sock)
+        return code
+
     def _create_socket(self) -> paho.SocketLike:
         # paho's own method connects with a blocking call, however long that takes.
         assert self.next_socket is not None

@@ -111,6 +111,16 @@ async def test_answers_at_qos_0_for_a_broker_that_does_not_read_are_bounded() ->
 
 
 @in_virtual_time
+async def test_each_answer_at_qos_0_counts_for_a_broker_that_does_not_read() -> None:
+    broker = MemoryBroker()
+    async with in_memory(broker) as peer:
+        broker.clients[0].room = 0
+        verdicts = [await peer.publish(TOPIC, bytes(1 << 20), qos=0) for _ in range(20)]
+        assert verdicts.count(reason(0)) < 9
+        assert verdicts[-1] is QUEUE_FULL
+
+
+@in_virtual_time
 async def test_expired_message_is_not_sent() -> None:
     broker = MemoryBroker()
     peer = Peer(SETTINGS, open_socket=broker.open_socket)

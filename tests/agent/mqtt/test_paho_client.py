@@ -22,8 +22,9 @@ REPLACED = {
     "_packet_read",
     "_packet_write",
     "_mid_generate",
+    "_packet_queue",
 }
-CALLED = {"_packet_handle", "_sock_send", "_packet_queue", "_send_pubrec", "_send_pubcomp"}
+CALLED = {"_packet_handle", "_sock_send", "_send_pubrec", "_send_pubcomp"}
 ATTRIBUTES = {
     "_sock",
     "_in_packet",
@@ -31,6 +32,7 @@ ATTRIBUTES = {
     "_keepalive",
     "_last_bytes_received",
     "_last_msg_out",
+    "_registered_write",
 }
 IN_PACKET = {"command", "remaining_length", "packet", "pos"}
 OUT_PACKET = {"command", "packet", "pos", "to_process"}
