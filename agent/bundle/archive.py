@@ -90,7 +90,7 @@ class Member:
 
 
 def max_member_bytes(name: str) -> int:
-    """Return the largest size of a member, in bytes; another name is a FormatError."""
+    """Return the largest size of a member, in bytes; another name raises FormatError."""
     limit = MAX_MEMBER_BYTES.get(name)
     if limit is not None:
         return limit
@@ -104,7 +104,7 @@ def max_member_bytes(name: str) -> int:
 def encode_header(name: str, size: int) -> bytes:
     """Return the only valid header of a member: 512 bytes for a regular file, mode 0644, user 0, time 0.
 
-    A name that no member can have is a FormatError, and a `size` over the member's limit an EndlessDataError.
+    A name that no member can have raises FormatError, and a `size` over the member's limit EndlessDataError.
     """
     limit = max_member_bytes(name)
     if not 0 <= size <= limit:
@@ -201,7 +201,7 @@ def read_member(fd: int, member: Member) -> bytes:
 def read_exactly(fd: int, size: int, offset: int) -> bytes:
     """Read exactly `size` bytes at `offset`, whatever the file's position.
 
-    A file that ends earlier is a FormatError, one that the system cannot read a StoreError.
+    A file that ends earlier raises FormatError, and one that the system cannot read StoreError.
     """
     with _reading():
         data = os.pread(fd, size, offset)

@@ -40,7 +40,7 @@ def check_lengths(
 ) -> None:
     """Check that lengths fit the outputs of a graph, of which a postprocess reads `processed`.
 
-    An output that does not exist or does not fit is a ValueError.
+    An output that does not exist or does not fit raises ValueError.
     """
     specs = {spec.name: spec for spec in outputs}
     if not lengths:

@@ -97,7 +97,7 @@ def write_params(file: _Writer, params: Iterable[tuple[TensorSpec, ReadableBuffe
     """Write a parameter file without holding it in memory; return the number of bytes.
 
     More than 65536 tensors, a duplicate name, data that is not contiguous or does not have its spec's size,
-    and a spec without a fixed size (`BYTES`) are a ValueError.
+    and a spec without a fixed size (`BYTES`) raise ValueError.
     """
     entries = list(params)
     if len(entries) > MAX_PARAMS:

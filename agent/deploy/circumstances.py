@@ -35,7 +35,7 @@ class Circumstances:
         self._keys: object = None
 
     def read_keys(self) -> Keyring:
-        """Return the trusted keys; a ConfigError if there is none. This blocks: call it in a thread."""
+        """Return the trusted keys; raises ConfigError if there is none. This blocks: call it in a thread."""
         try:
             trusted = self._keyring()
         except EdgeError as error:

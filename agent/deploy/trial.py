@@ -178,7 +178,7 @@ class Trial:
 
     @classmethod
     def from_document(cls, value: Mapping[str, Any]) -> Trial:
-        """Read what `to_document` returned; something else is a KeyError, TypeError or ValueError."""
+        """Read what `to_document` returned; something else raises KeyError, TypeError or ValueError."""
         baseline = value["baseline"]
         return cls(
             starts=int(value["starts"]),

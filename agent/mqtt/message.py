@@ -84,7 +84,7 @@ class Will:
 
 
 def check_topic(topic: str) -> None:
-    """Check that a message can be published to a topic; one that MQTT cannot represent is a ValueError."""
+    """Check that a message can be published to a topic; one that MQTT cannot represent raises ValueError."""
     if not topic or not _FORBIDDEN.isdisjoint(topic) or len(topic.encode()) > MAX_STRING_BYTES:
         raise ValueError(f"expected a topic without wildcards, got {topic!a:.80}")
 
@@ -129,7 +129,7 @@ def decode_publish(
     """Decode a PUBLISH packet (MQTT 3.1.1 and 5.0, section 3.3): all after the fixed header.
 
     `version` is 5 or 4 (for 3.1.1), and `epoch` the number of the connection. `cut_bytes` is how long the
-    packet was, if it was too long and `packet` is only its beginning. A MalformedPacketError says that the
+    packet was, if it was too long and `packet` is only its beginning. Raises MalformedPacketError if the
     packet breaks the rules of MQTT in a way that only the broker can cause.
     """
     view = memoryview(packet)

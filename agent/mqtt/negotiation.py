@@ -73,8 +73,8 @@ class Negotiation:
     async def attempt(self, limit_s: float) -> Connack | Reason:
         """Try to connect; return the broker's CONNACK if it accepts, and otherwise why it does not.
 
-        Each version may take `limit_s`. It is an OSError if the broker cannot be reached, and a ConfigError
-        or StoreError if a file with a secret or certificate cannot be used, or not be read now.
+        Each version may take `limit_s`. Raises OSError if the broker cannot be reached, and ConfigError or
+        StoreError if a file with a secret or certificate cannot be used, or not be read now.
         """
         if self._settings.protocol != "auto":
             return await self._ask(self.first_version, limit_s)

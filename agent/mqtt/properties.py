@@ -81,7 +81,7 @@ EMPTY: Final = Properties()
 def encode(properties: Properties) -> bytes:
     """Encode properties, preceded by their length.
 
-    A string that MQTT cannot represent, or an expiry that is out of range, is a ValueError.
+    A string that MQTT cannot represent, or an expiry that is out of range, raises ValueError.
     """
     out = bytearray()
     if properties.utf8:
@@ -111,7 +111,7 @@ def decode(packet: memoryview, start: int) -> tuple[Properties, str | None, int]
     """Decode the properties that begin at `start`.
 
     Return them, why the message should be refused (they are incomplete then), or None, and the offset after
-    them. Bytes that break the specification's rules in a way that only the broker can cause are a
+    them. Bytes that break the specification's rules in a way that only the broker can cause raise
     MalformedPacketError.
     """
     length, at = _decode_varint(packet, start)

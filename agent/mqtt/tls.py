@@ -30,7 +30,7 @@ _CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTI
 
 
 def tls_context(settings: TlsSettings) -> ssl.SSLContext:
-    """Return a context with the current contents of the files; one that cannot be used is a ConfigError."""
+    """Return a context with the current contents of the files; one that cannot be used raises ConfigError."""
     try:
         context = verifying_context(settings.ca)
     except OSError as error:  # ssl.SSLError is one

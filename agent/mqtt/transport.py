@@ -237,7 +237,7 @@ class BrokerSocket:
     def recv(self, size: int) -> bytes:
         """Return up to `size` bytes that have arrived.
 
-        If there are none, it is a BlockingIOError or ssl.SSLWantReadError; any other OSError is a broken
+        Raises BlockingIOError or ssl.SSLWantReadError if there are none; any other OSError is a broken
         connection.
         """
         try:

@@ -57,7 +57,7 @@ class Dates:
 def read_credential(given: str, folder: Path, what: str) -> bytes:
     """Return the bytes of a credential that is given as a path, or as the PEM text itself.
 
-    A file that cannot be read, or is too long, is a ConfigError.
+    A file that cannot be read, or is too long, raises ConfigError.
     """
     if given.lstrip().startswith("-----BEGIN "):
         return given.strip().encode() + b"\n"
@@ -93,7 +93,7 @@ def trusted_key_id(raw: bytes, what: str) -> str:
 def certificates(raw: bytes, what: str) -> tuple[Dates, ...]:
     """Return the owner and the dates of each certificate in a PEM file.
 
-    A file without one, or with one that is damaged, is a ConfigError.
+    A file without one, or with one that is damaged, raises ConfigError.
     """
     blocks = _PEM.findall(raw)
     if not blocks:
@@ -110,7 +110,7 @@ def certificates(raw: bytes, what: str) -> tuple[Dates, ...]:
 
 
 def check_pair(certificate: bytes, key: bytes) -> None:
-    """Check that a private key belongs to a certificate, and has no password; else a ConfigError."""
+    """Check that a private key belongs to a certificate, and has no password; raises ConfigError if not."""
     certificates(certificate, "certificate")
     try:
         private = serialization.load_pem_private_key(key, password=None)

@@ -160,7 +160,7 @@ def is_text(given: str) -> bool:
 
 
 def key_files(enrollment: Enrollment) -> list[str]:
-    """Return the keys to trust, with the key files of a folder in its place; none is a ConfigError."""
+    """Return the keys to trust, with the key files of a folder in its place; none raises ConfigError."""
     found: list[str] = []
     for given in enrollment.trust:
         path = None if is_text(given) else enrollment.folder / Path(given).expanduser()

@@ -47,7 +47,7 @@ class Owner:
 
 
 def require_writable(path: Path) -> None:
-    """Check that a file can be written, before the user is asked any questions; else it is a ConfigError."""
+    """Check that a file can be written, before the user is asked any questions; raises ConfigError if not."""
     existing = path
     try:
         while not existing.exists() and existing != existing.parent:
@@ -59,7 +59,7 @@ def require_writable(path: Path) -> None:
 
 
 def make_folder(path: Path, owner: Owner) -> None:
-    """Create a folder and its parents; an existing folder is not changed. A ConfigError if that fails."""
+    """Create a folder and its parents, or raise ConfigError; an existing folder is not changed."""
     if path.is_dir():
         return
     try:
@@ -72,7 +72,7 @@ def make_folder(path: Path, owner: Owner) -> None:
 
 
 def write_file(path: Path, data: bytes, owner: Owner, mode: int) -> None:
-    """Replace a file in one step, durably; if that is a ConfigError, the old file is unchanged."""
+    """Replace a file in one step, durably; if that fails (ConfigError), the old file is unchanged."""
     try:
         with replacing(path, mode=0o600) as file:
             file.write(data)

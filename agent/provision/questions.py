@@ -26,8 +26,8 @@ def ask(
 ) -> Enrollment:
     """Ask for missing values, and return the enrollment with them.
 
-    `trusts` says whether the device already trusts a key. `read_secret` does not echo the answer. If all
-    answers to a question were wrong, it is a ConfigError.
+    `trusts` says whether the device already trusts a key. `read_secret` does not echo the answer. Raises
+    ConfigError if all answers to a question were wrong.
     """
     host = socket.gethostname().partition(".")[0]
     if enrollment.device is None:

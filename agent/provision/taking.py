@@ -34,7 +34,7 @@ def take(source: Path, target: Path) -> tuple[Path, ...]:
 
     `target` gets all values, with the text of files in place of their names. Return what was erased. A file
     with mistakes (EnrollmentError) is left for a person who corrects it; one that cannot be written or erased
-    is a ConfigError.
+    raises ConfigError.
     """
     erasing = source.parent / f"{source.name}{_ERASING}"
     if source.exists() or not erasing.exists():

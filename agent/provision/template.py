@@ -24,7 +24,7 @@ def fill(text: str, values: Mapping[str, Value | None]) -> str:
 
     Each value, named with its section as in `broker.url`, goes to its key, or to its commented-out key, or
     else to the end of its section; None removes the key. A text that is not TOML, or has a layout that cannot
-    be edited, is a ConfigError.
+    be edited, raises ConfigError.
     """
     before = _parse(text)
     lines = text.removesuffix("\n").split("\n")  # splitlines() would also split inside strings

@@ -105,7 +105,7 @@ class Listener:
         return Hearing(np.zeros(self.audio.lead, np.float32), 0, 0, tuple(finders), noise)
 
     def check(self, recording: Recording) -> None:
-        """Check that a recording has the declared rate; another is an InputError."""
+        """Check that a recording has the declared rate; another raises InputError."""
         rate = self.audio.rate
         if recording.rate != rate:
             raise InputError(

@@ -28,7 +28,7 @@ _WHISPER_RANGE: Final = 8.0
 
 
 class FeatureExtractor:
-    """One model's declared features, set up once; a declaration without features is a FormatError."""
+    """One model's declared features, set up once; a declaration without features raises FormatError."""
 
     def __init__(self, audio: Audio) -> None:
         if audio.features is None:

@@ -30,7 +30,7 @@ def copy_of(source: Array, out: Array | None) -> Array:
 def as_array(value: object, spec: TensorSpec) -> Array:
     """Return a caller's value as an array: numpy and DLPack arrays unchanged, numbers in the spec's dtype.
 
-    Anything else is an InputError.
+    Anything else raises InputError.
     """
     if isinstance(value, np.ndarray):
         return value
@@ -71,7 +71,7 @@ def check_adoptable(what: str, value: Array, spec: TensorSpec) -> None:
     """Check that kernels may use an array's memory as it is.
 
     `what` is its name in messages, such as `input 'x'`. An array that does not fit, is read-only, not
-    contiguous, or not aligned to 64 bytes is an InputError.
+    contiguous, or not aligned to 64 bytes raises InputError.
     """
     check_fits(what, value, spec)
     if not value.flags.writeable:

@@ -129,7 +129,7 @@ def fold(
 
     `given` has the weights by entry id, and `data` is the parameter file that they are in. `execute` runs a
     node by its id; what other graphs have computed in `shared` is not computed again. A weight that a node
-    needs, and that was freed before and is not given, is an InputError; a kernel that fails is an
+    needs, and that was freed before and is not given, raises InputError; a kernel that fails raises
     ExecutionError.
     """
     missing = (load_time.consumed & memory.freed) - given.keys()

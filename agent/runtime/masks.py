@@ -47,8 +47,8 @@ def encode_masks(
     A pixel belongs to an object if it is in its box and the sum of the prototypes, each multiplied by its
     factor and resized bilinearly, is above 0 (YOLACT, arXiv 1904.02689, section 3.1).
 
-    `weights`: float32, shape (m, factors), and `prototypes` (factors, height, width); if one is not finite,
-    it is an ExecutionError. `boxes`: float32, shape (m, 4), corners in pixels of the model's input, whose
+    `weights`: float32, shape (m, factors), and `prototypes` (factors, height, width); one that is not finite
+    raises ExecutionError. `boxes`: float32, shape (m, 4), corners in pixels of the model's input, whose
     height and width are `size`. `cells`: the pixels of the input that masks cover: first and last + 1 row and
     column.
     """

@@ -41,7 +41,7 @@ class Found:
 
 
 class ObjectDecoder:
-    """One step's decoding, set up once; an output without the shape that the step reads is a FormatError."""
+    """One step's decoding, set up once; an output of another shape than the step reads raises FormatError."""
 
     def __init__(self, step: Objects, specs: Mapping[str, TensorSpec]) -> None:
         self._step = step
@@ -79,7 +79,7 @@ class ObjectDecoder:
     def __call__(self, outputs: Mapping[str, Array]) -> Found:
         """Decode the outputs.
 
-        A score that is NaN or infinite, a box that is NaN, or an id that is no class is an ExecutionError.
+        A score that is NaN or infinite, a box that is NaN, or an id that is no class raises ExecutionError.
         """
         with np.errstate(all="ignore"):  # what becomes NaN is found below
             return self._decode(outputs)

@@ -44,7 +44,7 @@ class Kernels(Protocol):
 
 
 class Program:
-    """The calls of a graph, by node, in order; a kernel that does not exist is a FormatError.
+    """The calls of a graph, by node, in order; a kernel that does not exist raises FormatError.
 
     `bound` says whether `steps` and `calls` are up to date.
     """

@@ -33,7 +33,7 @@ def allocate(nbytes: int) -> Block:
 def view(block: Block, dtype: str, shape: tuple[int, ...]) -> Array:
     """Return the first bytes of `block` as a tensor of this dtype and shape, without copying.
 
-    A block that is too small is a ValueError.
+    A block that is too small raises ValueError.
     """
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     if nbytes > block.nbytes:

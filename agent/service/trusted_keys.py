@@ -33,7 +33,7 @@ class TrustedKeys:
         self.keyring: Keyring | None = None
 
     def read(self) -> Keyring:
-        """Return the trusted keys; without a usable one, it is a ConfigError."""
+        """Return the trusted keys; raises ConfigError without a usable one."""
         try:
             keyring = Keyring.from_dir(self._folder)
         except ConfigError as error:

@@ -40,10 +40,10 @@ def encode(document: Members) -> bytes:
 
 
 def parse_strictly(raw: bytes, what: str, max_bytes: int) -> object:
-    """Parse JSON (RFC 8259) without duplicate keys, NaN or infinity; anything else is a FormatError.
+    """Parse JSON (RFC 8259) without duplicate keys, NaN or infinity; anything else raises FormatError.
 
     `what` is its name in error messages, as in "the desired document". One of more than `max_bytes`, or of
-    more than `MAX_VALUES` values, is an EndlessDataError; it is not parsed.
+    more than `MAX_VALUES` values, raises EndlessDataError; it is not parsed.
     """
     if len(raw) > max_bytes:
         raise EndlessDataError(f"{what}: expected at most {max_bytes} bytes, got {len(raw)}")
@@ -64,7 +64,7 @@ def parse_strictly(raw: bytes, what: str, max_bytes: int) -> object:
 def parse_object(raw: bytes, what: str, max_bytes: int = MAX_AGENT_DOCUMENT_BYTES) -> Members:
     """Parse a JSON object tolerantly: a repeated key has its last value.
 
-    Anything else is a FormatError, and one of more than `max_bytes` an EndlessDataError.
+    Anything else raises FormatError, and one of more than `max_bytes` EndlessDataError.
     """
     if len(raw) > max_bytes:
         raise EndlessDataError(f"{what}: expected at most {max_bytes} bytes, got {len(raw)}")

@@ -69,7 +69,7 @@ class Envelope:
 
 
 def read_envelope(body: bytes) -> Envelope:
-    """Find the envelope in a JSON body; a value that has the wrong type or is too long is an InputError.
+    """Find the envelope in a JSON body; a value that has the wrong type or is too long raises InputError.
 
     If a key is repeated, its last value counts: the request can then be answered, and the worker refuses it.
     """
@@ -92,7 +92,7 @@ def read_envelope(body: bytes) -> Envelope:
 def write_envelope(envelope: Envelope, body: bytes) -> bytes:
     """Return a request's JSON body with the envelope's keys, which replace those of the same name.
 
-    A body that is not a JSON object is a FormatError.
+    A body that is not a JSON object raises FormatError.
     """
     session = envelope.session
     keys = {

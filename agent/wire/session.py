@@ -89,7 +89,7 @@ class SessionStep:
 
 
 def make_step(name: str, step: int | None, *, end: bool) -> SessionStep:
-    """Return a step of a session that a requester named; a value out of its range is an InputError."""
+    """Return a step of a session that a requester named; a value out of its range raises InputError."""
     try:
         return SessionStep(name, step, end)
     except ValueError as error:

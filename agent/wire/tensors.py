@@ -105,7 +105,7 @@ def spec_document(spec: TensorSpec, smallest: Sequence[int] | None = None) -> di
 
 
 def parse_spec(value: object) -> TensorSpec:
-    """Read name, datatype and largest shape from a JSON object; what is no tensor's is a FormatError."""
+    """Read name, datatype and largest shape from a JSON object; what is no tensor's raises FormatError."""
     tensor = document.members(value)
     shape = tensor.get("shape_max", tensor.get("shape"))
     if not isinstance(shape, list):

@@ -40,7 +40,7 @@ class Location:
 def parse_url(url: str) -> Location:
     """Split an https URL.
 
-    A SourceError says that it has another scheme, or that another parser could split it differently.
+    Raises SourceError if it has another scheme, or if another parser could split it differently.
     """
     shown = url[:120]
     if len(url) > MAX_SOURCE_CHARACTERS:
@@ -67,7 +67,7 @@ def parse_url(url: str) -> Location:
 class AllowList:
     """The https sources that are allowed: prefixes of the form `https://host[:port]/path/`.
 
-    One that is not a URL, or has a query, is a ConfigError.
+    One that is not a URL, or has a query, raises ConfigError.
     """
 
     def __init__(self, prefixes: Iterable[str]) -> None:
@@ -84,7 +84,7 @@ class AllowList:
             self._places.append(place)
 
     def check(self, url: str) -> Location:
-        """Return the parts of `url` if it is allowed; else it is a SourceError."""
+        """Return the parts of `url` if it is allowed; raises SourceError if not."""
         location = parse_url(url)
         for place in self._places:
             below = place.path if place.path.endswith("/") else place.path + "/"

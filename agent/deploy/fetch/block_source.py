@@ -77,9 +77,9 @@ class BlockSource:
     async def download(self, digest: str, part: Part, progress: Callable[[int], None]) -> None:
         """Append to `part`, whose length is where to resume, until it is complete.
 
-        `digest` names the topics; `progress` is called with the number of downloaded bytes. It is a
+        `digest` names the topics; `progress` is called with the number of downloaded bytes. Raises
         TimeoutError if no block arrived for `silence_limit_s` although the broker was connected, an
-        EndlessDataError if a block is longer than requested, and a SourceError if the broker does not pass on
+        EndlessDataError if a block is longer than requested, and SourceError if the broker does not pass on
         packets of a useful size.
         """
         key = hex_digest(digest)

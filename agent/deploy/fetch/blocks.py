@@ -118,7 +118,7 @@ class BlockPull:
     def block(self, offset: int, data: bytes, now: float) -> Iterator[Write | Want]:
         """Take a block; return what to write and what to request.
 
-        A block that is longer than requested is an EndlessDataError.
+        A block that is longer than requested raises EndlessDataError.
         """
         if not self.expects(offset):
             return

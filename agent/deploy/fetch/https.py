@@ -69,7 +69,7 @@ class HttpsSettings:
 class HttpsSource:
     """Downloads from the allowed places.
 
-    An allowed place that is not a URL, or a `ca_file` that cannot be read, is a ConfigError.
+    An allowed place that is not a URL, or a `ca_file` that cannot be read, raises ConfigError.
     """
 
     def __init__(self, settings: HttpsSettings) -> None:
@@ -81,8 +81,8 @@ class HttpsSource:
         """Append to `part` until it is complete, in as many attempts as make progress.
 
         The length of `part` is where to resume. `progress` is called in the event loop with the number of
-        downloaded bytes, about once a second. It is a SourceError if the place is not allowed, refused, could
-        not be reached, or was too slow, and an EndlessDataError if the server has more bytes than were
+        downloaded bytes, about once a second. Raises SourceError if the place is not allowed, refused, could
+        not be reached, or was too slow, and EndlessDataError if the server has more bytes than were
         announced.
         """
         location = self.allowed.check(url)

@@ -41,7 +41,7 @@ class Downloader:
     def check(self, request: Request) -> None:
         """Check that every source of `request` is allowed.
 
-        Another host, another scheme (such as `file:`), or an ambiguous URL is a SourceError.
+        Another host, another scheme (such as `file:`), or an ambiguous URL raises SourceError.
         """
         for source in request.sources:
             if source != MQTT_SOURCE:
@@ -51,8 +51,8 @@ class Downloader:
         """Fetch a bundle, and return the path of a file with the requested digest.
 
         Unfinished downloads are deleted to make space, but for those `in_use`; `progress` is called with the
-        number of downloaded bytes. It is a NoSpaceError if the bundle does not fit, a SourceError or
-        TimeoutError if no source has it, and a MixAndMatchError or EndlessDataError if the last source has
+        number of downloaded bytes. Raises NoSpaceError if the bundle does not fit, SourceError or
+        TimeoutError if no source has it, and MixAndMatchError or EndlessDataError if the last source has
         another file.
         """
         self.check(request)

@@ -46,8 +46,7 @@ class OutboxFile:
     def open(cls, folder: Path) -> OutboxFile:
         """Open the file in a folder, which is replaced if it cannot be used.
 
-        It is an InUseError if another agent has it open, and a DiskError if the disk does not allow a new
-        file.
+        Raises InUseError if another agent has it open, and DiskError if the disk does not allow a new file.
         """
         path = folder / FILE
         database = open_database(path, _open)

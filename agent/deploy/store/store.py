@@ -130,7 +130,7 @@ class Store:
             return True  # if one can be opened all the same, it serves
 
     def make_folders(self) -> None:
-        """Create the directory and its folders, where they are missing; a StoreError if that fails."""
+        """Create the directory and its folders, where they are missing; raises StoreError if that fails."""
         try:
             for directory in (self.root, self._bundles, self._parts, self.inbox):
                 if directory is not self.root and directory.exists() and not directory.is_dir():
@@ -287,7 +287,7 @@ class Store:
         return status.f_bavail * status.f_frsize
 
     def require_space(self, missing_bytes: int, *, margin_bytes: int = SPACE_MARGIN_BYTES) -> None:
-        """Check that `missing_bytes` fit here with `margin_bytes` to spare; a NoSpaceError if they do not."""
+        """Check that `missing_bytes` fit here with `margin_bytes` to spare, or raise NoSpaceError."""
         free = self.free_bytes()
         if missing_bytes + margin_bytes > free:
             raise NoSpaceError(

@@ -37,8 +37,8 @@ async def reach(
 ) -> Connection:
     """Connect once, and return the open connection, which the caller closes.
 
-    An UnreachableError says why there is none; a password or certificate that cannot be used is a
-    ConfigError.
+    Raises UnreachableError, which says why, if there is none, and ConfigError if a password or certificate
+    cannot be used.
     """
     connection = Connection(settings, client_id=client_id, on_message=on_message)
     try:

@@ -61,8 +61,8 @@ async def check_broker(
 ) -> list[Finding]:
     """Connect as the device, and try everything that it will do there.
 
-    If an agent is `serving` on this machine, this name may be online. No connection is an UnreachableError
-    that says why, and a password or certificate that cannot be used a ConfigError.
+    If an agent is `serving` on this machine, this name may be online. Raises UnreachableError, which says
+    why, if there is no connection, and ConfigError if a password or certificate cannot be used.
     """
     probe = _Probe(device)
     started_s = time.monotonic()
@@ -109,7 +109,7 @@ class _Probe:
     async def ask(self, connection: Connection) -> bool:
         """Send one request to ourselves and wait for it; return False if we may not send it.
 
-        If the broker accepted it and it did not arrive, it is a TimeoutError.
+        Raises TimeoutError if the broker accepted it and it did not arrive.
         """
         async with asyncio.timeout(_ANSWER_S):
             if (await connection.publish(self.topic, b"", properties=_SHORT_LIVED)).failed:

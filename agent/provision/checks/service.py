@@ -63,7 +63,7 @@ def check_service() -> Iterator[Finding]:
 
 
 def restart() -> None:
-    """Start or restart the service, and return when it is serving; else it is a ConfigError."""
+    """Start or restart the service, and return when it is serving; raises ConfigError if not."""
     if not systemd_runs():
         raise ConfigError("--start: systemd is not running here", hint="start the agent with edge-agent run")
     done = _systemctl("restart", UNIT, limit_s=_START_LIMIT_S)

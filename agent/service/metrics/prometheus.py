@@ -87,7 +87,7 @@ class PrometheusPage:
     """Serves samples to Prometheus; port 0 stands for any free one.
 
     `samples` is called in the event loop in which this object is made. A missing library, and an address that
-    cannot be listened on, are a ConfigError.
+    cannot be listened on, raise ConfigError.
     """
 
     def __init__(self, address: ListenAddress, samples: Callable[[], Sequence[Sample]]) -> None:

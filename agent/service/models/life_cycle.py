@@ -155,7 +155,7 @@ OUT_OF_SERVICE: Final = frozenset({State.FAILED, State.RETRYING, State.STOPPED})
 
 
 def next_state(state: State, event: Event) -> State:
-    """Return the state that follows; an event that cannot happen in that state is a ValueError."""
+    """Return the state that follows; an event that cannot happen in that state raises ValueError."""
     following = TRANSITIONS[state].get(event)
     if following is None:
         expected = ", ".join(possible.name for possible in TRANSITIONS[state]) or "no event"

@@ -123,7 +123,7 @@ class AnswerRecord:
 class AnswerStore:
     """Remembers answers, and which of them the broker does not have yet.
 
-    The database is in `folder`, or in memory if that is None. A file that another agent has open is an
+    The database is in `folder`, or in memory if that is None. A file that another agent has open raises
     InUseError. `boot` changes with each start of the machine; None stands for the kernel's boot id.
     """
 
@@ -407,7 +407,7 @@ def _connect(name: str) -> sqlite3.Connection:
 
 
 def _check(database: sqlite3.Connection) -> None:
-    """Read every row that is needed at the start; if the database is damaged, it is an sqlite3.Error."""
+    """Read every row that is needed at the start; raises sqlite3.Error if the database is damaged."""
     wrong = database.execute(
         "SELECT COUNT(*) FROM answers WHERE typeof(key) != 'blob' OR cheap NOT IN (0, 1)"
         " OR typeof(bytes) != 'integer' OR typeof(deadline_s) != 'real' OR typeof(client) != 'text'"

@@ -106,7 +106,7 @@ class Pending:
         `model` and `user` are from the topic. No other request of this process has the same `seq`.
         `default_deadline_s` is for requests without Message Expiry and `deadline_s`. A request waits and is
         computed for no longer than `max_deadline_s`; its answer is kept until its own deadline. One that
-        names no reply topic for an answer, or whose user has a name that no user can have, is an
+        names no reply topic for an answer, or whose user has a name that no user can have, raises
         UnanswerableError.
         """
         request = InferMessage.from_message(message, user)
