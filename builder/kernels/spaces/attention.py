@@ -26,7 +26,7 @@ from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import Values, constant_of, op_name, shape_of
 from builder.kernels.spaces import rows as rows_space
 from builder.kernels.spaces import vector_math
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.fallback import is_cheap
 from builder.kernels.spaces.matmul import best_rows
 from builder.kernels.spaces.matrix_view import MatrixView
@@ -174,9 +174,7 @@ class Attention:
             return self._expression(tensors, masked, list(order or range(len(self.shape))))
 
         reader, bb.current = bb.current, span_of(self.nodes) or bb.current
-        result = bb.emit(
-            bb.call_te(compute, *operands, primfunc_name_hint=KIND, primfunc_attrs=FUSES_ELEMENTWISE)
-        )
+        result = emit_kernel(bb, KIND, compute, *operands)
         bb.current = reader
         return result
 

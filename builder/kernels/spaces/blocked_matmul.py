@@ -27,8 +27,8 @@ from tvm import s_tir as st
 from builder.importer.blocked_weights import BlockedWeights
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import emit_weights, shape_of
-from builder.kernels.spaces import matmul
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
+from builder.kernels.spaces import matmul, tiled
+from builder.kernels.spaces.epilogue import NEVER_FUSED, Epilogue, emit_kernel
 from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, tilings
 from builder.target.device_target import DeviceTarget
 
@@ -152,24 +152,17 @@ def emit(bb: relax.BlockBuilder, x: relax.Expr, weights: BlockedWeights, target:
         dtype = np.uint8 if weights.bits == 4 else weights.codes.dtype
         operands.append(relax.const(pack(zeros.astype(dtype), panel)))
     if not few:
-        dense = bb.emit(
-            bb.call_te(
-                lambda b, s, *z: decoded(b, s, *z, code=code),
-                *operands,
-                primfunc_name_hint="decoded_weights",
-                primfunc_attrs=NEVER_FUSED,
-            )
+        dense = emit_kernel(
+            bb, "decoded_weights", lambda b, s, *z: decoded(b, s, *z, code=code), *operands, attrs=NEVER_FUSED
         )
         return matmul.emit_packed(bb, x, dense, columns, target)
     width = min(panel, target.simd.lanes)
-    return bb.emit(
-        bb.call_te(
-            lambda a, b, s, *z: product(a, b, s, *z, code=code, columns=columns, width=width),
-            x,
-            *operands,
-            primfunc_name_hint="blocked_matmul",
-            primfunc_attrs=FUSES_ELEMENTWISE,
-        )
+    return emit_kernel(
+        bb,
+        "blocked_matmul",
+        lambda a, b, s, *z: product(a, b, s, *z, code=code, columns=columns, width=width),
+        x,
+        *operands,
     )
 
 
@@ -269,8 +262,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     sums = producers["block_sums"]
     epilogue = Epilogue.after(sch, block)
     *lead, j, b = sch.get_loops(block)
-    extents = [int(sch.get(loop).extent) for loop in lead]
-    i = lead.pop(max((at for at, extent in enumerate(extents) if extent > 1), default=len(lead) - 1))
+    i = tiled.pop_rows(sch, lead)
     count = int(sch.get(i).extent)
     options = tilings(count, matmul.FEW_ROWS)
     vectors = panel // width
@@ -287,7 +279,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     sch.reorder(jo, *lead, io, b, ii, jt, ji)
     epilogue.place(io, vector=width)
     sch.compute_at(sums, b, preserve_unit_loops=True)
-    inner = sch.get_loops(sums)[-(len(extents) + 3) :]
+    inner = sch.get_loops(sums)[-(len(lead) + 4) :]
     *_, n, k = inner
     long = [loop for loop in inner[:-3] if int(sch.get(loop).extent) > 1]
     row = long[-1] if long else inner[0]

@@ -19,7 +19,7 @@ from tvm.script.ir_builder import tirx as ir
 
 from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces.concatenation import JOBS, JOINS, WORTH_A_LAUNCH
-from builder.kernels.spaces.epilogue import NEVER_FUSED
+from builder.kernels.spaces.epilogue import NEVER_FUSED, emit_kernel
 
 # The kernel is written out, not scheduled: this names where its loops come from.
 KIND: Final = "channels"
@@ -91,7 +91,7 @@ def emit(
     attrs = {"edge.written": KIND, **NEVER_FUSED}
     if spread.strides == (1, 1) and joins(shape, [shape_of(source) for source in sources], picks[0]):
         attrs[JOINS] = 1
-    return bb.emit(bb.call_te(compute, *sources, primfunc_name_hint="channels", primfunc_attrs=attrs))
+    return emit_kernel(bb, "channels", compute, *sources, attrs=attrs)
 
 
 def joins(shape: Sequence[int], sources: Sequence[Sequence[int]], picked: Sequence[Pick]) -> bool:

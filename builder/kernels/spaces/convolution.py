@@ -18,7 +18,7 @@ from tvm import s_tir as st
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.spaces import prefetch, shares
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Columns, Conv2d, Rows
 from builder.kernels.spaces.idle_taps import MARK
 from builder.kernels.spaces.padded_copy import pad, read_pixels, schedule_pad, worth_reading_once
@@ -122,8 +122,7 @@ def emit(
             return convolve(pixels, w, plain, blocks, step)
         return convolve(pad(data, op), w, op, blocks, step)
 
-    call = bb.call_te(compute, x, packed, primfunc_name_hint="conv2d", primfunc_attrs=FUSES_ELEMENTWISE)
-    return bb.emit(call)
+    return emit_kernel(bb, "conv2d", compute, x, packed)
 
 
 def _tiles_of(

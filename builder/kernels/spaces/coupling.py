@@ -12,6 +12,8 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as ir
 
+from builder.kernels.spaces.epilogue import emit_kernel
+
 # The kernel is written out, not scheduled: this names where its loops come from.
 KIND: Final = "coupling"
 ROUNDS: Final = 100
@@ -32,8 +34,7 @@ def emit(bb: relax.BlockBuilder, pairs: relax.Expr) -> relax.Expr:
             out_buffers=[tirx.decl_buffer((samples, classes), "float32")],
         )
 
-    call = bb.call_te(compute, pairs, primfunc_name_hint=KIND, primfunc_attrs={"edge.written": KIND})
-    return bb.emit(call)
+    return emit_kernel(bb, KIND, compute, pairs, attrs={"edge.written": KIND})
 
 
 def _write(samples: int, classes: int, pairs: tirx.Buffer, out: tirx.Buffer) -> tirx.Stmt:

@@ -14,7 +14,7 @@ from tvm import s_tir as st
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.spaces import shares
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.padded_copy import pad
 from builder.kernels.spaces.register_tile import tilings
@@ -55,7 +55,7 @@ def emit(
 
     operands = [x, packed, *([] if zero is None else [zero])]
     name = "depthwise" if zero is None else "integer_depthwise"
-    return bb.emit(bb.call_te(compute, *operands, primfunc_name_hint=name, primfunc_attrs=FUSES_ELEMENTWISE))
+    return emit_kernel(bb, name, compute, *operands)
 
 
 def packed_weights(weight: te.Tensor, block: int) -> te.Tensor:

@@ -7,12 +7,12 @@ a separate buffer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from tvm import relax, tirx
 from tvm import s_tir as st
-from tvm import tirx
 
 from builder.kernels.spaces.fallback import is_cheap
 
@@ -25,6 +25,17 @@ NEVER_FUSED: Final[Mapping[str, int]] = {"op_pattern": 8}  # kOpaque
 _MAX_UNROLLED: Final = 32
 # Vectors whose bytes are stored together (`builder.codegen.joined_bytes`).
 _JOINED: Final = 4
+
+
+def emit_kernel(
+    bb: relax.BlockBuilder,
+    name: str,
+    compute: Callable[..., Any],
+    *args: Any,  # noqa: ANN401 - as `call_te` takes them
+    attrs: Mapping[str, object] = FUSES_ELEMENTWISE,
+) -> relax.Expr:
+    """Emit a call of a tensor expression; `attrs` say what is fused to its kernel."""
+    return bb.emit(bb.call_te(compute, *args, primfunc_name_hint=name, primfunc_attrs=attrs))
 
 
 @dataclass(frozen=True, slots=True)

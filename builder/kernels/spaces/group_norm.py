@@ -18,7 +18,7 @@ from tvm import s_tir as st
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces import planes, rows
-from builder.kernels.spaces.epilogue import INJECTIVE, NEVER_FUSED
+from builder.kernels.spaces.epilogue import INJECTIVE, NEVER_FUSED, emit_kernel
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "group_norm"
@@ -36,14 +36,12 @@ def group_norm(
     `groups`: how many groups of adjacent channels there are; it divides `channels`.
     """
     _, _, height, width, _ = shape_of(x)
-    moments = bb.emit(bb.call_te(_moments, x, primfunc_name_hint="moments", primfunc_attrs=NEVER_FUSED))
+    moments = emit_kernel(bb, "moments", _moments, x, attrs=NEVER_FUSED)
 
     def of_groups(own: te.Tensor) -> te.Tensor:
         return _of_groups(own, channels, groups, height * width, epsilon)
 
-    numbers = bb.emit(
-        bb.call_te(of_groups, moments, primfunc_name_hint="group_moments", primfunc_attrs=NEVER_FUSED)
-    )
+    numbers = emit_kernel(bb, "group_moments", of_groups, moments, attrs=NEVER_FUSED)
 
     def normalised(data: te.Tensor, own: te.Tensor) -> te.Tensor:
         return te.compute(
@@ -52,9 +50,7 @@ def group_norm(
             name="group_norm",
         )
 
-    return bb.emit(
-        bb.call_te(normalised, x, numbers, primfunc_name_hint="group_norm", primfunc_attrs=INJECTIVE)
-    )
+    return emit_kernel(bb, "group_norm", normalised, x, numbers, attrs=INJECTIVE)
 
 
 def _moments(data: te.Tensor) -> te.Tensor:

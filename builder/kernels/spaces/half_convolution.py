@@ -18,7 +18,7 @@ from tvm import s_tir as st
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces.convolution import filled
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.half_sums import chunk_of
 from builder.kernels.spaces.padded_copy import pad, schedule_pad
@@ -98,8 +98,7 @@ def emit(
     def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
         return convolve(pad(data, op), w, op, blocks, dtype)
 
-    call = bb.call_te(compute, x, packed, primfunc_name_hint="half_conv2d", primfunc_attrs=FUSES_ELEMENTWISE)
-    return bb.emit(call)
+    return emit_kernel(bb, "half_conv2d", compute, x, packed)
 
 
 def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int, dtype: str = "float32") -> te.Tensor:

@@ -15,11 +15,11 @@ from tvm.ir import Call
 
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import Values, constant_of, shape_of
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.half_sums import MOST
 from builder.kernels.spaces.matmul import best_rows, pack
 from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, tilings
-from builder.kernels.spaces.tiled import most_rows
+from builder.kernels.spaces.tiled import most_rows, pop_rows
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "half_matmul"
@@ -49,14 +49,9 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
     whole[:depth] = weight
     packed = relax.const(pack(whole, panel))
     left = table.plain(call.args[0])
-    new = table.bb.call_te(
-        lambda a, b: product(a, b, columns, 2 * target.simd.lanes),
-        left,
-        packed,
-        primfunc_name_hint="half_matmul",
-        primfunc_attrs=FUSES_ELEMENTWISE,
-    )
-    table.define(var, table.bb.emit(new))
+    width = 2 * target.simd.lanes
+    new = emit_kernel(table.bb, "half_matmul", lambda a, b: product(a, b, columns, width), left, packed)
+    table.define(var, new)
     return True
 
 
@@ -107,8 +102,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     filled = sch.get_producers(products)
     epilogue = Epilogue.after(sch, block)
     *lead, j, chunk = sch.get_loops(block)
-    extents = [int(sch.get(loop).extent) for loop in lead]
-    i = lead.pop(max((at for at, extent in enumerate(extents) if extent > 1), default=len(lead) - 1))
+    i = pop_rows(sch, lead)
     count = int(sch.get(i).extent)
     options = tilings(count, 32)
     vectors = panel // width
@@ -119,7 +113,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     sch.reorder(jo, *lead, io, chunk, ii, jt, ji)
     epilogue.place(io, vector=width)
     sch.compute_at(products, chunk, preserve_unit_loops=True)
-    *outer, n, k = sch.get_loops(products)[-(len(extents) + 3) :]
+    *outer, n, k = sch.get_loops(products)[-(len(lead) + 4) :]
     long = [loop for loop in outer if int(sch.get(loop).extent) > 1]
     row = long[-1] if long else outer[0]
     nt, ni = sch.split(n, [None, width])

@@ -19,11 +19,11 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.kernels.decisions import SPACE_MARK, Chooser
+from builder.kernels.decisions import Chooser
 from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces import winograd
 from builder.kernels.spaces.convolution import pack_weights
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
+from builder.kernels.spaces.epilogue import NEVER_FUSED, Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.half_sums import chunk_of
 from builder.kernels.spaces.register_tile import (
@@ -35,7 +35,7 @@ from builder.kernels.spaces.register_tile import (
 )
 from builder.kernels.spaces.winograd_loops import order_input, order_output
 from builder.kernels.spaces.winograd_stages import Stages, shares_sums
-from builder.kernels.spaces.winograd_transforms import Matrix, Transforms, select
+from builder.kernels.spaces.winograd_transforms import Matrix, Transforms
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "half_winograd"
@@ -92,44 +92,22 @@ def emit(
     The parameters are those of `convolution.emit`; `x` and `weight` are float16.
     """
     in_block, blocks, stride = shape_of(x)[4], -(-op.out_channels // out_block), op.strides[0]
-    m = _TILES[stride]
+    m, g = _TILES[stride], transforms(stride).weights
     oc, beside = space(Stages(op, (m, m), 1).tiles, blocks, target)
     packed = relax.const(pack_weights(weight, in_block, out_block, oc))
-    u = bb.emit(
-        bb.call_te(
-            lambda w: transform_weights(w, stride),
-            packed,
-            primfunc_name_hint="half_winograd_weights",
-            primfunc_attrs=NEVER_FUSED,
-        )
+    u = emit_kernel(
+        bb,
+        "half_winograd_weights",
+        lambda w: winograd.transformed(w, g, g, "float16"),
+        packed,
+        attrs=NEVER_FUSED,
     )
-    return bb.emit(
-        bb.call_te(
-            lambda data, weights: convolve(data, weights, op, beside, sharing=shares_sums(target)),
-            x,
-            u,
-            primfunc_name_hint="half_winograd",
-            primfunc_attrs=FUSES_ELEMENTWISE,
-        )
-    )
-
-
-def transform_weights(w: te.Tensor, stride: int) -> te.Tensor:
-    """Return `G g G^T`, `[(m + 2)**2, OB/t, IB, bi, t, bo]`, of `w`, `[OB/t, IB, 3, 3, bi, t, bo]`."""
-    size, g = _TILES[stride] + 2, transforms(stride).weights
-    ob, ib, _, _, bi, t, bo = (int(d) for d in w.shape)
-    half = te.compute(
-        (ob, ib, size, 3, bi, t, bo),
-        lambda o, i, e, kw, a, s, b: select(e, g, lambda kh: w[o, i, kh, kw, a, s, b]),
-        name="half",
-    )
-    return te.compute(
-        (size * size, ob, ib, bi, t, bo),
-        lambda xi, o, i, a, s, b: select(xi % size, g, lambda kw: half[o, i, xi // size, kw, a, s, b]).astype(
-            "float16"
-        ),
-        name="weights",
-        attrs={SPACE_MARK: winograd.WEIGHTS_KIND},
+    return emit_kernel(
+        bb,
+        "half_winograd",
+        lambda data, weights: convolve(data, weights, op, beside, sharing=shares_sums(target)),
+        x,
+        u,
     )
 
 

@@ -33,7 +33,7 @@ from builder.kernels.spaces.dot_loops import (
     member,
     words_group,
 )
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d, Rows
 from builder.kernels.spaces.padded_copy import pad, read_pixels, schedule_pad, worth_reading_once
 from builder.kernels.spaces.register_tile import TileChoices, hold_operand, tilings
@@ -114,15 +114,9 @@ def emit(
         value = point[0]().astype(dtype) if number is None else tirx.const(number, dtype)
         return convolve(pad(data, op, value, dtype), w, op, blocks)
 
-    call = bb.call_te(
-        compute,
-        x,
-        relax.const(packed),
-        *([zero] if number is None else []),
-        primfunc_name_hint="integer_conv2d",
-        primfunc_attrs=FUSES_ELEMENTWISE,
+    return emit_kernel(
+        bb, "integer_conv2d", compute, x, relax.const(packed), *([zero] if number is None else [])
     )
-    return bb.emit(call)
 
 
 def padding_number(zero: relax.Expr, pixel_bytes: int) -> int | None:

@@ -33,7 +33,7 @@ from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import constant_of, shape_of
 from builder.kernels.spaces import shares
 from builder.kernels.spaces.dot_loops import mark_lanes
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.padded_copy import pad
 from builder.kernels.spaces.register_tile import tilings
@@ -191,10 +191,7 @@ def _emit_padded(
         return convolve(pad(data, around, value), w)
 
     operands = [x, relax.const(np.ascontiguousarray(packed)), *([zero] if number is None else [])]
-    call = bb.call_te(
-        compute, *operands, primfunc_name_hint="integer_depthwise", primfunc_attrs=FUSES_ELEMENTWISE
-    )
-    return bb.emit(call)
+    return emit_kernel(bb, "integer_depthwise", compute, *operands)
 
 
 def _rows_read(op: Conv2d, kernel_h: int) -> int:

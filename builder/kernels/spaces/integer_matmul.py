@@ -29,7 +29,7 @@ from builder.kernels.spaces.dot_loops import (
     member,
     words_group,
 )
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.integer_convolution import is_longer_group, start_sums, tile_cost
 from builder.kernels.spaces.register_tile import hold_operand, tilings
 from builder.target.device_target import DeviceTarget
@@ -95,14 +95,14 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
         packed = in_pairs(packed)
     elif dot.halves:
         dtype = "int16"
-    new = table.bb.call_te(
+    new = emit_kernel(
+        table.bb,
+        "integer_matmul",
         lambda a, b: product(filled_rows(a, group, dtype), b, columns),
         table.plain(call.args[0]),
         relax.const(packed),
-        primfunc_name_hint="integer_matmul",
-        primfunc_attrs=FUSES_ELEMENTWISE,
     )
-    table.define(var, table.bb.emit(new))
+    table.define(var, new)
     return True
 
 
@@ -195,8 +195,7 @@ def apply(
     operands = sch.get_producers(block)
     epilogue = Epilogue.after(sch, block)
     (*lead, j), (k, *kg) = _loops(sch, block)
-    extents = [int(sch.get(loop).extent) for loop in lead]
-    i = lead.pop(max((at for at, extent in enumerate(extents) if extent > 1), default=len(lead) - 1))
+    i = tiled.pop_rows(sch, lead)
     width = max(target.dot.lanes, target.simd.lanes)
     io, ii = sch.split(i, [None, tiles.rows])
     lanes = width if len(kg) == 1 else 4

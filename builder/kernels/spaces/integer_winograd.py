@@ -26,7 +26,7 @@ from tvm import s_tir as st
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces.dot_loops import mark_dot
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
+from builder.kernels.spaces.epilogue import NEVER_FUSED, Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.integer_convolution import pack_weights, start_sums
 from builder.kernels.spaces.register_tile import TileChoices, hold_operand, shorter_inside, tilings
@@ -123,23 +123,18 @@ def emit(
     count = op.batch * -(-op.out_height // m) * -(-op.out_width // m)
     tiles = space(count, blocks, in_block, out_block, target).default
     packed = relax.const(pack_weights(weight, in_block, out_block, tiles.oc, target.dot.word_group))
-    transform = bb.call_te(
-        lambda w: transform_weights(w, m),
-        packed,
-        primfunc_name_hint="integer_winograd_weights",
-        primfunc_attrs=NEVER_FUSED,
+    u = emit_kernel(
+        bb, "integer_winograd_weights", lambda w: transform_weights(w, m), packed, attrs=NEVER_FUSED
     )
-    u = bb.emit(transform)
     sharing = shares_sums(target)
-    call = bb.call_te(
+    return emit_kernel(
+        bb,
+        "integer_winograd",
         lambda data, point, weights: convolve(data, point, weights, op, m, tiles.tiles, sharing=sharing),
         x,
         zero,
         u,
-        primfunc_name_hint="integer_winograd",
-        primfunc_attrs=FUSES_ELEMENTWISE,
     )
-    return bb.emit(call)
 
 
 def transform_weights(w: te.Tensor, m: int) -> te.Tensor:

@@ -11,7 +11,6 @@ If a panel is long, K is divided into blocks (`blocks_of_depth`): all tiles read
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -31,7 +30,7 @@ from builder.kernels.rewriter import (
     shape_of,
 )
 from builder.kernels.spaces import prefetch, shares, tiled
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue, emit_kernel
 from builder.kernels.spaces.register_tile import even_part, hold_operand, multiplies_by_element, tilings
 from builder.target.device_target import DeviceTarget
 
@@ -110,14 +109,7 @@ def emit_packed(
     if form is not None and str(packed.ty.dtype) == "float32":
         return tiled.emit(bb, x, packed, columns, form)
     width = min(panel, target.simd.lanes)
-    call = bb.call_te(
-        lambda a, b: product(a, b, columns, width),
-        x,
-        packed,
-        primfunc_name_hint="matmul",
-        primfunc_attrs=FUSES_ELEMENTWISE,
-    )
-    return bb.emit(call)
+    return emit_kernel(bb, "matmul", lambda a, b: product(a, b, columns, width), x, packed)
 
 
 def product(a: te.Tensor, b: te.Tensor, columns: int, width: int) -> te.Tensor:
@@ -226,7 +218,7 @@ def _apply_in_blocks(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Matmu
     epilogue = Epilogue.after(sch, block)
     *lead, j, ji, chunk = sch.get_loops(block)
     extents = [int(sch.get(loop).extent) for loop in lead]
-    i = lead.pop(_longest(extents))
+    i = tiled.pop_rows(sch, lead)
     jo, jt = sch.split(j, [None, panel // width])
     whole = math.prod(extents) < _MANY_ROWS or shares.is_even(int(sch.get(jo).extent))
     groups = 1 if whole else _GROUPS
@@ -249,11 +241,6 @@ def _apply_in_blocks(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Matmu
     sch.decompose_reduction(block, chunk)
 
 
-def _longest(extents: Sequence[int]) -> int:
-    """Return the position of the axis that is divided into tiles: the last with more than one row."""
-    return max((at for at, extent in enumerate(extents) if extent > 1), default=len(extents) - 1)
-
-
 def apply(
     sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, width: int, target: DeviceTarget
 ) -> None:
@@ -266,7 +253,7 @@ def apply(
     *lead, j, ji, k = sch.get_loops(block)
     panel_bytes = 4 * panel * int(sch.get(k).extent)
     extents = [int(sch.get(loop).extent) for loop in lead]
-    i = lead.pop(_longest(extents))
+    i = tiled.pop_rows(sch, lead)
     io, ii = sch.split(i, [None, tiles.rows])
     jo, jt = sch.split(j, [None, panel // width])
     ko, ki = sch.split(k, [None, tiles.k])
@@ -367,15 +354,7 @@ class Heads:
             mark = {SPACE_MARK: BATCHED, "edge.turned": int(rows_first)}
             return te.compute(shape, element, name="matmul", attrs=mark)
 
-        return bb.emit(
-            bb.call_te(
-                compute,
-                self.left,
-                self.right,
-                primfunc_name_hint="batch_matmul",
-                primfunc_attrs=FUSES_ELEMENTWISE,
-            )
-        )
+        return emit_kernel(bb, "batch_matmul", compute, self.left, self.right)
 
 
 def swaps_heads_and_rows(call: Call) -> bool:

@@ -15,7 +15,7 @@ from tvm import s_tir as st
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces import rows
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "planes"
@@ -50,8 +50,7 @@ def instance_norm(bb: relax.BlockBuilder, x: relax.Expr, epsilon: float) -> rela
             attrs={SPACE_MARK: KIND},
         )
 
-    call = bb.call_te(compute, x, primfunc_name_hint="instance_norm", primfunc_attrs=FUSES_ELEMENTWISE)
-    return bb.emit(call)
+    return emit_kernel(bb, "instance_norm", compute, x)
 
 
 def summed(data: te.Tensor, value: Callable[..., tirx.Expr], name: str) -> te.Tensor:

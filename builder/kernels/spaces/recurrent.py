@@ -23,6 +23,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as ir
 
 from builder.importer.recurrent_call import GATES
+from builder.kernels.spaces.epilogue import emit_kernel
 from builder.target.device_target import DeviceTarget
 
 # The kernel is written out, not scheduled: this names where its loops come from.
@@ -139,10 +140,7 @@ def emit(
             out_buffers=[tirx.decl_buffer(shape, "float32") for shape in outputs],
         )
 
-    call = bb.call_te(
-        compute, *inputs, packed, primfunc_name_hint=layer.kind.lower(), primfunc_attrs={"edge.written": KIND}
-    )
-    return bb.emit(call)
+    return emit_kernel(bb, layer.kind.lower(), compute, *inputs, packed, attrs={"edge.written": KIND})
 
 
 @dataclass(frozen=True, slots=True)

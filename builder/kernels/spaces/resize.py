@@ -23,7 +23,7 @@ from tvm.ir import Call
 from builder.errors import UnsuitedError
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import op_name, shape_of
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE
+from builder.kernels.spaces.epilogue import emit_kernel
 from builder.kernels.spaces.unpacking import unpack
 from builder.target.device_target import DeviceTarget
 
@@ -49,22 +49,10 @@ def emit(bb: relax.BlockBuilder, call: Call, x: relax.Expr) -> relax.Expr | None
     if op_name(call) != NAME or call.attrs.layout != "NCHW":
         return None
     if not is_bilinear(call):
-        return bb.emit(
-            bb.call_te(
-                lambda data: _as_tvm(call, data),
-                x,
-                primfunc_name_hint="resize2d",
-                primfunc_attrs=FUSES_ELEMENTWISE,
-            )
-        )
-    new = bb.call_te(
-        lambda data, *tables: blended(data, tables, {SPACE_MARK: KIND}),
-        x,
-        *_tables(call),
-        primfunc_name_hint="resize2d",
-        primfunc_attrs=FUSES_ELEMENTWISE,
+        return emit_kernel(bb, "resize2d", lambda data: _as_tvm(call, data), x)
+    return emit_kernel(
+        bb, "resize2d", lambda data, *tables: blended(data, tables, {SPACE_MARK: KIND}), x, *_tables(call)
     )
-    return bb.emit(new)
 
 
 def is_bilinear(call: Call) -> bool:

@@ -16,7 +16,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as ir
 
 from builder.kernels.rewriter import shape_of
-from builder.kernels.spaces.epilogue import NEVER_FUSED
+from builder.kernels.spaces.epilogue import NEVER_FUSED, emit_kernel
 
 # The kernel's loops are written out, not scheduled: this names where they come from.
 KIND: Final = "selection"
@@ -62,7 +62,7 @@ def emit(
         return made
 
     attrs = {"edge.written": KIND, **NEVER_FUSED}
-    both = bb.emit(bb.call_te(compute, x, primfunc_name_hint="topk", primfunc_attrs=attrs))
+    both = emit_kernel(bb, "topk", compute, x, attrs=attrs)
     return bb.emit(relax.TupleGetItem(both, 0)), bb.emit(relax.TupleGetItem(both, 1))
 
 

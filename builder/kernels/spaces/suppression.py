@@ -15,6 +15,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as ir
 
 from builder.kernels.rewriter import shape_of
+from builder.kernels.spaces.epilogue import emit_kernel
 
 # The kernel is written out, not scheduled: this names where its loops come from.
 KIND: Final = "non_max_suppression"
@@ -43,8 +44,7 @@ def emit(bb: relax.BlockBuilder, inputs: Sequence[relax.Expr], capacity: int, *,
         )
         return made
 
-    call = bb.call_te(compute, *inputs, primfunc_name_hint=KIND, primfunc_attrs={"edge.written": KIND})
-    return bb.emit(call)
+    return emit_kernel(bb, KIND, compute, *inputs, attrs={"edge.written": KIND})
 
 
 class _Sizes:

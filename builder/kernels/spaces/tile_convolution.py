@@ -26,7 +26,7 @@ from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.convolution import filled
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d, Rows
 from builder.kernels.spaces.integer_convolution import order_padding, pack_weights, padding_number
 from builder.kernels.spaces.padded_copy import pad
@@ -84,15 +84,9 @@ def emit(
             return convolve_flat(flat.copy(data, op, value), w, op, flat, out_block)
         return convolve(pad(data, op, value, kind), w, op, out_block)
 
-    call = bb.call_te(
-        compute,
-        x,
-        relax.const(packed),
-        *([zero] if number is None else []),
-        primfunc_name_hint="integer_conv2d_on_tiles",
-        primfunc_attrs=FUSES_ELEMENTWISE,
+    return emit_kernel(
+        bb, "integer_conv2d_on_tiles", compute, x, relax.const(packed), *([zero] if number is None else [])
     )
-    return bb.emit(call)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from tvm.ir import Call
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision
 from builder.kernels.rewriter import Values, constant_of, shape_of
 from builder.kernels.spaces import prefetch, tiled
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.integer_matmul import filled_rows, pack
 from builder.kernels.spaces.register_tile import divisors, even_part
 from builder.kernels.spaces.tile_loops import FEWEST_ROWS, GROUP, MOST_SUMS, STEPS, start_tiles
@@ -45,14 +45,14 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
     if rows < FEWEST_ROWS:
         return False
     columns, packed = weight.shape[1], pack_panels(weight, rows)
-    new = table.bb.call_te(
+    new = emit_kernel(
+        table.bb,
+        "integer_matmul_on_tiles",
         lambda a, b: product(filled_rows(a, TILE.bytes, target.dot.data), b, columns),
         table.plain(call.args[0]),
         relax.const(packed),
-        primfunc_name_hint="integer_matmul_on_tiles",
-        primfunc_attrs=FUSES_ELEMENTWISE,
     )
-    table.define(var, table.bb.emit(new))
+    table.define(var, new)
     return True
 
 
@@ -116,8 +116,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, *, 
     operands = sch.get_producers(block)
     epilogue = Epilogue.after(sch, block)
     *lead, j, ko, kq, kg = sch.get_loops(block)
-    extents = [int(sch.get(loop).extent) for loop in lead]
-    i = lead.pop(max((at for at, extent in enumerate(extents) if extent > 1), default=len(lead) - 1))
+    i = tiled.pop_rows(sch, lead)
     io, it, m = sch.split(i, [None, tiles.mt, tiles.m])
     jo, jt, v = sch.split(j, [None, tiles.nt, TILE.columns])
     sch.reorder(jo, *lead, io, ko, it, jt, m, kq, v, kg)

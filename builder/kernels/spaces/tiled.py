@@ -20,7 +20,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 
 from builder.kernels.decisions import SPACE_MARK, Chooser
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
+from builder.kernels.spaces.epilogue import NEVER_FUSED, Epilogue, emit_kernel
 from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, unroll_rounds
 from builder.target.device_target import DeviceTarget
 
@@ -79,6 +79,12 @@ def whole_rows(lead: Sequence[int]) -> int:
     return long[-1] if long else 1
 
 
+def pop_rows(sch: st.Schedule, lead: list[st.schedule.LoopRV]) -> st.schedule.LoopRV:
+    """Take the loop that is divided into tiles out of those over rows: the last with more than one round."""
+    several = (at for at, loop in enumerate(lead) if int(sch.get(loop).extent) > 1)
+    return lead.pop(max(several, default=len(lead) - 1))
+
+
 def most_rows(vectors: int, target: DeviceTarget, *, held: bool) -> int:
     """Return the most rows of `vectors` accumulators that leave enough registers for the operands.
 
@@ -95,22 +101,8 @@ def emit(bb: relax.BlockBuilder, x: relax.Expr, packed: relax.Expr, columns: int
     """Emit the product of `x`, `[..., K]`, with a matrix in panels, `[ceil(N / panel), K, panel]`."""
     weights = packed
     if form.strassen:
-        weights = bb.emit(
-            bb.call_te(
-                transform_weights,
-                packed,
-                primfunc_name_hint="strassen_weights",
-                primfunc_attrs=NEVER_FUSED,
-            )
-        )
-    call = bb.call_te(
-        lambda a, b: product(a, b, columns, form),
-        x,
-        weights,
-        primfunc_name_hint="matmul",
-        primfunc_attrs=FUSES_ELEMENTWISE,
-    )
-    return bb.emit(call)
+        weights = emit_kernel(bb, "strassen_weights", transform_weights, packed, attrs=NEVER_FUSED)
+    return emit_kernel(bb, "matmul", lambda a, b: product(a, b, columns, form), x, weights)
 
 
 def transform_weights(b: te.Tensor) -> te.Tensor:

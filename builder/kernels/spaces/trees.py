@@ -25,6 +25,7 @@ from tvm.script.ir_builder import tirx as ir
 
 from builder.importer.classic.ensemble import EQUAL, LESS, MEMBER, NAN, Ensemble
 from builder.kernels.instructions import instruction
+from builder.kernels.spaces.epilogue import emit_kernel
 from builder.kernels.spaces.packed_trees import FEATURE_MASK, TEST_SHIFT, Packed, pack
 from builder.target.device_target import DeviceTarget
 
@@ -72,10 +73,7 @@ def emit(bb: relax.BlockBuilder, samples: relax.Expr, ensemble: Ensemble, target
             out_buffers=[tirx.decl_buffer((count, packed.targets), dtype)],
         )
 
-    call = bb.call_te(
-        compute, samples, *weights, primfunc_name_hint=KIND, primfunc_attrs={"edge.written": KIND}
-    )
-    return bb.emit(call)
+    return emit_kernel(bb, KIND, compute, samples, *weights, attrs={"edge.written": KIND})
 
 
 class _Writer:

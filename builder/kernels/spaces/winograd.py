@@ -30,7 +30,7 @@ from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.spaces import phases, prefetch
 from builder.kernels.spaces.convolution import pack_weights, reduction_block
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
+from builder.kernels.spaces.epilogue import NEVER_FUSED, Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.register_tile import (
     TileChoices,
@@ -43,7 +43,7 @@ from builder.kernels.spaces.register_tile import (
 )
 from builder.kernels.spaces.winograd_loops import order_input, order_output
 from builder.kernels.spaces.winograd_stages import Stages, Tile, shares_sums
-from builder.kernels.spaces.winograd_transforms import Transforms, select
+from builder.kernels.spaces.winograd_transforms import Matrix, Transforms, select
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "winograd"
@@ -236,26 +236,15 @@ def emit(
     band = rows_of_band(op, tile, target)
     tiles = space(Stages(op, tile, 1, band).tiles, blocks, (in_block, out_block), target).default
     packed = emit_weights(bb, pack_weights(weight, in_block, out_block, tiles.oc))
-    transform = bb.call_te(
-        lambda w: transform_weights(w, tile, op.strides[0]),
-        packed,
-        primfunc_name_hint="winograd_weights",
-        primfunc_attrs=NEVER_FUSED,
+    u = emit_kernel(
+        bb, "winograd_weights", lambda w: transform_weights(w, tile, op.strides[0]), packed, attrs=NEVER_FUSED
     )
-    u = bb.emit(transform)
 
     def compute(data: te.Tensor, weights: te.Tensor) -> te.Tensor:
         picture = data if image is op else phases.divide(data, image)
         return convolve(picture, weights, op, tile, tiles.tiles, band, sharing=shares_sums(target))
 
-    call = bb.call_te(
-        compute,
-        x,
-        u,
-        primfunc_name_hint="winograd",
-        primfunc_attrs=FUSES_ELEMENTWISE,
-    )
-    return bb.emit(call)
+    return emit_kernel(bb, "winograd", compute, x, u)
 
 
 def transforms(tile: Tile, stride: int, window: tuple[int, int] = (3, 3)) -> tuple[Transforms, Transforms]:
@@ -266,23 +255,28 @@ def transforms(tile: Tile, stride: int, window: tuple[int, int] = (3, 3)) -> tup
 
 
 def transform_weights(w: te.Tensor, tile: Tile, stride: int = 1) -> te.Tensor:
-    """Return `G g G^T` of `w`, `[OB/t, IB, KH, KW, bi, t, bo]`.
+    """Return `G g G^T` of `w` for a tile of the output."""
+    rows, columns = transforms(tile, stride, (int(w.shape[2]), int(w.shape[3])))
+    return transformed(w, rows.weights, columns.weights)
 
-    Its shape is `[(rows + KH - 1) * (columns + KW - 1), OB/t, IB, bi, t, bo]`.
+
+def transformed(w: te.Tensor, rows: Matrix, columns: Matrix, dtype: str = "float32") -> te.Tensor:
+    """Return `rows g columns^T` of `w`, `[OB/t, IB, KH, KW, bi, t, bo]`, rounded to `dtype`.
+
+    Its shape is `[len(rows) * len(columns), OB/t, IB, bi, t, bo]`.
     """
-    ob, ib, kernel_height, kernel_width, bi, t, bo = (int(d) for d in w.shape)
-    rows, columns = transforms(tile, stride, (kernel_height, kernel_width))
-    high, wide = tile[0] + kernel_height - 1, tile[1] + kernel_width - 1
+    ob, ib, _, kernel_width, bi, t, bo = (int(d) for d in w.shape)
+    high, wide = len(rows), len(columns)
     half = te.compute(
         (ob, ib, high, kernel_width, bi, t, bo),
-        lambda o, i, e, kw, a, s, b: select(e, rows.weights, lambda kh: w[o, i, kh, kw, a, s, b]),
+        lambda o, i, e, kw, a, s, b: select(e, rows, lambda kh: w[o, i, kh, kw, a, s, b]),
         name="half",
     )
     return te.compute(
         (high * wide, ob, ib, bi, t, bo),
         lambda xi, o, i, a, s, b: select(
-            xi % wide, columns.weights, lambda kw: half[o, i, xi // wide, kw, a, s, b]
-        ),
+            xi % wide, columns, lambda kw: half[o, i, xi // wide, kw, a, s, b]
+        ).astype(dtype),
         name="weights",
         attrs={SPACE_MARK: WEIGHTS_KIND},
     )
