@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import tflite
 
 from builder.errors import RefusalError
 from builder.importer.tflite.operation import Operation
 from builder.importer.tflite.scope import Layout
-from builder.importer.tflite.tensor import Tensor
 
 _OHWI_TO_OIHW: Final = (0, 3, 1, 2)
 _OHWI_TO_IOHW: Final = (3, 0, 1, 2)
@@ -49,63 +48,40 @@ def pads(
 
 def conv_2d(op: Operation) -> None:
     """CONV_2D of x [n, h, w, ci], weight [co, kh, kw, ci / groups] and an optional bias [co]."""
-    options = op.options("Conv2DOptions")
-    weight = op.input(1)
-    _convolve(
-        op,
-        op.weight(weight, _OHWI_TO_OIHW),
-        op.scope.shape(weight)[1:3],
-        (options.StrideH(), options.StrideW()),
-        (options.DilationHFactor(), options.DilationWFactor()),
-        options.Padding(),
-        options.FusedActivationFunction(),
-        groups=None,
-    )
+    _convolve(op, op.options("Conv2DOptions"), _OHWI_TO_OIHW, slice(1, 3))
 
 
 def depthwise_conv_2d(op: Operation) -> None:
     """DEPTHWISE_CONV_2D of x [n, h, w, c], weight [1, kh, kw, c * multiplier] and an optional bias."""
     options = op.options("DepthwiseConv2DOptions")
-    weight = op.input(1)
-    _convolve(
-        op,
-        op.weight(weight, _OHWI_TO_IOHW),
-        op.scope.shape(weight)[1:3],
-        (options.StrideH(), options.StrideW()),
-        (options.DilationHFactor(), options.DilationWFactor()),
-        options.Padding(),
-        options.FusedActivationFunction(),
-        groups=op.shape(0)[-1],
-    )
+    _convolve(op, options, _OHWI_TO_IOHW, slice(1, 3), by_channel=True)
 
 
 def conv_3d(op: Operation) -> None:
     """CONV_3D of x [n, d, h, w, ci], weight [kd, kh, kw, ci, co] and an optional bias [co]."""
-    options = op.options("Conv3DOptions")
-    weight = op.input(1)
-    _convolve(
-        op,
-        op.weight(weight, _DHWIO_TO_OIDHW),
-        op.scope.shape(weight)[:3],
-        (options.StrideD(), options.StrideH(), options.StrideW()),
-        (options.DilationDFactor(), options.DilationHFactor(), options.DilationWFactor()),
-        options.Padding(),
-        options.FusedActivationFunction(),
-        groups=None,
-    )
+    _convolve(op, op.options("Conv3DOptions"), _DHWIO_TO_OIDHW, slice(3))
+
+
+def _of_axes(options: Any, name: str, rank: int) -> tuple[int, ...]:  # noqa: ANN401 - a table of the schema
+    """Return an option of each of the last `rank` axes, such as `Stride`."""
+    return tuple(getattr(options, name.format(axis))() for axis in "DHW"[3 - rank :])
 
 
 def _convolve(
     op: Operation,
-    weight: str,
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    padding: int,
-    activation: int,
+    options: Any,  # noqa: ANN401 - a table of the schema
+    order: tuple[int, ...],
+    window: slice,
     *,
-    groups: int | None,
+    by_channel: bool = False,
 ) -> None:
+    """Write a convolution whose weight has ONNX's axes in `order`, and its kernel at `window`."""
+    filters = op.input(1)
+    weight, kernel = op.weight(filters, order), op.scope.shape(filters)[window]
+    strides = _of_axes(options, "Stride{}", len(kernel))
+    dilations = _of_axes(options, "Dilation{}Factor", len(kernel))
+    padding = options.Padding()
+    groups = op.shape(0)[-1] if by_channel else None
     x = op.input(0)
     shape = op.scope.shape(x)
     if len(shape) != len(kernel) + 2:
@@ -133,47 +109,27 @@ def _convolve(
         pads=list(border),
         group=groups,
     )
-    op.put_real(op.activate(result, activation), Layout.FIRST)
+    op.put_real(op.activate(result, options.FusedActivationFunction()), Layout.FIRST)
 
 
 def transpose_conv(op: Operation) -> None:
     """TRANSPOSE_CONV of an output shape, weight [co, kh, kw, ci], x [n, h, w, ci] and an optional bias."""
-    options = op.options("TransposeConvOptions")
-    weight = op.input(1)
-    _transposed(
-        op,
-        op.weight(weight, _OHWI_TO_IOHW),
-        op.scope.shape(weight)[1:3],
-        (options.StrideH(), options.StrideW()),
-        op.optional(3),
-        options.FusedActivationFunction(),
-    )
+    _transposed(op, op.options("TransposeConvOptions"), _OHWI_TO_IOHW, slice(1, 3))
 
 
 def conv_3d_transpose(op: Operation) -> None:
     """CONV_3D_TRANSPOSE of an output shape, weight [kd, kh, kw, co, ci], x and an optional bias."""
     options = op.options("Conv3DOptions")
-    weight = op.input(1)
-    if (options.DilationDFactor(), options.DilationHFactor(), options.DilationWFactor()) != (1, 1, 1):
+    if set(_of_axes(options, "Dilation{}Factor", 3)) != {1}:
         raise RefusalError("it is dilated")
-    _transposed(
-        op,
-        op.weight(weight, _DHWIO_TO_OIDHW),
-        op.scope.shape(weight)[:3],
-        (options.StrideD(), options.StrideH(), options.StrideW()),
-        op.optional(3),
-        options.FusedActivationFunction(),
-    )
+    _transposed(op, options, _DHWIO_TO_OIDHW, slice(3))
 
 
-def _transposed(
-    op: Operation,
-    weight: str,
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    bias: Tensor | None,
-    activation: int,
-) -> None:
+def _transposed(op: Operation, options: Any, order: tuple[int, ...], window: slice) -> None:  # noqa: ANN401
+    """Write a transposed convolution; `order` and `window` are as in `_convolve`."""
+    filters = op.input(1)
+    weight, kernel = op.weight(filters, order), op.scope.shape(filters)[window]
+    strides, bias = _of_axes(options, "Stride{}", len(kernel)), op.optional(3)
     wanted = op.integers(0, "output shape")
     shape = op.shape(2)
     if len(wanted) != len(kernel) + 2 or len(shape) != len(wanted) or min((*kernel, *strides)) < 1:
@@ -196,4 +152,4 @@ def _transposed(
         pads=begins + ends,
         output_padding=extra,
     )
-    op.put_real(op.activate(result, activation), Layout.FIRST)
+    op.put_real(op.activate(result, options.FusedActivationFunction()), Layout.FIRST)
