@@ -13,7 +13,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import fields as dataclass_fields
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -21,10 +20,9 @@ from agent.bundle import canonical_json
 from agent.bundle.audio import Audio, Features
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
+from builder.compiling.declaration_file import read_toml
 from builder.errors import ModelError
-from builder.spelling import similar_file
 
-MAX_DECLARATION_BYTES: Final = 64 << 10
 _FIELDS: Final = "docs/audio.md lists the fields and what they take"
 _KIND: Final = "audio"
 
@@ -133,7 +131,7 @@ def is_audio(text: str) -> bool:
         If it is the name of a file that cannot be read.
     """
     if text.endswith(".toml"):
-        fields = _read(text)
+        fields = read_toml(text, _FIELDS)
         return fields.get("kind") == _KIND or str(fields.get("preset")) in _PRESETS
     return text.partition(",")[0].strip() in _PRESETS
 
@@ -142,11 +140,13 @@ def preset_of(text: str | None) -> AudioPreset | None:
     """Return the preset that a preprocess for sound begins with, or None if there is none."""
     if text is None or not is_audio(text):
         return None
-    name = _read(text).get("preset") if text.endswith(".toml") else text.partition(",")[0].strip()
+    name = (
+        read_toml(text, _FIELDS).get("preset") if text.endswith(".toml") else text.partition(",")[0].strip()
+    )
     preset = _PRESETS.get(str(name), AudioPreset({}))
     if not text.endswith(".toml"):
         return preset
-    fields = _read(text)
+    fields = read_toml(text, _FIELDS)
     states = fields.get("states", preset.states)
     if not isinstance(states, list | tuple) or not all(isinstance(state, str) for state in states):
         raise ModelError(
@@ -280,7 +280,7 @@ def _floats(cls: type[Audio] | type[Features], fields: Mapping[str, Any]) -> dic
 
 def _options(text: str) -> dict[str, Any]:
     if text.endswith(".toml"):
-        return {k: v for k, v in _read(text).items() if k not in ("preset", "kind", "states")}
+        return {k: v for k, v in read_toml(text, _FIELDS).items() if k not in ("preset", "kind", "states")}
     found: dict[str, Any] = {}
     for item in text.split(",")[1:]:
         name, is_option, value = item.partition("=")
@@ -294,18 +294,3 @@ def _options(text: str) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             found[name.strip()] = value.strip()
     return found
-
-
-def _read(text: str) -> dict[str, Any]:
-    path = Path(text)
-    try:
-        if path.stat().st_size > MAX_DECLARATION_BYTES:
-            raise ModelError(
-                f"{path}: expected at most {MAX_DECLARATION_BYTES} bytes",
-                hint="give the TOML file of a preprocess, which has a dozen lines",
-            )
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})", hint=similar_file(path)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: expected TOML ({error})", hint=_FIELDS) from error

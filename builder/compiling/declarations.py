@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.bundle import canonical_json
@@ -39,20 +38,19 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
 from agent.runtime.postprocess import Postprocessor
 from builder.compiling import audio_presets
+from builder.compiling.declaration_file import read_toml
 from builder.compiling.hints import NO_HINTS, Hints
 from builder.compiling.output_presets import OUTPUT_PRESETS, SOUND_PRESETS, Signature, is_ambiguous, step_of
 from builder.compiling.pixel_steps import on_scale
 from builder.compiling.recognition import recognise
 from builder.errors import ModelError, ShapeError
 from builder.importer.edge_scales import NO_SCALES, EdgeScales
-from builder.spelling import similar_file
 
 if TYPE_CHECKING:
     from builder.compiling.labels import Labels
 
 _DECLARATION: Final = "docs/your-detector.md shows files of declarations, and what each field takes"
 
-MAX_DECLARATION_BYTES: Final = 64 << 10  # a dozen lines in practice
 IMAGE_DIMENSIONS: Final = 4
 
 _IMAGENET: Final = {"scale": 1 / 255, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -118,7 +116,7 @@ def check_names(preprocess: str | None, postprocess: str | None) -> None:
     if postprocess is not None and not postprocess.endswith(".toml"):
         _words(postprocess)
     elif postprocess is not None:
-        _read_toml(postprocess)
+        read_toml(postprocess, _DECLARATION)
 
 
 def check_labels_are_used(labels: Labels, postprocess: str) -> None:
@@ -325,7 +323,7 @@ def _option(item: str, value: str) -> Any:  # noqa: ANN401 - a value of TOML
 
 
 def _postprocess_file(text: str, signature: Signature) -> Postprocess:
-    fields = _read_toml(text)
+    fields = read_toml(text, _DECLARATION)
     steps = fields.pop("steps", [])
     if fields:
         raise ModelError(
@@ -427,7 +425,7 @@ def _check_types(declared: Preprocess | Postprocess, what: str) -> None:
 def _fields_of(text: str) -> dict[str, Any]:
     """Return the fields of a preprocess: of a preset with options, or of a TOML file."""
     if text.endswith(".toml"):
-        fields = _read_toml(text)
+        fields = read_toml(text, _DECLARATION)
         preset = fields.pop("preset", None)
     else:
         preset, *items = _split(text)
@@ -472,21 +470,6 @@ def _image_input(fields: Mapping[str, Any], inputs: Sequence[TensorSpec]) -> Ten
             hint="set the batch with --input-shapes, or leave out the preprocess and give prepared arrays",
         )
     return images[0]
-
-
-def _read_toml(text: str) -> dict[str, Any]:
-    path = Path(text)
-    try:
-        if path.stat().st_size > MAX_DECLARATION_BYTES:
-            raise ModelError(
-                f"{path}: expected at most {MAX_DECLARATION_BYTES} bytes, got {path.stat().st_size}",
-                hint="give the TOML file of a declaration, which has a dozen lines",
-            )
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})", hint=similar_file(path)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: expected TOML ({error})", hint=_DECLARATION) from error
 
 
 def _pair(name: str, value: object) -> tuple[int, int]:
