@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.terminal import note, say
 from builder.cli import SubParsers
-from builder.cli.arguments import add_json
-from builder.cli.broker_flags import add_broker, add_wait, broker_of
+from builder.cli.arguments import json_flag
+from builder.cli.broker_flags import BrokerFlags, wait_flag
+from builder.cli.flags import part, takes
 from builder.cli.json_output import print_json
 
 if TYPE_CHECKING:
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
 
 # After the common hint.
 _RABBITMQ_HINT: Final = "RabbitMQ does not list agents: give their names"
+
+
+@dataclass(frozen=True, slots=True)
+class _Agents:
+    at: BrokerFlags = part(BrokerFlags, "broker")
+    wait: float = wait_flag(2.0, "agents")
+    json: bool = json_flag()
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -26,17 +34,14 @@ def add_parsers(subparsers: SubParsers) -> None:
         description="List the agents at a broker, each with its state, device and models.",
         epilog="example:\n  edgebundle agents --broker mqtt://localhost",
     )
-    add_broker(parser)
-    add_wait(parser, 2.0, "agents")
-    add_json(parser)
-    parser.set_defaults(handler=_agents)
+    takes(parser, _Agents, _agents)
 
 
-def _agents(args: argparse.Namespace) -> int:
+def _agents(args: _Agents) -> int:
     from builder.fleet.agents import agents
     from edgebundle.directory import NO_AGENT_HINT
 
-    found = agents(broker_of(args), wait_s=args.wait)
+    found = agents(args.at.made(), wait_s=args.wait)
     if args.json:
         print_json([_agent_json(agent) for agent in found])
         return 0

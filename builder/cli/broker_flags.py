@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from builder.cli import Parser
 from builder.cli.arguments import seconds
+from builder.cli.flags import flag
 
 if TYPE_CHECKING:
     from edgebundle.broker import Broker
 
 
-def add_agent(parser: Parser) -> None:
-    """Add `--agent`."""
-    parser.add_argument(
+def agent_flag() -> Any:  # noqa: ANN401 - a field of any type
+    """Declare `--agent`."""
+    return flag(
         "--agent",
         required=True,
         metavar="NAME",
@@ -23,44 +23,43 @@ def add_agent(parser: Parser) -> None:
     )
 
 
-def add_broker(parser: Parser) -> None:
-    """Add the flags for the broker and this client's credentials."""
-    group = parser.add_argument_group("broker")
-    group.add_argument("--broker", required=True, metavar="URL", help="mqtt[s]://[USER@]HOST[:PORT]")
-    group.add_argument("--password-file", type=Path, metavar="FILE", help="file with the password of USER")
-    group.add_argument(
-        "--cafile", type=Path, metavar="PEM", help="CA certificates for mqtts (default: the system's)"
+@dataclass(frozen=True, slots=True)
+class BrokerFlags:
+    """The flags for the broker and this client's credentials."""
+
+    broker: str = flag(required=True, metavar="URL", help="mqtt[s]://[USER@]HOST[:PORT]")
+    password_file: Path | None = flag(type=Path, metavar="FILE", help="file with the password of USER")
+    cafile: Path | None = flag(
+        type=Path, metavar="PEM", help="CA certificates for mqtts (default: the system's)"
     )
-    group.add_argument("--cert", type=Path, metavar="PEM", help="client certificate")
-    group.add_argument("--key", type=Path, metavar="PEM", help="private key of the client certificate")
-    group.add_argument(
-        "--mqtt-version",
+    cert: Path | None = flag(type=Path, metavar="PEM", help="client certificate")
+    key: Path | None = flag(type=Path, metavar="PEM", help="private key of the client certificate")
+    mqtt_version: str = flag(
         choices=("auto", "5", "3.1.1"),
         default="auto",
         help="auto tries 5, then 3.1.1 if the broker refuses (default: %(default)s)",
     )
 
+    def made(self) -> Broker:
+        """Return the broker that the flags describe."""
+        from edgebundle.broker import Broker
 
-def add_wait(parser: Parser, default_s: float, what: str) -> None:
-    """Add `--wait`: how long to wait for `what`."""
-    parser.add_argument(
+        return Broker(
+            url=self.broker,
+            cafile=self.cafile,
+            certificate=self.cert,
+            key=self.key,
+            password_file=self.password_file,
+            protocol=self.mqtt_version,
+        )
+
+
+def wait_flag(default_s: float, what: str) -> Any:  # noqa: ANN401 - a field of any type
+    """Declare `--wait`: how long to wait for `what`."""
+    return flag(
         "--wait",
         type=seconds,
         default=default_s,
         metavar="SECONDS",
         help=f"how long to wait for {what} (default: %(default)g)",
-    )
-
-
-def broker_of(args: argparse.Namespace) -> Broker:
-    """Return the broker that the flags of `add_broker` describe."""
-    from edgebundle.broker import Broker
-
-    return Broker(
-        url=args.broker,
-        cafile=args.cafile,
-        certificate=args.cert,
-        key=args.key,
-        password_file=args.password_file,
-        protocol=args.mqtt_version,
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from agent.terminal import say, say_json
 from builder.cli import SubParsers
-from builder.cli.arguments import add_json, add_model_file, load_model, options_of
+from builder.cli.arguments import ModelFlags, json_flag, load_model, options_of
 from builder.cli.early_checks import check_model_file, read_tensors
+from builder.cli.flags import flag, takes
 from builder.cli.progress import show_steps
 
 if TYPE_CHECKING:
@@ -24,6 +24,12 @@ EXAMPLES: Final = """examples:
 """
 
 
+@dataclass(frozen=True, slots=True)
+class _Check(ModelFlags):
+    quiet: bool = flag("-q", action="store_true", help="do not show progress")
+    json: bool = json_flag()
+
+
 def add_parsers(subparsers: SubParsers) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
@@ -33,13 +39,10 @@ def add_parsers(subparsers: SubParsers) -> None:
         "why, and what to change at the export.",
         epilog=EXAMPLES,
     )
-    add_model_file(parser)
-    parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
-    add_json(parser)
-    parser.set_defaults(handler=_check)
+    takes(parser, _Check, _check)
 
 
-def _check(args: argparse.Namespace) -> int:
+def _check(args: _Check) -> int:
     from builder.errors import ModelError, ParityError
 
     try:

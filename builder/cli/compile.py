@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from agent.terminal import say, say_json
-from builder.cli import Parser, SubParsers
+from builder.cli import SubParsers
 from builder.cli.arguments import (
-    add_declarations,
-    add_json,
-    add_model,
-    add_sign_key,
+    DeclarationFlags,
+    TargetFlags,
     integer,
+    json_flag,
     options_of,
+    sign_key_flag,
     tolerance,
 )
 from builder.cli.early_checks import (
@@ -25,8 +25,9 @@ from builder.cli.early_checks import (
     read_tensors,
     sound_note,
 )
+from builder.cli.flags import flag, part, takes
 from builder.cli.progress import show_steps
-from builder.cli.quantize import add_quantising
+from builder.cli.quantize import QuantisingFlags
 from builder.compiling import tolerances
 from builder.compiling.options import HALVES, PRECISIONS, Options
 
@@ -34,8 +35,13 @@ if TYPE_CHECKING:
     from agent.bundle.buckets import Buckets
     from agent.bundle.manifest import Manifest
     from builder.bundles.package import Package
+    from builder.compiling.identity import Identity
     from builder.compiling.recognition import Proposal
 
+_BOUNDS: Final = (
+    "shapes that change\n"  # its title
+    'with bounds in --input-shapes, such as "ids:[1,s=1..512] mask:[1,s]"'
+)
 _NAMED: Final = 3  # kernels without a design space, or layers in float32, that the summary names
 
 EXAMPLES: Final = """examples:
@@ -55,6 +61,97 @@ EXAMPLES: Final = """examples:
 """
 
 
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    name: str | None = flag(help="the model's name on devices (default: from the file's name)")
+    model_version: str = flag(
+        default="1.0.0", metavar="SEMVER", help="the model's version (default: %(default)s)"
+    )
+    security_counter: int | None = flag(
+        type=integer,
+        metavar="N",
+        help="a device refuses a lower counter than the last one it accepted for this name (default: the "
+        "time of the build in seconds since 1970, or SOURCE_DATE_EPOCH)",
+    )
+    counter_ahead_of_time: bool = flag(
+        action="store_true",
+        help="allow a counter that is more than two days ahead of the time: devices never go back below it",
+    )
+    compatible: list[str] | None = flag(
+        action="append",
+        metavar="TYPE",
+        help="a device type that may run the bundle, as in the device tree, such as raspberrypi,4-model-b; "
+        "repeatable (default: any Linux on this CPU architecture)",
+    )
+    declared: DeclarationFlags = part(DeclarationFlags)
+    states: list[str] | None = flag(
+        "--state",
+        action="append",
+        metavar='"IN:OUT ..."',
+        help="outputs that are inputs of the next run, such as h:hn c:cn; devices keep them for each session "
+        "of a client (h:hn=0.5 sets the initial value; default: 0)",
+    )
+    picture: str | None = flag(metavar="FILE", help="a JPEG or PNG picture for --show-input")
+    show_input: str | None = flag(
+        metavar="OUT.png", help="write what --preprocess makes of --picture, before anything is compiled"
+    )
+
+    def identity(self) -> Identity:
+        from builder.compiling.identity import Identity
+
+        return Identity(
+            self.name, self.model_version, self.security_counter, self.compatible, self.counter_ahead_of_time
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Compile(TargetFlags):
+    output: str | None = flag(
+        "-o",
+        metavar="OUT",
+        help="the bundle to write (default: MODEL.bundle in this folder, for a file MODEL.onnx)",
+    )
+    tuning_records: str | None = flag(
+        metavar="FOLDER", help="records that `edgebundle tune -o FOLDER` measured for this target"
+    )
+    opt_level: int = flag("-O", type=int, choices=range(4), default=3, help=argparse.SUPPRESS)
+    precision: str | None = flag(
+        choices=(*PRECISIONS, HALVES),
+        help="quantise the model first, as `edgebundle quantize` does (default: compile the model as it is); "
+        "int8 needs --calibration, the weights-only ones do not; fp16 computes in float16, where the "
+        "target can, as rpi5 does",
+    )
+    quantising: QuantisingFlags = part(QuantisingFlags, "quantising")
+    buckets: str | None = flag(
+        group=_BOUNDS,
+        metavar="SIZES",
+        help="the sizes to compile, such as 16,64,128, or s=16,64 for one of several dimensions (default: "
+        "powers of two and 1.5 times these, at most 8)",
+    )
+    pad: str | None = flag(
+        group=_BOUNDS,
+        metavar='"NAME=VALUE ..."',
+        help="what inputs are padded with: a number, or `edge` for their last element (default: 0)",
+    )
+    manifest: _Manifest = part(_Manifest, "manifest")
+    report: str | None = flag(
+        metavar="JSON|HTML",
+        help="write what became of each node of the model: the kernels that compute it, or why none does",
+    )
+    sign_key: str | None = sign_key_flag(
+        "private key to sign with; devices accept only signed bundles", group="trust"
+    )
+    tolerance: float | None = flag(
+        group="trust",
+        type=tolerance,
+        metavar="X",
+        help="largest relative error that is allowed against ONNX Runtime "
+        f"(default: {tolerances.PARITY:g}, or more if the model amplifies rounding)",
+    )
+    quiet: bool = flag("-q", action="store_true", help="do not show progress")
+    json: bool = json_flag()
+
+
 def add_parsers(subparsers: SubParsers) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
@@ -63,115 +160,14 @@ def add_parsers(subparsers: SubParsers) -> None:
         description="Compile a model for a device, compare it with ONNX Runtime, and write a bundle.",
         epilog=EXAMPLES,
     )
-    add_model(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        help="the bundle to write (default: MODEL.bundle in this folder, for a file MODEL.onnx)",
-    )
-    parser.add_argument(
-        "--tuning-records",
-        metavar="FOLDER",
-        help="records that `edgebundle tune -o FOLDER` measured for this target",
-    )
-    parser.add_argument("-O", "--opt-level", type=int, choices=range(4), default=3, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--precision",
-        choices=(*PRECISIONS, HALVES),
-        help="quantise the model first, as `edgebundle quantize` does (default: compile the model as it is); "
-        "int8 needs --calibration, the weights-only ones do not; fp16 computes in float16, where the "
-        "target can, as rpi5 does",
-    )
-    add_quantising(parser)
-    _add_bounds(parser)
-    manifest = parser.add_argument_group("manifest")
-    manifest.add_argument("--name", help="the model's name on devices (default: from the file's name)")
-    manifest.add_argument(
-        "--model-version",
-        default="1.0.0",
-        metavar="SEMVER",
-        help="the model's version (default: %(default)s)",
-    )
-    manifest.add_argument(
-        "--security-counter",
-        type=integer,
-        metavar="N",
-        help="a device refuses a lower counter than the last one it accepted for this name (default: the "
-        "time of the build in seconds since 1970, or SOURCE_DATE_EPOCH)",
-    )
-    manifest.add_argument(
-        "--counter-ahead-of-time",
-        action="store_true",
-        help="allow a counter that is more than two days ahead of the time: devices never go back below it",
-    )
-    manifest.add_argument(
-        "--compatible",
-        action="append",
-        metavar="TYPE",
-        help="a device type that may run the bundle, as in the device tree, such as raspberrypi,4-model-b; "
-        "repeatable (default: any Linux on this CPU architecture)",
-    )
-    add_declarations(manifest)
-    manifest.add_argument(
-        "--state",
-        dest="states",
-        action="append",
-        metavar='"IN:OUT ..."',
-        help="outputs that are inputs of the next run, such as h:hn c:cn; devices keep them for each session "
-        "of a client (h:hn=0.5 sets the initial value; default: 0)",
-    )
-    manifest.add_argument("--picture", metavar="FILE", help="a JPEG or PNG picture for --show-input")
-    manifest.add_argument(
-        "--show-input",
-        metavar="OUT.png",
-        help="write what --preprocess makes of --picture, before anything is compiled",
-    )
-    parser.add_argument(
-        "--report",
-        metavar="JSON|HTML",
-        help="write what became of each node of the model: the kernels that compute it, or why none does",
-    )
-    trust = parser.add_argument_group("trust")
-    add_sign_key(trust, "private key to sign with; devices accept only signed bundles")
-    trust.add_argument(
-        "--tolerance",
-        type=tolerance,
-        metavar="X",
-        help="largest relative error that is allowed against ONNX Runtime "
-        f"(default: {tolerances.PARITY:g}, or more if the model amplifies rounding)",
-    )
-    parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
-    add_json(parser)
-    parser.set_defaults(handler=_compile)
+    takes(parser, _Compile, _compile)
 
 
-def _add_bounds(parser: Parser) -> None:
-    """Add the flags for dimensions with bounds."""
-    bounds = parser.add_argument_group(
-        "shapes that change", 'with bounds in --input-shapes, such as "ids:[1,s=1..512] mask:[1,s]"'
-    )
-    bounds.add_argument(
-        "--buckets",
-        metavar="SIZES",
-        help="the sizes to compile, such as 16,64,128, or s=16,64 for one of several dimensions (default: "
-        "powers of two and 1.5 times these, at most 8)",
-    )
-    bounds.add_argument(
-        "--pad",
-        metavar='"NAME=VALUE ..."',
-        help="what inputs are padded with: a number, or `edge` for their last element (default: 0)",
-    )
-
-
-def _compile(args: argparse.Namespace) -> int:
+def _compile(args: _Compile) -> int:
     from builder.bundles.key_files import read_private
-    from builder.compiling.identity import Identity
 
     # Loading the compiler takes seconds, and compiling minutes.
-    identity = Identity(
-        args.name, args.model_version, args.security_counter, args.compatible, args.counter_ahead_of_time
-    )
+    identity = args.manifest.identity()
     identity.check()
     check_model(args.model, args.target)
     check_records(args.tuning_records)
@@ -182,7 +178,7 @@ def _compile(args: argparse.Namespace) -> int:
     if args.report:
         _check_report(args.report)
     with show_steps(quiet=args.quiet or args.json) as progress:
-        proposal, notes = _first_look(args.model, options, args.picture, args.show_input)
+        proposal, notes = _first_look(args.model, options, args.manifest.picture, args.manifest.show_input)
         for note in notes:
             progress(note)
         progress("loading the compiler")

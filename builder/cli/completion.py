@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from typing import Final
 
 from agent.terminal import say_text
 from builder.cli import SubParsers
+from builder.cli.flags import argument, takes
 
 SHELLS: Final = ("bash", "zsh", "fish")
 
@@ -17,6 +19,11 @@ EXAMPLES: Final = """examples:
 """
 
 
+@dataclass(frozen=True, slots=True)
+class _Completion:
+    shell: str = argument(choices=SHELLS, help="the shell")
+
+
 def add_parsers(subparsers: SubParsers) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
@@ -25,8 +32,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         description="Print a script with which bash, zsh or fish completes verbs, flags, targets and files.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("shell", choices=SHELLS, help="the shell")
-    parser.set_defaults(handler=_completion)
+    takes(parser, _Completion, _completion)
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +42,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
     argcomplete.autocomplete(parser, always_complete_options="long")
 
 
-def _completion(args: argparse.Namespace) -> int:
+def _completion(args: _Completion) -> int:
     from argcomplete.shell_integration import shellcode
 
     say_text(shellcode(["edgebundle"], shell=args.shell))

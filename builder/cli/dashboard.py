@@ -3,13 +3,40 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from typing import Final
 
 from agent.terminal import note, say
 from builder.cli import SubParsers
-from builder.cli.broker_flags import add_broker, broker_of
+from builder.cli.broker_flags import BrokerFlags
+from builder.cli.flags import flag, part, takes
 
 _DEFAULT: Final = "127.0.0.1:8700"
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdecimal() or int(port) > 65535 or (":" in host and host[0] != "["):
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT, [IPV6]:PORT or PORT, got {text!r:.80}")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dashboard:
+    at: BrokerFlags = part(BrokerFlags, "broker")
+    listen: tuple[str, int] = flag(
+        type=_address,
+        default=_DEFAULT,
+        metavar="[HOST:]PORT",
+        help="where to serve the page; port 0 takes a free one (default: %(default)s)",
+    )
+    allow_host: list[str] = flag(
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name by which browsers reach this machine, if --listen opens the page to the network; "
+        "may be repeated",
+    )
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -25,39 +52,16 @@ def add_parsers(subparsers: SubParsers) -> None:
         "  edgebundle dashboard --broker mqtts://broker --cafile ca.pem --listen 127.0.0.1:9000\n"
         "  ssh -L 8700:localhost:8700 workstation    # then open the printed address here",
     )
-    add_broker(parser)
-    parser.add_argument(
-        "--listen",
-        type=_address,
-        default=_DEFAULT,
-        metavar="[HOST:]PORT",
-        help="where to serve the page; port 0 takes a free one (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="another name by which browsers reach this machine, if --listen opens the page to the network; "
-        "may be repeated",
-    )
-    parser.set_defaults(handler=_dashboard)
+    takes(parser, _Dashboard, _dashboard)
 
 
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not port.isascii() or not port.isdecimal() or int(port) > 65535 or (":" in host and host[0] != "["):
-        raise argparse.ArgumentTypeError(f"expected HOST:PORT, [IPV6]:PORT or PORT, got {text!r:.80}")
-    return host.strip("[]") or "127.0.0.1", int(port)
-
-
-def _dashboard(args: argparse.Namespace) -> int:
+def _dashboard(args: _Dashboard) -> int:
     import asyncio
 
     return asyncio.run(_serve(args))
 
 
-async def _serve(args: argparse.Namespace) -> int:
+async def _serve(args: _Dashboard) -> int:
     import asyncio
     import signal
 
@@ -66,7 +70,7 @@ async def _serve(args: argparse.Namespace) -> int:
 
     host, port = args.listen
     names = frozenset(name.lower() for name in args.allow_host)
-    dashboard = Dashboard(broker_of(args), host=host, port=port, names=names)
+    dashboard = Dashboard(args.at.made(), host=host, port=port, names=names)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.terminal import note, printable, say
 from builder.cli import SubParsers
-from builder.cli.arguments import add_json
-from builder.cli.broker_flags import add_broker, add_wait, broker_of
+from builder.cli.arguments import json_flag
+from builder.cli.broker_flags import BrokerFlags, wait_flag
+from builder.cli.flags import argument, flag, part, takes
 from builder.cli.json_output import print_json
 from builder.cli.refused_bundle import naming_file
 from builder.fleet.hints import deployment_hint
 
 if TYPE_CHECKING:
     from builder.fleet.deploy import DeployProgress, DeployResult
+
+
+@dataclass(frozen=True, slots=True)
+class _Deploy:
+    bundles: list[str] = argument(
+        metavar="FILE",
+        nargs="+",
+        help="the bundle; or several of one model, preferred ones first, or a folder of them",
+    )
+    agent: list[str] = flag(
+        required=True,
+        action="append",
+        metavar="NAME",
+        help="an agent's name: `device` in its configuration, the first column of `edgebundle agents`; "
+        "repeatable: the agents are served one after the other, until one fails",
+    )
+    at: BrokerFlags = part(BrokerFlags, "broker")
+    source: str | None = flag(
+        metavar="URL",
+        help="https URL that the agent downloads the bundle from; for several bundles, one that ends in / "
+        "(default: this command sends the bundle over MQTT)",
+    )
+    wait: float = wait_flag(600.0, "the result")
+    json: bool = json_flag()
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -37,33 +62,10 @@ def add_parsers(subparsers: SubParsers) -> None:
         "      --source https://files.example/bundles/resnet50.bundle\n"
         "  edgebundle deploy resnet50-int8-pi5.bundle resnet50-pi4.bundle --agent kitchen --broker mqtt://localhost",
     )
-    parser.add_argument(
-        "bundles",
-        metavar="FILE",
-        nargs="+",
-        help="the bundle; or several of one model, preferred ones first, or a folder of them",
-    )
-    parser.add_argument(
-        "--agent",
-        required=True,
-        action="append",
-        metavar="NAME",
-        help="an agent's name: `device` in its configuration, the first column of `edgebundle agents`; "
-        "repeatable: the agents are served one after the other, until one fails",
-    )
-    add_broker(parser)
-    parser.add_argument(
-        "--source",
-        metavar="URL",
-        help="https URL that the agent downloads the bundle from; for several bundles, one that ends in / "
-        "(default: this command sends the bundle over MQTT)",
-    )
-    add_wait(parser, 600.0, "the result")
-    add_json(parser)
-    parser.set_defaults(handler=_deploy)
+    takes(parser, _Deploy, _deploy)
 
 
-def _deploy(args: argparse.Namespace) -> int:
+def _deploy(args: _Deploy) -> int:
     from builder.fleet.bundle_file import BundleFile
     from builder.fleet.bundle_set import list_files
 
@@ -83,7 +85,7 @@ def _deploy(args: argparse.Namespace) -> int:
     return 0
 
 
-def _deploy_to(args: argparse.Namespace, files: Sequence[Path], agent: str) -> None:
+def _deploy_to(args: _Deploy, files: Sequence[Path], agent: str) -> None:
     import asyncio
 
     from builder.fleet.deploy_set import deploy_set_async
@@ -94,7 +96,7 @@ def _deploy_to(args: argparse.Namespace, files: Sequence[Path], agent: str) -> N
             deploy_set_async(
                 files,
                 agent,
-                broker_of(args),
+                args.at.made(),
                 source=args.source,
                 wait_s=args.wait,
                 steps=steps,

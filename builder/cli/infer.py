@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.array_file import write_arrays
 from agent.terminal import note, say, say_json
 from builder.cli import SubParsers
-from builder.cli.arguments import add_json, not_negative, positive, seconds
-from builder.cli.broker_flags import add_agent, add_broker, broker_of
+from builder.cli.arguments import json_flag, not_negative, positive, seconds
+from builder.cli.broker_flags import BrokerFlags, agent_flag
+from builder.cli.flags import flag, part, takes
 from builder.cli.input_names import check_named, is_many, named_inputs
 from builder.cli.json_output import print_json
 
@@ -25,6 +25,62 @@ if TYPE_CHECKING:
     from edgebundle.output import Output
 
 _LOG: Final = "the log of the device says more: journalctl -u edge-agent"
+
+
+@dataclass(frozen=True, slots=True)
+class _Infer:
+    agent: str = agent_flag()
+    model: str = flag(required=True, metavar="NAME", help="the model's name on the agent")
+    inputs: list[list[str]] | None = flag(
+        "-i",
+        "--inputs",
+        "--input",
+        metavar="FILE",
+        nargs="+",
+        action="append",
+        help="a .jpg or .png picture, a .wav recording, an .npz of inputs, a table of rows (.csv, .json, "
+        ".jsonl), or a .json request; - reads a picture or a WAV from stdin, the WAV while it arrives; or "
+        "several pictures or recordings: files, folders, or patterns such as 'photos/*.jpg'",
+    )
+    at: BrokerFlags = part(BrokerFlags, "broker")
+    accuracy: str | None = flag(
+        metavar="CSV|JSON",
+        help="print how often the device's answers are right, as `edgebundle run --accuracy` does; --inputs "
+        "may be the folder of the pictures, or the table of rows",
+    )
+    outputs: str | None = flag(
+        "-o",
+        "--outputs",
+        "--output",
+        metavar="NPZ|CSV|JSON",
+        help="write the output tensors to this .npz file; for a table of rows, write the answers to this "
+        ".csv, .json or .jsonl file",
+    )
+    draw: str | None = flag(
+        metavar="OUT.jpg|DIR",
+        help="draw the answer on the picture: boxes, labels, key points, masks; a folder for several inputs",
+    )
+    raw: bool = flag(
+        action="store_true",
+        help="ask for the model's own outputs, without the postprocess that the bundle declares",
+    )
+    print_top: int = flag(
+        type=not_negative, default=5, metavar="N", help="number of labels to print (default: %(default)s)"
+    )
+    repeat: int = flag(
+        type=positive,
+        default=1,
+        metavar="N",
+        help="send it N times over one connection, one after the other, and print the latencies "
+        "(default: %(default)s)",
+    )
+    deadline: float = flag(
+        type=seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="give up after this time; until then, send the request again if needed (default: %(default)g)",
+    )
+    json: bool = json_flag()
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -46,72 +102,10 @@ def add_parsers(subparsers: SubParsers) -> None:
         "  edgebundle infer --agent kitchen --model resnet50 --inputs cat.jpg --repeat 100 "
         "--broker mqtt://localhost",
     )
-    add_agent(parser)
-    parser.add_argument("--model", required=True, metavar="NAME", help="the model's name on the agent")
-    parser.add_argument(
-        "-i",
-        "--inputs",
-        "--input",
-        dest="inputs",
-        metavar="FILE",
-        nargs="+",
-        action="append",
-        help="a .jpg or .png picture, a .wav recording, an .npz of inputs, a table of rows (.csv, .json, "
-        ".jsonl), or a .json request; - reads a picture or a WAV from stdin, the WAV while it arrives; or "
-        "several pictures or recordings: files, folders, or patterns such as 'photos/*.jpg'",
-    )
-    add_broker(parser)
-    parser.add_argument(
-        "--accuracy",
-        metavar="CSV|JSON",
-        help="print how often the device's answers are right, as `edgebundle run --accuracy` does; --inputs "
-        "may be the folder of the pictures, or the table of rows",
-    )
-    parser.add_argument(
-        "-o",
-        "--outputs",
-        "--output",
-        metavar="NPZ|CSV|JSON",
-        help="write the output tensors to this .npz file; for a table of rows, write the answers to this "
-        ".csv, .json or .jsonl file",
-    )
-    parser.add_argument(
-        "--draw",
-        metavar="OUT.jpg|DIR",
-        help="draw the answer on the picture: boxes, labels, key points, masks; a folder for several inputs",
-    )
-    parser.add_argument(
-        "--raw",
-        action="store_true",
-        help="ask for the model's own outputs, without the postprocess that the bundle declares",
-    )
-    parser.add_argument(
-        "--print-top",
-        type=not_negative,
-        default=5,
-        metavar="N",
-        help="number of labels to print (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--repeat",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="send it N times over one connection, one after the other, and print the latencies "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--deadline",
-        type=seconds,
-        default=30.0,
-        metavar="SECONDS",
-        help="give up after this time; until then, send the request again if needed (default: %(default)g)",
-    )
-    add_json(parser)
-    parser.set_defaults(handler=_infer)
+    takes(parser, _Infer, _infer)
 
 
-def _infer(args: argparse.Namespace) -> int:
+def _infer(args: _Infer) -> int:
     import asyncio
 
     from builder.cli.rows import ONE_TABLE, is_rows
@@ -123,11 +117,11 @@ def _infer(args: argparse.Namespace) -> int:
         raise FleetError("expected --inputs, got none", hint="for example --inputs cat.jpg")
     check_named(names)
     rows = any(is_rows(name) for name in names)
-    for flag in ("draw", "raw"):
-        if getattr(args, flag) and (rows or args.accuracy):
+    for name in ("draw", "raw"):
+        if getattr(args, name) and (rows or args.accuracy):
             raise FleetError(
-                f"--{flag}: expected pictures or tensors, got {'a table' if rows else '--accuracy'}",
-                hint=f"leave out --{flag}",
+                f"--{name}: expected pictures or tensors, got {'a table' if rows else '--accuracy'}",
+                hint=f"leave out --{name}",
             )
     if args.draw and args.raw:
         raise FleetError(
@@ -160,16 +154,16 @@ def _infer(args: argparse.Namespace) -> int:
         raise FleetError(error.message, hint=error.hint or _LOG) from error
 
 
-async def _infer_rows(args: argparse.Namespace, name: str) -> int:
+async def _infer_rows(args: _Infer, name: str) -> int:
     from builder.cli.rows import Table, infer_rows
     from edgebundle.async_client import AsyncClient
 
     table = Table(name, args.outputs, args.accuracy, args.json)
-    async with AsyncClient(broker_of(args), progress=note) as client:
+    async with AsyncClient(args.at.made(), progress=note) as client:
         return await infer_rows(table, client.model(args.agent, args.model), args.deadline)
 
 
-async def _infer_many(args: argparse.Namespace, names: list[str]) -> int:
+async def _infer_many(args: _Infer, names: list[str]) -> int:
     """Ask about each picture or recording."""
     import asyncio
 
@@ -181,9 +175,9 @@ async def _infer_many(args: argparse.Namespace, names: list[str]) -> int:
     from edgebundle.request import Request
 
     if args.outputs or args.repeat > 1:
-        flag = "--outputs" if args.outputs else "--repeat"
+        extra = "--outputs" if args.outputs else "--repeat"
         raise ModelError(
-            f"{flag}: expected one input, got several", hint=f"leave out {flag}, or give one input"
+            f"{extra}: expected one input, got several", hint=f"leave out {extra}, or give one input"
         )
     if "-" in names:
         raise ModelError(
@@ -203,13 +197,13 @@ async def _infer_many(args: argparse.Namespace, names: list[str]) -> int:
         request = await asyncio.to_thread(Request.from_file, file.path)
         return await model(request, deadline_s=args.deadline, raw=args.raw)
 
-    async with AsyncClient(broker_of(args), progress=note) as client:
+    async with AsyncClient(args.at.made(), progress=note) as client:
         model = client.model(args.agent, args.model)
         await ask_each(files, ask, IN_FLIGHT)
     return files.finish()
 
 
-def _infer_one(args: argparse.Namespace, name: str) -> int:
+def _infer_one(args: _Infer, name: str) -> int:
     import asyncio
 
     from builder.cli.answers import document, draw_on, lines_of
@@ -272,7 +266,7 @@ def _drawn(name: str, data: object, output: str) -> Path:
     return drawn_names([Path(name)], output)[0]
 
 
-async def _ask(args: argparse.Namespace, data: object) -> tuple[list[Answer], list[Stretch]]:
+async def _ask(args: _Infer, data: object) -> tuple[list[Answer], list[Stretch]]:
     """Ask as often as `--repeat` says; return what was heard before the last answer, too."""
     from builder.cli.answers import stretches
     from builder.errors import FleetError
@@ -290,7 +284,7 @@ async def _ask(args: argparse.Namespace, data: object) -> tuple[list[Answer], li
             else:
                 say(stretch, flush=True)
 
-    async with AsyncClient(broker_of(args), progress=note) as client:
+    async with AsyncClient(args.at.made(), progress=note) as client:
         model = client.model(args.agent, args.model)
         if isinstance(data, Piped):
             if args.raw:

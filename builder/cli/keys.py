@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from agent.terminal import say
-from builder.cli import Parser, SubParsers
-from builder.cli.arguments import add_json, add_sign_key
+from builder.cli import SubParsers
+from builder.cli.arguments import json_flag, sign_key_flag
+from builder.cli.flags import argument, flag, takes
 from builder.cli.input_names import check_named
 from builder.cli.json_output import print_json
 from builder.cli.refused_bundle import naming_file
 
 if TYPE_CHECKING:
     from agent.bundle.keyring import Keyring
+
+
+_TRUST: Final[Mapping[str, Any]] = {
+    "action": "append",
+    "metavar": "KEY.pub|DIR",
+    "help": "a trusted public key, or a folder of them; repeatable",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Keygen:
+    folder: str = argument(metavar="DIR", help="folder for signing.key and signing.pub")
+    json: bool = json_flag()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    bundle: str = argument(metavar="FILE", help="the bundle")
+    sign_key: str = sign_key_flag("the private key that `edgebundle keygen` wrote", required=True)
+    output: str | None = flag("-o", metavar="OUT", help="the signed bundle (default: replace FILE)")
+    json: bool = json_flag()
+
+
+@dataclass(frozen=True, slots=True)
+class _Verify:
+    bundle: str = argument(metavar="FILE", help="the bundle")
+    trust: list[str] = flag(required=True, **_TRUST)
+    json: bool = json_flag()
+
+
+@dataclass(frozen=True, slots=True)
+class _Inspect:
+    bundle: str = argument(metavar="FILE", help="the bundle")
+    trust: list[str] | None = flag(**_TRUST)
+    html: str | None = flag(metavar="OUT", help="also write a page of the graph and its memory")
+    json: bool = json_flag()
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -24,9 +62,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         description="Make an EC P-256 private key that signs bundles, and the public key that devices trust.",
         epilog="example:\n  edgebundle keygen keys/",
     )
-    parser.add_argument("folder", metavar="DIR", help="folder for signing.key and signing.pub")
-    add_json(parser)
-    parser.set_defaults(handler=_keygen)
+    takes(parser, _Keygen, _keygen)
 
     parser = subparsers.add_parser(
         "sign",
@@ -34,11 +70,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         description="Sign a bundle that was compiled without --sign-key, or sign it again with another key.",
         epilog="example:\n  edgebundle sign model.bundle --sign-key keys/signing.key -o signed.bundle",
     )
-    parser.add_argument("bundle", metavar="FILE", help="the bundle")
-    add_sign_key(parser, "the private key that `edgebundle keygen` wrote", required=True)
-    parser.add_argument("-o", "--output", metavar="OUT", help="the signed bundle (default: replace FILE)")
-    add_json(parser)
-    parser.set_defaults(handler=_sign)
+    takes(parser, _Sign, _sign)
 
     parser = subparsers.add_parser(
         "verify",
@@ -48,10 +80,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         "  edgebundle verify model.bundle --trust keys/signing.pub\n"
         "  edgebundle verify model.bundle --trust /etc/edge-agent/keyring/",
     )
-    parser.add_argument("bundle", metavar="FILE", help="the bundle")
-    _add_trust(parser, required=True)
-    add_json(parser)
-    parser.set_defaults(handler=_verify)
+    takes(parser, _Verify, _verify)
 
     parser = subparsers.add_parser(
         "inspect",
@@ -62,24 +91,10 @@ def add_parsers(subparsers: SubParsers) -> None:
         "  edgebundle inspect model.bundle --json\n"
         "  edgebundle inspect model.bundle --html graph.html",
     )
-    parser.add_argument("bundle", metavar="FILE", help="the bundle")
-    _add_trust(parser, required=False)
-    parser.add_argument("--html", metavar="OUT", help="also write a page of the graph and its memory")
-    add_json(parser)
-    parser.set_defaults(handler=_inspect)
+    takes(parser, _Inspect, _inspect)
 
 
-def _add_trust(parser: Parser, *, required: bool) -> None:
-    parser.add_argument(
-        "--trust",
-        action="append",
-        required=required,
-        metavar="KEY.pub|DIR",
-        help="a trusted public key, or a folder of them; repeatable",
-    )
-
-
-def _keygen(args: argparse.Namespace) -> int:
+def _keygen(args: _Keygen) -> int:
     from builder.bundles.key_files import generate
 
     pair = generate(args.folder)
@@ -95,7 +110,7 @@ def _keygen(args: argparse.Namespace) -> int:
     return 0
 
 
-def _sign(args: argparse.Namespace) -> int:
+def _sign(args: _Sign) -> int:
     from agent.bundle.keyring import key_id
     from builder.bundles.key_files import read_private
     from builder.bundles.package import Package
@@ -118,7 +133,7 @@ def _sign(args: argparse.Namespace) -> int:
     return 0
 
 
-def _verify(args: argparse.Namespace) -> int:
+def _verify(args: _Verify) -> int:
     from agent.bundle.verify import verify
 
     keyring = _keyring(args.trust)
@@ -153,7 +168,7 @@ def _keyring(trusted: list[str]) -> Keyring:
     return Keyring.of(keys, frozenset[str]().union(*(folder.revoked for folder in folders)))
 
 
-def _inspect(args: argparse.Namespace) -> int:
+def _inspect(args: _Inspect) -> int:
     from builder.bundles.bundle_report import inspect_bundle
 
     keyring = _keyring(args.trust) if args.trust else None

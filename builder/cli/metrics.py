@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import dataclass
 
 from agent.terminal import say
 from builder.cli import SubParsers
-from builder.cli.arguments import add_json
-from builder.cli.broker_flags import add_agent, add_broker, broker_of
+from builder.cli.arguments import json_flag
+from builder.cli.broker_flags import BrokerFlags, agent_flag
+from builder.cli.flags import flag, part, takes
 from builder.cli.json_output import print_json
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"expected a regular expression, got {text!r}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Metrics:
+    agent: str = agent_flag()
+    at: BrokerFlags = part(BrokerFlags, "broker")
+    match: re.Pattern[str] | None = flag(
+        type=_pattern, metavar="REGEX", help="print only the samples whose name matches"
+    )
+    json: bool = json_flag()
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -22,26 +41,13 @@ def add_parsers(subparsers: SubParsers) -> None:
         "  edgebundle metrics --agent kitchen --broker mqtt://localhost\n"
         "  edgebundle metrics --agent kitchen --broker mqtt://localhost --match 'requests_total|memory'",
     )
-    add_agent(parser)
-    add_broker(parser)
-    parser.add_argument(
-        "--match", type=_pattern, metavar="REGEX", help="print only the samples whose name matches"
-    )
-    add_json(parser)
-    parser.set_defaults(handler=_metrics)
+    takes(parser, _Metrics, _metrics)
 
 
-def _pattern(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"expected a regular expression, got {text!r}: {error}") from error
-
-
-def _metrics(args: argparse.Namespace) -> int:
+def _metrics(args: _Metrics) -> int:
     from builder.fleet.metrics import metrics
 
-    sample = metrics(args.agent, broker_of(args))
+    sample = metrics(args.agent, args.at.made())
     chosen = {
         name: value
         for name, value in sorted(sample.values.items())

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.terminal import say
 from builder.cli import SubParsers
-from builder.cli.arguments import TARGETS, add_declarations
+from builder.cli.arguments import TARGETS, DeclarationFlags
 from builder.cli.early_checks import check_model
+from builder.cli.flags import argument, flag, flat, part, takes
 
 if TYPE_CHECKING:
     from builder.compiling.recognition import Proposal
@@ -29,6 +30,27 @@ EXAMPLES: Final = """examples:
 _IGNORED: Final = "keys/*.key\n*.bundle\n"
 
 
+@dataclass(frozen=True, slots=True)
+class _New:
+    folder: str = argument(metavar="NAME", help="the folder to make; also the model's name on devices")
+    model: str | None = argument(
+        metavar="MODEL",
+        nargs="?",
+        help="the model's file; presets are filled in if its outputs leave no doubt",
+    )
+    target: str = flag(default="host", help=f"device to compile for: {TARGETS} (default: host)")
+    declared: DeclarationFlags = part(DeclarationFlags)
+    sign_key: str | None = flag(
+        metavar="KEY", help="private key to sign with (default: a new pair in NAME/keys)"
+    )
+    broker: str = flag(
+        metavar="URL", default="mqtt://localhost", help="mqtt[s]://[USER@]HOST[:PORT] (default: %(default)s)"
+    )
+    agent: list[str] | None = flag(
+        action="append", metavar="NAME", help="an agent to deploy to; repeatable (default: none yet)"
+    )
+
+
 def add_parsers(subparsers: SubParsers) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
@@ -38,34 +60,10 @@ def add_parsers(subparsers: SubParsers) -> None:
         "deploy, infer and others read in that folder. Flags override the file.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("folder", metavar="NAME", help="the folder to make; also the model's name on devices")
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        help="the model's file; presets are filled in if its outputs leave no doubt",
-    )
-    parser.add_argument("--target", default="host", help=f"device to compile for: {TARGETS} (default: host)")
-    add_declarations(parser)
-    parser.add_argument(
-        "--sign-key", metavar="KEY", help="private key to sign with (default: a new pair in NAME/keys)"
-    )
-    parser.add_argument(
-        "--broker",
-        metavar="URL",
-        default="mqtt://localhost",
-        help="mqtt[s]://[USER@]HOST[:PORT] (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--agent",
-        action="append",
-        metavar="NAME",
-        help="an agent to deploy to; repeatable (default: none yet)",
-    )
-    parser.set_defaults(handler=_new)
+    takes(parser, _New, _new)
 
 
-def _new(args: argparse.Namespace) -> int:
+def _new(args: _New) -> int:
     from builder.errors import ProjectError
 
     folder = Path(args.folder)
@@ -79,7 +77,7 @@ def _new(args: argparse.Namespace) -> int:
         )
     if args.model:
         check_model(args.model, args.target)
-    proposal = _proposal(args.model) if args.model and not args.postprocess else None
+    proposal = _proposal(args.model) if args.model and not args.declared.postprocess else None
     text = _toml(args, folder, proposal)
     try:
         unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -122,15 +120,16 @@ def _proposal(model: str) -> Proposal | None:
     return None if outline is None else recognise(outline.inputs, outline.outputs, outline.hints)
 
 
-def _toml(args: argparse.Namespace, folder: Path, proposal: Proposal | None) -> str:
+def _toml(args: _New, folder: Path, proposal: Proposal | None) -> str:
     """Return the project's file; what is not known yet is a comment."""
     from builder.compiling.identity import bundle_name
 
     name = bundle_name(folder.name)
     sure = proposal if proposal is not None and proposal.sure else None
-    before = _preset(args.preprocess, folder) or (sure.preprocess or None if sure else None)
-    after = _preset(args.postprocess, folder) or (sure.postprocess if sure else None)
-    labels = args.labels if args.labels == "coco" else _relative(args.labels, folder)
+    before = _preset(args.declared.preprocess, folder) or (sure.preprocess or None if sure else None)
+    after = _preset(args.declared.postprocess, folder) or (sure.postprocess if sure else None)
+    labels = args.declared.labels
+    labels = labels if labels == "coco" else _relative(labels, folder)
     lines = [
         "# What edgebundle's verbs use in this folder if no flag says otherwise (docs/project.md).",
         "",
@@ -156,11 +155,10 @@ def _toml(args: argparse.Namespace, folder: Path, proposal: Proposal | None) -> 
     return "\n".join(lines)
 
 
-def _files(args: argparse.Namespace, folder: Path) -> dict[str, str | None]:
+def _files(args: _New, folder: Path) -> dict[str, str | None]:
     """Return the files that this command line names, as the verbs will find them in the folder."""
-    named = {
-        name: getattr(args, name) for name in ("model", "preprocess", "postprocess", "labels", "sign_key")
-    }
+    given = flat(args)
+    named = {name: given[name] for name in ("model", "preprocess", "postprocess", "labels", "sign_key")}
     return {name: _relative(value, folder) for name, value in named.items() if value and Path(value).exists()}
 
 

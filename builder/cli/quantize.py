@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from agent.terminal import say, say_json
-from builder.cli import Parser, SubParsers
-from builder.cli.arguments import add_json, add_model, load_model, options_of
+from builder.cli import SubParsers
+from builder.cli.arguments import TargetFlags, json_flag, load_model, options_of
 from builder.cli.early_checks import check_model, read_tensors
+from builder.cli.flags import flag, part, takes
 from builder.cli.progress import show_steps
 from builder.compiling.options import PRECISIONS
 
@@ -20,6 +22,88 @@ EXAMPLES: Final = """examples:
   edgebundle quantize model.onnx --calibration pictures/ --calibration-labels classes.csv
   edgebundle quantize model.onnx --precision weights-int4
 """
+
+
+def _percent(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 100, got {text[:40]!r}")
+    return value
+
+
+def _decibels(text: str) -> float:
+    value = _number(text)
+    if not -200 <= value <= 200:
+        raise argparse.ArgumentTypeError(f"expected decibels from -200 to 200, got {text[:40]!r}")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisingFlags:
+    """The flags that say how to quantise, which `compile` has too."""
+
+    calibration: str | None = flag(
+        metavar="FOLDER|NPZ",
+        help="samples of what the model will see: a folder of JPEG and PNG pictures, an .npz file with an "
+        "array for each input (samples along its first axis), or a folder of such files",
+    )
+    calibration_labels: str | None = flag(
+        metavar="CSV",
+        help="classes of the samples: lines such as seven.png,7; --max-drop is then about accuracy",
+    )
+    max_drop: float | None = flag(
+        type=_percent,
+        metavar="POINTS",
+        help="percentage points of samples whose best class may differ from the float model's, or of "
+        "accuracy that may be lost (default: 0.5); sensitive blocks stay in float until that is met",
+    )
+    min_sqnr: float | None = flag(
+        type=_decibels,
+        metavar="DB",
+        help="least signal to noise of a model without class scores, such as a detector (default: 20 is "
+        "aimed at, and a warning says if it is not reached)",
+    )
+    max_float: float | None = flag(
+        type=_percent,
+        metavar="PERCENT",
+        help="largest share of the multiply-adds to leave in float for that (default: 5)",
+    )
+    metric: str | None = flag(
+        choices=["auto", "top1", "sqnr"],
+        help="what to compare: best classes, or signal to noise (default: best classes if the only output "
+        "looks like class scores)",
+    )
+    activations: str | None = flag(
+        choices=["uint8", "int8"],
+        help="type of activations (default: uint8 for x86 targets, int8 for others)",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Quantize(TargetFlags):
+    output: str | None = flag(
+        "-o",
+        metavar="OUT",
+        help="the model to write (default: MODEL-int8.onnx in this folder, for a file MODEL.onnx and int8)",
+    )
+    precision: str = flag(
+        choices=PRECISIONS, default="int8", help="what to quantise to (default: %(default)s)"
+    )
+    preprocess: str | None = flag(
+        metavar="PRESET|TOML",
+        help="how to turn a picture into the input: a preset (such as imagenet) or a TOML file",
+    )
+    quantising: QuantisingFlags = part(QuantisingFlags, "quantising")
+    report: str | None = flag(metavar="HTML", help="also write a page with a picture of each block's noise")
+    quiet: bool = flag("-q", action="store_true", help="do not show progress")
+    json: bool = json_flag()
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -34,78 +118,10 @@ def add_parsers(subparsers: SubParsers) -> None:
         "data, and the arithmetic stays float32.",
         epilog=EXAMPLES,
     )
-    add_model(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        help="the model to write (default: MODEL-int8.onnx in this folder, for a file MODEL.onnx and int8)",
-    )
-    parser.add_argument(
-        "--precision", choices=PRECISIONS, default="int8", help="what to quantise to (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--preprocess",
-        metavar="PRESET|TOML",
-        help="how to turn a picture into the input: a preset (such as imagenet) or a TOML file",
-    )
-    add_quantising(parser)
-    parser.add_argument(
-        "--report", metavar="HTML", help="also write a page with a picture of each block's noise"
-    )
-    parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
-    add_json(parser)
-    parser.set_defaults(handler=_quantize)
+    takes(parser, _Quantize, _quantize)
 
 
-def add_quantising(parser: Parser) -> None:
-    """Add the flags that say how to quantise, which `compile` has too."""
-    group = parser.add_argument_group("quantising")
-    group.add_argument(
-        "--calibration",
-        metavar="FOLDER|NPZ",
-        help="samples of what the model will see: a folder of JPEG and PNG pictures, an .npz file with an "
-        "array for each input (samples along its first axis), or a folder of such files",
-    )
-    group.add_argument(
-        "--calibration-labels",
-        metavar="CSV",
-        help="classes of the samples: lines such as seven.png,7; --max-drop is then about accuracy",
-    )
-    group.add_argument(
-        "--max-drop",
-        type=_percent,
-        metavar="POINTS",
-        help="percentage points of samples whose best class may differ from the float model's, or of "
-        "accuracy that may be lost (default: 0.5); sensitive blocks stay in float until that is met",
-    )
-    group.add_argument(
-        "--min-sqnr",
-        type=_decibels,
-        metavar="DB",
-        help="least signal to noise of a model without class scores, such as a detector (default: 20 is "
-        "aimed at, and a warning says if it is not reached)",
-    )
-    group.add_argument(
-        "--max-float",
-        type=_percent,
-        metavar="PERCENT",
-        help="largest share of the multiply-adds to leave in float for that (default: 5)",
-    )
-    group.add_argument(
-        "--metric",
-        choices=["auto", "top1", "sqnr"],
-        help="what to compare: best classes, or signal to noise (default: best classes if the only output "
-        "looks like class scores)",
-    )
-    group.add_argument(
-        "--activations",
-        choices=["uint8", "int8"],
-        help="type of activations (default: uint8 for x86 targets, int8 for others)",
-    )
-
-
-def _quantize(args: argparse.Namespace) -> int:
+def _quantize(args: _Quantize) -> int:
     from builder.errors import ModelError
 
     # Check the paths first: quantising takes minutes.
@@ -154,24 +170,3 @@ def _quantize(args: argparse.Namespace) -> int:
         say(f"{output}: {result.name} with {args.precision}, arithmetic in float32")
     say(*result.report.lines())
     return 0
-
-
-def _percent(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value <= 100:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 100, got {text[:40]!r}")
-    return value
-
-
-def _decibels(text: str) -> float:
-    value = _number(text)
-    if not -200 <= value <= 200:
-        raise argparse.ArgumentTypeError(f"expected decibels from -200 to 200, got {text[:40]!r}")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

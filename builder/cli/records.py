@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.terminal import cell_of, note, say, say_json, say_text
 from builder.cli import SubParsers
-from builder.cli.arguments import add_json
+from builder.cli.arguments import json_flag
+from builder.cli.flags import argument, flag, takes
 
 if TYPE_CHECKING:
     from builder.records.folder import Records
@@ -22,6 +23,30 @@ EXAMPLES: Final = """examples:
   edgebundle records best records/ -o best/           # only the schedules that compile uses
   edgebundle records export records/ --format csv > points.csv
 """
+
+
+@dataclass(frozen=True, slots=True)
+class _Merge:
+    folders: list[str] = argument(nargs="+", metavar="FOLDER", help="records, all for the same target")
+    output: str = flag("-o", required=True, metavar="FOLDER", help="a new folder, or one to add to")
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    folder: str = argument(metavar="FOLDER", help="records")
+    output: str = flag("-o", required=True, metavar="FOLDER", help="a new folder")
+
+
+@dataclass(frozen=True, slots=True)
+class _Show:
+    folder: str = argument(metavar="FOLDER", help="records")
+    json: bool = json_flag()
+
+
+@dataclass(frozen=True, slots=True)
+class _Export:
+    folder: str = argument(metavar="FOLDER", help="records")
+    format: str = flag(choices=["json", "csv"], default="json", help="output format (default: %(default)s)")
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -40,11 +65,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         description="Merge the records of several folders, all for the same target.",
         epilog="example:\n  edgebundle records merge monday/ tuesday/ -o records/",
     )
-    merge.add_argument("folders", nargs="+", metavar="FOLDER", help="records, all for the same target")
-    merge.add_argument(
-        "-o", "--output", required=True, metavar="FOLDER", help="a new folder, or one to add to"
-    )
-    merge.set_defaults(handler=_merge)
+    takes(merge, _Merge, _merge)
 
     best = verbs.add_parser(
         "best",
@@ -52,9 +73,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         description="Copy only the schedules that compile uses to a new folder.",
         epilog="example:\n  edgebundle records best records/ -o best/",
     )
-    best.add_argument("folder", metavar="FOLDER", help="records")
-    best.add_argument("-o", "--output", required=True, metavar="FOLDER", help="a new folder")
-    best.set_defaults(handler=_best)
+    takes(best, _Best, _best)
 
     show = verbs.add_parser(
         "show",
@@ -63,9 +82,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         "compile uses the best schedule.",
         epilog="example:\n  edgebundle records show records/",
     )
-    show.add_argument("folder", metavar="FOLDER", help="records")
-    add_json(show)
-    show.set_defaults(handler=_show)
+    takes(show, _Show, _show)
 
     export = verbs.add_parser(
         "export",
@@ -73,14 +90,10 @@ def add_parsers(subparsers: SubParsers) -> None:
         description="Print every measured point as JSON or CSV, for other programs.",
         epilog="example:\n  edgebundle records export records/ --format csv > points.csv",
     )
-    export.add_argument("folder", metavar="FOLDER", help="records")
-    export.add_argument(
-        "--format", choices=["json", "csv"], default="json", help="output format (default: %(default)s)"
-    )
-    export.set_defaults(handler=_export)
+    takes(export, _Export, _export)
 
 
-def _merge(args: argparse.Namespace) -> int:
+def _merge(args: _Merge) -> int:
     from builder.records.best_records import merge
 
     target = _target(_read(args.folders[0]))
@@ -91,7 +104,7 @@ def _merge(args: argparse.Namespace) -> int:
     return 0
 
 
-def _best(args: argparse.Namespace) -> int:
+def _best(args: _Best) -> int:
     from builder.records.best_records import pick_best
 
     records = _read(args.folder)
@@ -100,7 +113,7 @@ def _best(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show(args: argparse.Namespace) -> int:
+def _show(args: _Show) -> int:
     records = _read(args.folder)
     rows = _operators(records)
     if args.json:
@@ -132,7 +145,7 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _export(args: argparse.Namespace) -> int:
+def _export(args: _Export) -> int:
     records = _read(args.folder)
     operators = records.meta.operators
     points = []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from typing import Final
 
 from agent.terminal import say, say_json
 from builder.cli import SubParsers
-from builder.cli.arguments import add_declarations, add_json, integer
+from builder.cli.arguments import DeclarationFlags, integer, json_flag
+from builder.cli.flags import argument, flag, part, takes
 from builder.cli.refused_bundle import naming_file
 
 EXAMPLES: Final = """examples:
@@ -16,6 +17,29 @@ EXAMPLES: Final = """examples:
   edgebundle repack sensors.bundle --columns temperature,humidity,light
   edgebundle repack yolox.bundle --model-version 1.1.0 --sign-key keys/signing.key -o new.bundle
 """
+
+
+@dataclass(frozen=True, slots=True)
+class _Repack:
+    bundle: str = argument(metavar="FILE", help="the bundle")
+    output: str | None = flag("-o", metavar="OUT", help="the new bundle (default: replace FILE)")
+    declared: DeclarationFlags = part(DeclarationFlags)
+    name: str | None = flag(help="the model's name on devices")
+    model_version: str | None = flag(metavar="SEMVER", help="the model's version")
+    security_counter: int | None = flag(
+        type=integer,
+        metavar="N",
+        help="a device refuses a lower counter than the last one it accepted for this name (default: the "
+        "time in seconds since 1970, or SOURCE_DATE_EPOCH)",
+    )
+    counter_ahead_of_time: bool = flag(
+        action="store_true",
+        help="allow a counter that is more than two days ahead of the time: devices never go back below it",
+    )
+    sign_key: str | None = flag(
+        metavar="KEY", help="private key to sign with; devices accept only signed bundles"
+    )
+    json: bool = json_flag()
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -28,31 +52,10 @@ def add_parsers(subparsers: SubParsers) -> None:
         "which is not checked: `edgebundle verify` does that.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("bundle", metavar="FILE", help="the bundle")
-    parser.add_argument("-o", "--output", metavar="OUT", help="the new bundle (default: replace FILE)")
-    add_declarations(parser)
-    parser.add_argument("--name", help="the model's name on devices")
-    parser.add_argument("--model-version", metavar="SEMVER", help="the model's version")
-    parser.add_argument(
-        "--security-counter",
-        type=integer,
-        metavar="N",
-        help="a device refuses a lower counter than the last one it accepted for this name (default: the "
-        "time in seconds since 1970, or SOURCE_DATE_EPOCH)",
-    )
-    parser.add_argument(
-        "--counter-ahead-of-time",
-        action="store_true",
-        help="allow a counter that is more than two days ahead of the time: devices never go back below it",
-    )
-    parser.add_argument(
-        "--sign-key", metavar="KEY", help="private key to sign with; devices accept only signed bundles"
-    )
-    add_json(parser)
-    parser.set_defaults(handler=_repack)
+    takes(parser, _Repack, _repack)
 
 
-def _repack(args: argparse.Namespace) -> int:
+def _repack(args: _Repack) -> int:
     from builder.bundles.key_files import read_private
     from builder.bundles.package import Package
     from builder.compiling.identity import Identity
@@ -70,10 +73,10 @@ def _repack(args: argparse.Namespace) -> int:
                 args.security_counter,
                 counter_ahead_of_time=args.counter_ahead_of_time,
             ),
-            preprocess=args.preprocess,
-            postprocess=args.postprocess,
-            labels=args.labels,
-            columns=args.columns,
+            preprocess=args.declared.preprocess,
+            postprocess=args.declared.postprocess,
+            labels=args.declared.labels,
+            columns=args.declared.columns,
         )
     if key is not None:
         package = package.sign(key)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 
 from builder.cli import SubParsers
-from builder.cli.arguments import add_json
-from builder.cli.broker_flags import add_agent, add_broker, add_wait, broker_of
+from builder.cli.arguments import json_flag
+from builder.cli.broker_flags import BrokerFlags, agent_flag, wait_flag
 from builder.cli.confirmation import confirmed
 from builder.cli.deploy import print_result, show_deployment
+from builder.cli.flags import flag, part, takes
+
+
+@dataclass(frozen=True, slots=True)
+class _Rollback:
+    agent: str = agent_flag()
+    model: str = flag(required=True, metavar="NAME", help="the model's name on the agent")
+    at: BrokerFlags = part(BrokerFlags, "broker")
+    yes: bool = flag("-y", action="store_true", help="do not ask for confirmation")
+    wait: float = wait_flag(600.0, "the result")
+    json: bool = json_flag()
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -23,22 +34,16 @@ def add_parsers(subparsers: SubParsers) -> None:
         "  edgebundle rollback --agent kitchen --model resnet50 --broker mqtt://localhost\n"
         "  edgebundle rollback --agent kitchen --model resnet50 --broker mqtt://localhost --yes --json",
     )
-    add_agent(parser)
-    parser.add_argument("--model", required=True, metavar="NAME", help="the model's name on the agent")
-    add_broker(parser)
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
-    add_wait(parser, 600.0, "the result")
-    add_json(parser)
-    parser.set_defaults(handler=_rollback)
+    takes(parser, _Rollback, _rollback)
 
 
-def _rollback(args: argparse.Namespace) -> int:
+def _rollback(args: _Rollback) -> int:
     import asyncio
 
     from builder.errors import FleetError
     from builder.fleet.rollback import rollback_async
 
-    broker = broker_of(args)
+    broker = args.at.made()
     if not args.yes and not confirmed(
         f"return {args.model} on {args.agent} to the version that ran before? [y/N] "
     ):

@@ -2,15 +2,58 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from typing import Final
 
 from agent.terminal import note
 from builder.cli import SubParsers
 from builder.cli.arguments import positive
+from builder.cli.flags import flag, takes
 
 TRACKER_PORT: Final = 9190
 SERVER_PORT: Final = 9091
+
+
+@dataclass(frozen=True, slots=True)
+class _Tracker:
+    host: str = flag(default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    port: int = flag(
+        type=positive, default=TRACKER_PORT, metavar="N", help="port to listen on (default: %(default)s)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    tracker: str = flag(
+        default=f"127.0.0.1:{TRACKER_PORT}",
+        metavar="HOST:PORT",
+        help="address of the tracker (default: %(default)s)",
+    )
+    rpc_key: str = flag(
+        required=True,
+        metavar="KEY",
+        help="name for boards of this kind, such as rpi4; `tune --rpc-key` asks for it",
+    )
+    host: str = flag(default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    port: int = flag(
+        type=positive, default=SERVER_PORT, metavar="N", help="port to listen on (default: %(default)s)"
+    )
+    custom_address: str | None = flag(
+        metavar="HOST", help="address at which clients reach this board, if it is not --host"
+    )
+    ssh: str | None = flag(
+        metavar="USER@BOARD",
+        help="open a tunnel to this board and start the server there; give each board a different --port",
+    )
+    ssh_command: str = flag(
+        default="edgebundle",
+        metavar="PROGRAM",
+        help="how to call edgebundle in the board's shell (default: %(default)s)",
+    )
+    ssh_options: str = flag(
+        default="", metavar="WORDS", help="options for ssh, such as '-p 2222 -i board.key'"
+    )
+    until_eof: bool = flag(action="store_true", help="stop when standard input ends (--ssh uses this)")
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -21,15 +64,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         description="Start TVM's RPC tracker. Boards register with it; tune, run and profile use them.",
         epilog="example:\n  edgebundle rpc-tracker --port 9190",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument(
-        "--port",
-        type=positive,
-        default=TRACKER_PORT,
-        metavar="N",
-        help="port to listen on (default: %(default)s)",
-    )
-    parser.set_defaults(handler=_tracker)
+    takes(parser, _Tracker, _tracker)
 
     parser = subparsers.add_parser(
         "rpc-server",
@@ -43,52 +78,10 @@ def add_parsers(subparsers: SubParsers) -> None:
         "  edgebundle rpc-server --tracker 127.0.0.1:9190 --rpc-key rpi4   # on the board, behind a tunnel\n"
         "  edgebundle rpc-server --tracker lab:9190 --rpc-key rpi4 --host 0.0.0.0   # on a trusted network",
     )
-    parser.add_argument(
-        "--tracker",
-        default=f"127.0.0.1:{TRACKER_PORT}",
-        metavar="HOST:PORT",
-        help="address of the tracker (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--rpc-key",
-        required=True,
-        metavar="KEY",
-        help="name for boards of this kind, such as rpi4; `tune --rpc-key` asks for it",
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument(
-        "--port",
-        type=positive,
-        default=SERVER_PORT,
-        metavar="N",
-        help="port to listen on (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--custom-address",
-        metavar="HOST",
-        help="address at which clients reach this board, if it is not --host",
-    )
-    parser.add_argument(
-        "--ssh",
-        metavar="USER@BOARD",
-        help="open a tunnel to this board and start the server there; give each board a different --port",
-    )
-    parser.add_argument(
-        "--ssh-command",
-        default="edgebundle",
-        metavar="PROGRAM",
-        help="how to call edgebundle in the board's shell (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--ssh-options", default="", metavar="WORDS", help="options for ssh, such as '-p 2222 -i board.key'"
-    )
-    parser.add_argument(
-        "--until-eof", action="store_true", help="stop when standard input ends (--ssh uses this)"
-    )
-    parser.set_defaults(handler=_server)
+    takes(parser, _Server, _server)
 
 
-def _tracker(args: argparse.Namespace) -> int:
+def _tracker(args: _Tracker) -> int:
     from builder.boards.rpc_servers import WARNING, is_loopback, serve_tracker
 
     if not is_loopback(args.host):
@@ -96,13 +89,13 @@ def _tracker(args: argparse.Namespace) -> int:
     return serve_tracker(args.host, args.port, note)
 
 
-def _server(args: argparse.Namespace) -> int:
+def _server(args: _Server) -> int:
     from builder.boards.rpc_servers import WARNING, ServerOptions, is_loopback, serve_board
     from builder.boards.tracker_client import Tracker
 
     tracker = Tracker.parse(args.tracker)
     if args.ssh:
-        return _over_ssh(args, tracker.port)
+        return _over_ssh(args, args.ssh, tracker.port)
     if not is_loopback(args.host):
         note(f"edgebundle: warning: {WARNING.format(address=f'{args.host}:{args.port}')}")
     elif not is_loopback(tracker.host):
@@ -116,7 +109,7 @@ def _server(args: argparse.Namespace) -> int:
     return serve_board(options, note, until_eof=args.until_eof)
 
 
-def _over_ssh(args: argparse.Namespace, tracker_port: int) -> int:
+def _over_ssh(args: _Server, board: str, tracker_port: int) -> int:
     import shlex
 
     from builder.boards.ssh_board import serve_over_ssh, server_command, ssh_tunnel
@@ -129,7 +122,7 @@ def _over_ssh(args: argparse.Namespace, tracker_port: int) -> int:
             f"--ssh-options: expected words in shell syntax, got {args.ssh_options!r} ({error})",
             hint="close each quote: --ssh-options '-p 2222 -i key'",
         ) from error
-    tunnel = ssh_tunnel(args.ssh, tracker_port, args.port, options)
+    tunnel = ssh_tunnel(board, tracker_port, args.port, options)
     command = server_command(args.ssh_command, tracker_port, args.port, args.rpc_key)
     note(shlex.join([*tunnel, command]))
-    return serve_over_ssh(tunnel, command, args.ssh, note)
+    return serve_over_ssh(tunnel, command, board, note)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.terminal import note, say, say_json, say_text
-from builder.cli import Parser, SubParsers
-from builder.cli.arguments import add_json, milliseconds, positive
+from builder.cli import SubParsers
+from builder.cli.arguments import json_flag, milliseconds, positive
 from builder.cli.early_checks import check_folder_of
+from builder.cli.flags import argument, flag, flat, part, takes
 from builder.cli.input_names import check_named, is_many, named_inputs
 from builder.cli.json_output import print_json
 from builder.spelling import similar_file
@@ -20,11 +23,16 @@ if TYPE_CHECKING:
     from builder.bundles.package import Package
     from builder.bundles.profile_report import Report
     from builder.cli.files import File
-    from builder.running.local_run import RunResult
+    from builder.running.local_run import FillMode, RunResult
     from edgebundle.answer import Answer
 
 # Flags that say what is done with one run of one input.
 _ONE_RUN: Final = ("print_time", "print_top", "profile", "show_input", "rpc_tracker")
+_FILL_MODE: Final[Mapping[str, Any]] = {
+    "choices": ["zeros", "ones", "random"],
+    "default": "random",
+    "help": "values of inputs that --inputs does not give (default: %(default)s)",
+}
 MAX_REPORT_BYTES: Final = 64 << 20  # 65536 calls with long names take some 40 MB
 
 RUN_EXAMPLES: Final = """examples:
@@ -48,6 +56,120 @@ PROFILE_EXAMPLES: Final = """examples:
 """
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where and how a bundle is run."""
+
+    input_shapes: str | None = flag(
+        metavar='"NAME:[1,3,224,224] ..."',
+        help="shapes of the inputs that --fill-mode fills, if the model's shapes change (default: largest)",
+    )
+    threads: int | None = flag(
+        type=positive, metavar="N", help="threads that run kernels (default: all CPUs)"
+    )
+    json: bool = json_flag()
+    rpc_tracker: str | None = flag(
+        metavar="HOST:PORT", help="use a board that is registered with this tracker"
+    )
+    rpc_key: str | None = flag(metavar="KEY", help="the key that the board registered with")
+
+    def board(self) -> dict[str, str] | None:
+        """Return the tracker and key of a board, or None for this machine."""
+        from builder.errors import FleetError
+
+        tracker, key = self.rpc_tracker, self.rpc_key
+        if (tracker is None) != (key is None):
+            given, missing = ("--rpc-tracker", "--rpc-key") if tracker else ("--rpc-key", "--rpc-tracker")
+            raise FleetError(
+                f"expected both --rpc-tracker and --rpc-key, got only {given}", hint=f"add {missing}"
+            )
+        return None if tracker is None or key is None else {"tracker": tracker, "key": key}
+
+    def shapes(self) -> dict[str, tuple[int, ...]] | None:
+        """Return the shapes of the inputs that are filled."""
+        from builder.errors import ShapeError
+        from builder.importer import parse_input_shapes
+
+        if self.input_shapes is None:
+            return None
+        if self.rpc_tracker is not None:
+            raise ShapeError(
+                "--input-shapes: expected this machine, got a board", hint="give the inputs instead"
+            )
+        return parse_input_shapes(self.input_shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    bundle: str | None = argument(metavar="FILE", nargs="?", help="the bundle")
+    device: str = flag(default="cpu", choices=["cpu"], help=argparse.SUPPRESS)  # scripts for TVMC have it
+    inputs: list[list[str]] | None = flag(
+        "-i",
+        metavar="FILE",
+        nargs="+",
+        action="append",
+        help="an .npz file with the inputs, a JPEG or PNG picture, a WAV recording, or a table of rows "
+        "(.csv, .json, .jsonl); or several pictures or recordings, folders, or patterns such as "
+        "'photos/*.jpg'",
+    )
+    fill_mode: FillMode = flag(**_FILL_MODE)
+    draw: str | None = flag(
+        metavar="OUT.jpg|DIR",
+        help="draw the answer on the picture: boxes, labels, key points, masks; a folder for several inputs",
+    )
+    show_input: str | None = flag(metavar="OUT.png", help="write what the preprocess makes of the picture")
+    accuracy: str | None = flag(
+        metavar="CSV|JSON",
+        help="print how often the answers are right. For a classifier: top-1 and top-5, from a table whose "
+        "rows have file and label, or, with a table as --inputs, label, in its order; for a detector: mAP, "
+        "from COCO's annotations (JSON). Files are relative to the table or the annotations, unless --inputs "
+        "names their folder",
+    )
+    outputs: str | None = flag(
+        "-o",
+        "--outputs",
+        "--output",
+        metavar="NPZ|CSV|JSON",
+        help="write output_0, output_1, ... to this .npz file, of a model with states those of all inputs, "
+        "one after the other along a new first axis; for a table of rows, write the answers to this .csv, "
+        ".json or .jsonl file",
+    )
+    print_time: bool = flag(action="store_true", help="measure the time and print a summary")
+    print_top: int | None = flag(type=positive, metavar="N", help="print the N largest values of output_0")
+    profile: bool = flag(action="store_true", help="also time each kernel")
+    repeat: int = flag(type=positive, default=1, metavar="N", help="number of measurements (default: 1)")
+    number: int = flag(
+        type=positive,
+        default=1,
+        metavar="N",
+        help="runs per measurement; the result is their mean (default: 1)",
+    )
+    min_repeat_ms: float = flag(
+        type=milliseconds,
+        default=0.0,
+        metavar="MS",
+        help="shortest duration of a measurement: --number grows to reach it (default: 0)",
+    )
+    end_to_end: bool = flag(action="store_true", help="include copying the inputs and outputs in the time")
+    place: _Place = part(_Place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Profile:
+    bundle: str = argument(metavar="FILE", help="the bundle")
+    inputs: str | None = flag(
+        "-i", metavar="FILE", help="an .npz file with the inputs, or a JPEG or PNG picture"
+    )
+    fill_mode: FillMode = flag(**_FILL_MODE)
+    calls: bool = flag(action="store_true", help="one row per call, instead of one per kernel and shapes")
+    number: int = flag(type=positive, default=10, metavar="N", help="number of runs to average (default: 10)")
+    html: str | None = flag(metavar="OUT", help="also write a page of the graph with times and charts")
+    compare: str | None = flag(
+        metavar="JSON", help="what `profile --json` printed before, to show beside it in --html"
+    )
+    place: _Place = part(_Place)
+
+
 def add_parsers(subparsers: SubParsers) -> None:
     """Add the verbs."""
     parser = subparsers.add_parser(
@@ -57,76 +179,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         "The bundle's signature is not verified.",
         epilog=RUN_EXAMPLES,
     )
-    parser.add_argument("bundle", metavar="FILE", nargs="?", help="the bundle")
-    parser.add_argument(
-        "--device",
-        default="cpu",
-        choices=["cpu"],
-        help=argparse.SUPPRESS,  # scripts for TVMC have it
-    )
-    parser.add_argument(
-        "-i",
-        "--inputs",
-        metavar="FILE",
-        nargs="+",
-        action="append",
-        help="an .npz file with the inputs, a JPEG or PNG picture, a WAV recording, or a table of rows "
-        "(.csv, .json, .jsonl); or several pictures or recordings, folders, or patterns such as "
-        "'photos/*.jpg'",
-    )
-    _add_fill_mode(parser)
-    parser.add_argument(
-        "--draw",
-        metavar="OUT.jpg|DIR",
-        help="draw the answer on the picture: boxes, labels, key points, masks; a folder for several inputs",
-    )
-    parser.add_argument(
-        "--show-input", metavar="OUT.png", help="write what the preprocess makes of the picture"
-    )
-    parser.add_argument(
-        "--accuracy",
-        metavar="CSV|JSON",
-        help="print how often the answers are right. For a classifier: top-1 and top-5, from a table whose "
-        "rows have file and label, or, with a table as --inputs, label, in its order; for a detector: mAP, "
-        "from COCO's annotations (JSON). Files are relative to the table or the annotations, unless --inputs "
-        "names their folder",
-    )
-    parser.add_argument(
-        "-o",
-        "--outputs",
-        "--output",
-        metavar="NPZ|CSV|JSON",
-        help="write output_0, output_1, ... to this .npz file, of a model with states those of all inputs, "
-        "one after the other along a new first axis; for a table of rows, write the answers to this .csv, "
-        ".json or .jsonl file",
-    )
-    parser.add_argument("--print-time", action="store_true", help="measure the time and print a summary")
-    parser.add_argument(
-        "--print-top", type=positive, metavar="N", help="print the N largest values of output_0"
-    )
-    parser.add_argument("--profile", action="store_true", help="also time each kernel")
-    parser.add_argument(
-        "--repeat", type=positive, default=1, metavar="N", help="number of measurements (default: 1)"
-    )
-    parser.add_argument(
-        "--number",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="runs per measurement; the result is their mean (default: 1)",
-    )
-    parser.add_argument(
-        "--min-repeat-ms",
-        type=milliseconds,
-        default=0.0,
-        metavar="MS",
-        help="shortest duration of a measurement: --number grows to reach it (default: 0)",
-    )
-    parser.add_argument(
-        "--end-to-end", action="store_true", help="include copying the inputs and outputs in the time"
-    )
-    _add_common(parser)
-    parser.set_defaults(handler=_run)
+    takes(parser, _Run, _run)
 
     parser = subparsers.add_parser(
         "profile",
@@ -135,71 +188,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         "model that it computes.",
         epilog=PROFILE_EXAMPLES,
     )
-    parser.add_argument("bundle", metavar="FILE", help="the bundle")
-    parser.add_argument(
-        "-i", "--inputs", metavar="FILE", help="an .npz file with the inputs, or a JPEG or PNG picture"
-    )
-    _add_fill_mode(parser)
-    parser.add_argument(
-        "--calls", action="store_true", help="one row per call, instead of one per kernel and shapes"
-    )
-    parser.add_argument(
-        "--number", type=positive, default=10, metavar="N", help="number of runs to average (default: 10)"
-    )
-    parser.add_argument("--html", metavar="OUT", help="also write a page of the graph with times and charts")
-    parser.add_argument(
-        "--compare", metavar="JSON", help="what `profile --json` printed before, to show beside it in --html"
-    )
-    _add_common(parser)
-    parser.set_defaults(handler=_profile)
-
-
-def _add_fill_mode(parser: Parser) -> None:
-    parser.add_argument(
-        "--fill-mode",
-        choices=["zeros", "ones", "random"],
-        default="random",
-        help="values of inputs that --inputs does not give (default: %(default)s)",
-    )
-
-
-def _add_common(parser: Parser) -> None:
-    parser.add_argument(
-        "--input-shapes",
-        metavar='"NAME:[1,3,224,224] ..."',
-        help="shapes of the inputs that --fill-mode fills, if the model's shapes change (default: largest)",
-    )
-    parser.add_argument(
-        "--threads", type=positive, metavar="N", help="threads that run kernels (default: all CPUs)"
-    )
-    add_json(parser)
-    parser.add_argument(
-        "--rpc-tracker", metavar="HOST:PORT", help="use a board that is registered with this tracker"
-    )
-    parser.add_argument("--rpc-key", metavar="KEY", help="the key that the board registered with")
-
-
-def _board(tracker: str | None, key: str | None) -> dict[str, str] | None:
-    """Return the tracker and key of a board, or None for this machine."""
-    from builder.errors import FleetError
-
-    if (tracker is None) != (key is None):
-        given, missing = ("--rpc-tracker", "--rpc-key") if tracker else ("--rpc-key", "--rpc-tracker")
-        raise FleetError(
-            f"expected both --rpc-tracker and --rpc-key, got only {given}", hint=f"add {missing}"
-        )
-    return None if tracker is None or key is None else {"tracker": tracker, "key": key}
-
-
-def _shapes(text: str | None, tracker: str | None) -> dict[str, tuple[int, ...]] | None:
-    from builder.errors import ShapeError
-    from builder.importer import parse_input_shapes
-
-    if text is None:
-        return None
-    if tracker is not None:
-        raise ShapeError("--input-shapes: expected this machine, got a board", hint="give the inputs instead")
-    return parse_input_shapes(text)
+    takes(parser, _Profile, _profile)
 
 
 def _run_on_board(*args: Any, **kwargs: Any) -> RunResult:  # noqa: ANN401 - the arguments of builder.run
@@ -208,23 +197,25 @@ def _run_on_board(*args: Any, **kwargs: Any) -> RunResult:  # noqa: ANN401 - the
     return run_on_board(*args, **kwargs)
 
 
-def _profile_report(package: Package, args: argparse.Namespace, number: int) -> Report:
-    board = _board(args.rpc_tracker, args.rpc_key)
+def _profile_report(
+    package: Package, inputs: str | None, fill_mode: FillMode, place: _Place, number: int
+) -> Report:
+    board = place.board()
     if board is None:
         from builder.running.local_run import profile
 
         return profile(
             package,
-            args.inputs,
-            fill_mode=args.fill_mode,
+            inputs,
+            fill_mode=fill_mode,
             number=number,
-            threads=args.threads,
-            input_shapes=_shapes(args.input_shapes, args.rpc_tracker),
+            threads=place.threads,
+            input_shapes=place.shapes(),
         )
     from builder.boards.remote_run import profile_on_board
 
     return profile_on_board(
-        package, args.inputs, fill_mode=args.fill_mode, number=number, threads=args.threads, **board
+        package, inputs, fill_mode=fill_mode, number=number, threads=place.threads, **board
     )
 
 
@@ -234,7 +225,7 @@ def _warn_unverified(bundle: str) -> None:
         note(f"running {bundle} unverified: `edgebundle verify` checks its signature")
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: _Run) -> int:
     from builder.bundles.package import Package
     from builder.cli.rows import ONE_TABLE, Table, run_rows
     from builder.errors import ModelError
@@ -242,25 +233,28 @@ def _run(args: argparse.Namespace) -> int:
 
     bundle, names = _bundle_and_inputs(args.bundle, named_inputs(args.inputs))
     package = Package.load(bundle)
-    _board(args.rpc_tracker, args.rpc_key)
+    args.place.board()
     check_named(names)
     _warn_unverified(bundle)
     if any(is_row_file(name) for name in names):
         if len(names) > 1:
             raise ModelError(f"--inputs: expected one table, got {len(names)} files", hint=ONE_TABLE)
         _refuse(args, "other inputs, got a table", "", *_ONE_RUN, "draw")
-        return run_rows(Table(names[0], args.outputs, args.accuracy, args.json), package, args.threads)
+        return run_rows(
+            Table(names[0], args.outputs, args.accuracy, args.place.json), package, args.place.threads
+        )
     if args.accuracy or len(names) > 1 or any(is_many(name) for name in names):
         return _run_many(args, package, names)
     return _run_one(args, package, names[0] if names else None)
 
 
-def _refuse(args: argparse.Namespace, expected: str, otherwise: str, *flags: str) -> None:
+def _refuse(args: _Run, expected: str, otherwise: str, *flags: str) -> None:
     """Refuse flags that do not go with the inputs."""
     from builder.errors import ModelError
 
+    given = flat(args)
     for name in flags:
-        if getattr(args, name):
+        if given[name]:
             flag = f"--{name.replace('_', '-')}"
             raise ModelError(f"{flag}: expected {expected}", hint=f"leave out {flag}{otherwise}")
 
@@ -279,7 +273,7 @@ def _bundle_and_inputs(bundle: str | None, names: list[str]) -> tuple[str, list[
     )
 
 
-def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> int:
+def _run_one(args: _Run, package: Package, given: str | None) -> int:
     from pathlib import Path
 
     from builder.cli.answers import Computed, document, draw_answer, drawn_names, lines_of
@@ -291,8 +285,8 @@ def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> i
     if args.show_input:
         _show_input(package, given, args.show_input)
     drawn = drawn_names([Path(given)], args.draw)[0] if args.draw and given else None
-    board = _board(args.rpc_tracker, args.rpc_key)
-    shaped = partial(run, input_shapes=_shapes(args.input_shapes, args.rpc_tracker))
+    board = args.place.board()
+    shaped = partial(run, input_shapes=args.place.shapes())
     run_it = shaped if board is None else partial(_run_on_board, **board)
     result = run_it(
         package,
@@ -303,14 +297,14 @@ def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> i
         number=args.number,
         min_repeat_ms=args.min_repeat_ms,
         end_to_end=args.end_to_end,
-        threads=args.threads,
+        threads=args.place.threads,
     )
     answer = Computed.of(package, result)
     if args.outputs:
         result.save(args.outputs)
     if drawn is not None and given is not None:
         draw_answer(Path(given), answer, drawn)
-    if args.json:
+    if args.place.json:
         print_json(document(answer))
         return 0
     if result.answers is not None or given is not None:
@@ -324,7 +318,7 @@ def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> i
         best = np.argsort(flat, kind="stable")[::-1][: args.print_top]
         say_text(np.array([best, flat[best]]))
     if args.profile:
-        say_text(_profile_report(package, args, number=10))
+        say_text(_profile_report(package, given, args.fill_mode, args.place, number=10))
     if result.times is not None:
         say_text(result.times)
     return 0
@@ -343,7 +337,7 @@ def _propose(package: Package) -> None:
         note(f"{proposal} (edgebundle repack adds them)")
 
 
-def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> int:
+def _run_many(args: _Run, package: Package, names: list[str]) -> int:
     """Run the model on each of many inputs."""
     import asyncio
 
@@ -355,8 +349,8 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
     flags = _ONE_RUN if package.manifest.states else ("outputs", *_ONE_RUN)
     _refuse(args, "one input, got several or --accuracy", ", or give one input", *flags)
     labels = package.members.get("labels.txt", b"").decode().splitlines()
-    files = Files(names, accuracy=args.accuracy, labels=labels, draw=args.draw, as_json=args.json)
-    runner = Runner(package, args.threads)
+    files = Files(names, accuracy=args.accuracy, labels=labels, draw=args.draw, as_json=args.place.json)
+    runner = Runner(package, args.place.threads)
     steps: list[RunResult] = []
 
     async def ask(file: File) -> Answer:
@@ -366,7 +360,7 @@ def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> i
         return Computed.of(package, result)
 
     asyncio.run(ask_each(files, ask))
-    if steps:
+    if args.outputs and steps:
         save_steps(args.outputs, steps)
     return files.finish()
 
@@ -382,14 +376,14 @@ def _show_input(package: Package, given: str | None, output: str) -> None:
     show_input(manifest.preprocess, manifest.inputs, given, output, quantised)
 
 
-def _profile(args: argparse.Namespace) -> int:
+def _profile(args: _Profile) -> int:
     from builder.bundles.package import Package
 
     other = _read_report(args.compare, args.html)
     package = Package.load(args.bundle)
-    _board(args.rpc_tracker, args.rpc_key)
+    args.place.board()
     check_named([args.inputs] if args.inputs else [])
-    report = _profile_report(package, args, number=args.number)
+    report = _profile_report(package, args.inputs, args.fill_mode, args.place, args.number)
     if args.html:
         from builder.bundles.graph_page import write_page
         from builder.running.inputs import Picture, Sound, read_inputs
@@ -398,9 +392,9 @@ def _profile(args: argparse.Namespace) -> int:
         given = read_inputs(args.inputs, package.manifest.inputs)
         values = {} if isinstance(given, Picture | Sound) else given
         shapes = {s.name: s.shape for s in package.manifest.smallest_inputs}
-        shapes = shapes if isinstance(given, Picture) else _shapes(args.input_shapes, args.rpc_tracker) or {}
+        shapes = shapes if isinstance(given, Picture) else args.place.shapes() or {}
         write_page(timed_bucket(package, values, shapes), args.html, report, other)
-    if args.json:
+    if args.place.json:
         say_json(report.to_dict())
     else:
         say_text(report.table(aggregate=not args.calls))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from agent.terminal import note, say, say_json, say_text
-from builder.cli import Parser, SubParsers
+from builder.cli import SubParsers
 from builder.cli.arguments import (
-    add_model,
+    TargetFlags,
     integer,
     load_model,
     milliseconds,
@@ -17,6 +17,7 @@ from builder.cli.arguments import (
     positive,
 )
 from builder.cli.early_checks import check_model, check_records, read_tensors
+from builder.cli.flags import flag, part, takes
 
 if TYPE_CHECKING:
     from builder.boards.measuring_process import RunnerOptions
@@ -43,6 +44,118 @@ cut loses at most one batch. At the end, the best schedule of each operator and 
 alternation; an operator whose tuned schedule is not faster keeps the heuristic's."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Search:
+    tuner: str = flag(
+        choices=["xgb", "ga", "random", "gridsearch"],
+        default="xgb",
+        help="search strategy, see below (default: %(default)s)",
+    )
+    trials: int = flag(
+        type=positive,
+        default=64,
+        metavar="N",
+        help="largest number of points to measure per task (default: 64)",
+    )
+    early_stopping: int | None = flag(
+        type=positive, metavar="N", help="end a task after N points without an improvement"
+    )
+    time_limit: int | None = flag(
+        type=positive,
+        metavar="MINUTES",
+        help="end the search after this time; the final comparison is not included",
+    )
+    tasks: str = flag(
+        default="all",
+        metavar="all|list|0,2|3-5",
+        help="numbers of the tasks to tune, or `list` to print the tasks (default: all)",
+    )
+    tuning_records: list[str] = flag(
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="start from the best points in the records of another model or target; repeatable",
+    )
+    seed: int = flag(type=integer, default=0, metavar="N", help="seed of every random choice (default: 0)")
+    parallel: int | None = flag(
+        type=positive, metavar="N", help="points to build at once (default: one per CPU)"
+    )
+    pairs: int = flag(
+        type=not_negative,
+        default=21,
+        metavar="N",
+        help="measurements of each schedule in the final comparison; 0 skips the comparison (default: 21)",
+    )
+
+    def options(self) -> TuneOptions:
+        from builder.tuning.options import TuneOptions
+
+        return TuneOptions(
+            tuner=self.tuner,
+            trials=self.trials,
+            early_stopping=self.early_stopping,
+            tasks=self.tasks,
+            parallel=self.parallel,
+            seed=self.seed,
+            time_limit_s=self.time_limit * 60.0 if self.time_limit else None,
+            pairs=self.pairs,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Measuring:
+    number: int = flag(type=positive, default=4, metavar="N", help="calls per measurement (default: 4)")
+    repeat: int = flag(type=positive, default=3, metavar="N", help="measurements per point (default: 3)")
+    min_repeat_ms: float = flag(
+        type=milliseconds,
+        default=5.0,
+        metavar="MS",
+        help="shortest duration of a measurement: --number grows to reach it (default: 5)",
+    )
+    cooldown_ms: float = flag(
+        type=milliseconds, default=0.0, metavar="MS", help="pause after each measurement (default: 0)"
+    )
+    timeout: int = flag(
+        type=positive, default=20, metavar="S", help="time limit for one point, in seconds (default: 20)"
+    )
+    cache_flush: bool = flag(action="store_true", help="flush the CPU caches before each measurement")
+    threads: int | None = flag(
+        type=positive, metavar="N", help="threads that run kernels (default: all CPUs)"
+    )
+
+    def options(self) -> RunnerOptions:
+        from builder.boards.measuring_process import RunnerOptions
+
+        return RunnerOptions(
+            number=self.number,
+            repeat=self.repeat,
+            min_repeat_ms=self.min_repeat_ms,
+            cooldown_ms=self.cooldown_ms,
+            timeout_s=float(self.timeout),
+            cache_flush=self.cache_flush,
+            threads=self.threads,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tune(TargetFlags):
+    output: str = flag(
+        "-o", default="records", metavar="FOLDER", help="folder for the records (default: %(default)s)"
+    )
+    search: _Search = part(_Search, "search")
+    measuring: _Measuring = part(_Measuring, "measuring")
+    rpc_tracker: str | None = flag(
+        group="boards", metavar="HOST:PORT", help="use boards that are registered with this tracker"
+    )
+    rpc_key: str | None = flag(
+        group="boards",
+        metavar="KEY",
+        help="the key that they registered with; all free boards with it are used",
+    )
+    quiet: bool = flag("-q", action="store_true", help="do not show progress")
+    json: bool = flag(action="store_true", help="print progress and result as JSON lines, for scripts")
+
+
 def add_parsers(subparsers: SubParsers) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
@@ -52,126 +165,13 @@ def add_parsers(subparsers: SubParsers) -> None:
         "A task is an operator to tune; a point is one of its possible schedules.",
         epilog=EXAMPLES,
     )
-    add_model(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        default="records",
-        metavar="FOLDER",
-        help="folder for the records (default: %(default)s)",
-    )
-    _add_search(parser)
-    _add_measuring(parser)
-    boards = parser.add_argument_group("boards")
-    boards.add_argument(
-        "--rpc-tracker", metavar="HOST:PORT", help="use boards that are registered with this tracker"
-    )
-    boards.add_argument(
-        "--rpc-key", metavar="KEY", help="the key that they registered with; all free boards with it are used"
-    )
-    parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
-    parser.add_argument(
-        "--json", action="store_true", help="print progress and result as JSON lines, for scripts"
-    )
-    parser.set_defaults(handler=_tune)
+    takes(parser, _Tune, _tune)
 
 
-def _add_search(parser: Parser) -> None:
-    search = parser.add_argument_group("search")
-    search.add_argument(
-        "--tuner",
-        choices=["xgb", "ga", "random", "gridsearch"],
-        default="xgb",
-        help="search strategy, see below (default: %(default)s)",
-    )
-    search.add_argument(
-        "--trials",
-        type=positive,
-        default=64,
-        metavar="N",
-        help="largest number of points to measure per task (default: 64)",
-    )
-    search.add_argument(
-        "--early-stopping",
-        type=positive,
-        metavar="N",
-        help="end a task after N points without an improvement",
-    )
-    search.add_argument(
-        "--time-limit",
-        type=positive,
-        metavar="MINUTES",
-        help="end the search after this time; the final comparison is not included",
-    )
-    search.add_argument(
-        "--tasks",
-        default="all",
-        metavar="all|list|0,2|3-5",
-        help="numbers of the tasks to tune, or `list` to print the tasks (default: all)",
-    )
-    search.add_argument(
-        "--tuning-records",
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help="start from the best points in the records of another model or target; repeatable",
-    )
-    search.add_argument(
-        "--seed", type=integer, default=0, metavar="N", help="seed of every random choice (default: 0)"
-    )
-    search.add_argument(
-        "--parallel", type=positive, metavar="N", help="points to build at once (default: one per CPU)"
-    )
-    search.add_argument(
-        "--pairs",
-        type=not_negative,
-        default=21,
-        metavar="N",
-        help="measurements of each schedule in the final comparison; 0 skips the comparison (default: 21)",
-    )
-
-
-def _add_measuring(parser: Parser) -> None:
-    measuring = parser.add_argument_group("measuring")
-    measuring.add_argument(
-        "--number", type=positive, default=4, metavar="N", help="calls per measurement (default: 4)"
-    )
-    measuring.add_argument(
-        "--repeat", type=positive, default=3, metavar="N", help="measurements per point (default: 3)"
-    )
-    measuring.add_argument(
-        "--min-repeat-ms",
-        type=milliseconds,
-        default=5.0,
-        metavar="MS",
-        help="shortest duration of a measurement: --number grows to reach it (default: 5)",
-    )
-    measuring.add_argument(
-        "--cooldown-ms",
-        type=milliseconds,
-        default=0.0,
-        metavar="MS",
-        help="pause after each measurement (default: 0)",
-    )
-    measuring.add_argument(
-        "--timeout",
-        type=positive,
-        default=20,
-        metavar="S",
-        help="time limit for one point, in seconds (default: 20)",
-    )
-    measuring.add_argument(
-        "--cache-flush", action="store_true", help="flush the CPU caches before each measurement"
-    )
-    measuring.add_argument(
-        "--threads", type=positive, metavar="N", help="threads that run kernels (default: all CPUs)"
-    )
-
-
-def _tune(args: argparse.Namespace) -> int:
+def _tune(args: _Tune) -> int:
     options = options_of(args)
     check_model(args.model, args.target)
-    for folder in args.tuning_records:
+    for folder in args.search.tuning_records:
         check_records(folder)
     read_tensors(args.model, options)
     from builder.target.device_target import resolve
@@ -180,23 +180,22 @@ def _tune(args: argparse.Namespace) -> int:
     from builder.tuning.views.html_report import write_report
     from builder.tuning.views.live import watch
 
-    assert args.tuner in TUNERS
+    assert args.search.tuner in TUNERS
     device = resolve(args.target)
     model = load_model(args.model, options)
-    if args.tasks == "list":
+    if args.search.tasks == "list":
         return _list(model, device, as_json=args.json)
-    searching, runner = _options(args)
     try:
         with watch(quiet=args.quiet, as_json=args.json) as view:
             records = tune(
                 model,
                 device,
                 args.output,
-                options=searching,
-                runner=runner,
+                options=args.search.options(),
+                runner=args.measuring.options(),
                 tracker=args.rpc_tracker,
                 key=args.rpc_key,
-                prior_records=args.tuning_records,
+                prior_records=args.search.tuning_records,
                 view=view,
             )
     except KeyboardInterrupt:
@@ -205,33 +204,6 @@ def _tune(args: argparse.Namespace) -> int:
     report = write_report(records, model.source_sha256)
     _summary(records, model, str(report), as_json=args.json)
     return 0
-
-
-def _options(args: argparse.Namespace) -> tuple[TuneOptions, RunnerOptions]:
-    from builder.boards.measuring_process import RunnerOptions
-    from builder.tuning.options import TuneOptions
-
-    return (
-        TuneOptions(
-            tuner=args.tuner,
-            trials=args.trials,
-            early_stopping=args.early_stopping,
-            tasks=args.tasks,
-            parallel=args.parallel,
-            seed=args.seed,
-            time_limit_s=args.time_limit * 60.0 if args.time_limit else None,
-            pairs=args.pairs,
-        ),
-        RunnerOptions(
-            number=args.number,
-            repeat=args.repeat,
-            min_repeat_ms=args.min_repeat_ms,
-            cooldown_ms=args.cooldown_ms,
-            timeout_s=float(args.timeout),
-            cache_flush=args.cache_flush,
-            threads=args.threads,
-        ),
-    )
 
 
 def _list(model: ImportedModel, device: DeviceTarget, *, as_json: bool) -> int:
