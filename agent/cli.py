@@ -133,10 +133,10 @@ def _parser() -> argparse.ArgumentParser:
     add_commands(commands)
 
     config = commands.add_parser("config", help="print a sample configuration that explains every key")
-    config.set_defaults(command=_config)
+    config.set_defaults(command=lambda _: _config())
 
     version = commands.add_parser("version", help="print the version")
-    version.set_defaults(command=_version)
+    version.set_defaults(command=lambda _: _version())
     return parser
 
 
@@ -219,12 +219,12 @@ def _install(options: argparse.Namespace) -> int:
     return install(_load(options, unused={"broker.url": "mqtt://localhost"}), options.bundle)
 
 
-def _config(_options: argparse.Namespace) -> int:
+def _config() -> int:
     say_text(sample_config())
     return 0
 
 
-def _version(_options: argparse.Namespace) -> int:
+def _version() -> int:
     say(f"edge-agent {agent.__version__}")
     return 0
 

@@ -33,6 +33,7 @@ from paho.mqtt.properties import Properties as PahoProperties
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
+from agent.mqtt.session import Owner
 from agent.mqtt.settings import BrokerSettings
 from agent.wire import topics
 from agent.wire.answer import read_answer
@@ -72,7 +73,7 @@ def respond(port: int, device_s: float, ready: Any) -> None:  # noqa: ANN401 - a
             loop.call_later(device_s, answer, message)
 
         connection = Connection(
-            BrokerSettings("127.0.0.1", port), client_id=f"{DEVICE}-inference", on_message=received
+            BrokerSettings("127.0.0.1", port), Owner(received), client_id=f"{DEVICE}-inference"
         )
         await connection.connect()
         state = '{"name":"nothing","ready":true,"inputs":[{"name":"x","datatype":"FP32","shape":[1,4]}]}'
@@ -103,7 +104,7 @@ class Bare:
     async def _ask(self) -> None:
         if self._connection is None:
             settings = BrokerSettings("127.0.0.1", self._port)
-            self._connection = Connection(settings, client_id=secrets.token_hex(8), on_message=self._received)
+            self._connection = Connection(settings, Owner(self._received), client_id=secrets.token_hex(8))
             await self._connection.connect()
             await self._connection.subscribe(topics.reply_filter("bare"))
         identifier = secrets.token_hex(8)

@@ -253,6 +253,7 @@ class AsyncClient:
     async def _connect(self) -> Connection:
         # Imported late: paho and ssl take longer to load than everything else here.
         from agent.mqtt.connection import Connection
+        from agent.mqtt.session import Owner
         from agent.wire import topics
 
         # As a library should: nothing goes to stderr unless the program has configured logging.
@@ -261,10 +262,8 @@ class AsyncClient:
             log.addHandler(logging.NullHandler())
         connection = self._link = Connection(
             self._settings,
+            Owner(self._received, on_up=self._up, on_down=self._down),
             client_id=f"edgebundle-{secrets.token_hex(8)}",
-            on_message=self._received,
-            on_up=self._up,
-            on_down=self._down,
             name="edgebundle client",
         )
         try:

@@ -55,28 +55,18 @@ class Connection:
     ----------
     settings
         The broker.
+    owner
+        What to call.
     client_id
         Unique at the broker: two clients with one identifier evict each other.
-    on_message
-        Called in the event loop with each message; each one with a receipt must be passed to `ack` once.
+    name
+        The name of this connection in the log, if the identifier is secret; by default the identifier.
     will
         Sent to the broker with each CONNECT; may be changed until the first one.
     persistent
         Whether the broker keeps the session while we are away, and delivers unacknowledged messages again.
-    on_up
-        Called after each connect, while the subscriptions are in flight. The argument is whether the broker
-        still had the session.
-    on_down
-        Called with the reason when an established connection is lost.
-    on_subscribed
-        Called whenever the broker has answered a SUBSCRIBE or UNSUBSCRIBE.
     open_socket
         Opens a socket to the broker; tests pass their own.
-    name
-        The name of this connection in the log, if the identifier is secret; by default the identifier.
-    shed
-        Called with the topic of a message at QoS 0 while more arrives than can be read, and for how many
-        seconds that has been so; returns whether to drop the message. By default every message is read.
 
     Attributes
     ----------
@@ -88,17 +78,13 @@ class Connection:
     def __init__(
         self,
         settings: BrokerSettings,
+        owner: Owner,
         *,
         client_id: str,
-        on_message: Callable[[Message], None],
+        name: str = "",
         will: Will | None = None,
         persistent: bool = False,
-        on_up: Callable[[bool], None] | None = None,
-        on_down: Callable[[Reason], None] | None = None,
-        on_subscribed: Callable[[], None] | None = None,
         open_socket: SocketOpener = open_tcp_socket,
-        name: str = "",
-        shed: Callable[[str, float], bool] | None = None,
     ) -> None:
         self.settings = settings
         self.client_id = client_id
@@ -106,7 +92,7 @@ class Connection:
         self.will = will
         self.unsendable = 0
         self._persistent = persistent
-        self._session = Session(self.name, Owner(on_message, on_up, on_down, on_subscribed, shed))
+        self._session = Session(self.name, owner)
         self._negotiation = Negotiation(settings, self._engine_of, open_socket)
         self._look_for_5_s = LOOK_FOR_5_S
         self._log = RateLimitedLog(_log, _LOG_INTERVAL_S)

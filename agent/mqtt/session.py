@@ -32,7 +32,23 @@ _MAX_UNSENT_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What a session calls; `connection.Connection` has parameters of these names."""
+    """What a connection calls, in the event loop.
+
+    Attributes
+    ----------
+    on_message
+        Called with each message; each one with a receipt must be passed to `ack` once.
+    on_up
+        Called after each connect, while the subscriptions are in flight. The argument is whether the broker
+        still had the session.
+    on_down
+        Called with the reason when an established connection is lost.
+    on_subscribed
+        Called whenever the broker has answered a SUBSCRIBE or UNSUBSCRIBE.
+    shed
+        Called with the topic of a message at QoS 0 while more arrives than can be read, and for how many
+        seconds that has been so; returns whether to drop the message. By default every message is read.
+    """
 
     on_message: Callable[[Message], None]
     on_up: Callable[[bool], None] | None = None

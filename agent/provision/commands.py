@@ -119,8 +119,8 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _config_path(options: argparse.Namespace) -> Path:
-    path: Path = options.config.absolute()
+def _config_path(path: Path) -> Path:
+    path = path.absolute()
     return path if path.suffix == ".toml" and not path.is_dir() else path / DEFAULT_CONFIG.name
 
 
@@ -130,7 +130,7 @@ def _enroll(options: argparse.Namespace) -> int:
     from agent.provision.files import require_writable
     from agent.provision.questions import ask
 
-    path = _config_path(options)
+    path = _config_path(options.config)
     try:
         require_writable(path)
         if options.take is not None:
@@ -208,7 +208,7 @@ def _check(options: argparse.Namespace) -> int:
     from agent.provision.checks import doctor
     from agent.provision.finding import Level
 
-    path = _config_path(options)
+    path = _config_path(options.config)
     levels: list[Level] = []
     documents = []
     for finding in doctor.examine(

@@ -33,6 +33,7 @@ from agent.errors import DiskError, EdgeError, StoreError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.reason_codes import Reason
+from agent.mqtt.session import Owner
 from agent.mqtt.tls import CertificateFiles
 from agent.service import gauges as gauges_of
 from agent.service import groups
@@ -136,14 +137,16 @@ class Service:
         requests_broker = replace(config.broker, receive_buffer_bytes=_RECEIVE_BUFFER_BYTES)
         self._requests = Connection(
             requests_broker,
+            Owner(
+                self._inference.on_message,
+                on_up=self._on_requests_up,
+                on_down=self._on_requests_down,
+                on_subscribed=self._connections_changed,
+                shed=self._inference.sheds,
+            ),
             client_id=client_ids.of("inference"),
             name=f"{config.device}-inference",
-            on_message=self._inference.on_message,
-            on_up=self._on_requests_up,
-            on_down=self._on_requests_down,
-            on_subscribed=self._connections_changed,
             persistent=True,
-            shed=self._inference.sheds,
         )
         self._inference.use(self._requests)
         self._group_requests: Connection | None = None
@@ -151,13 +154,15 @@ class Service:
         if config.groups:
             self._group_requests = Connection(
                 groups.settings_of(requests_broker),
+                Owner(
+                    self._inference.on_group_message,
+                    on_up=self._on_groups_up,
+                    on_down=self._on_groups_down,
+                    on_subscribed=self._connections_changed,
+                    shed=self._inference.sheds,
+                ),
                 client_id=client_ids.of("groups"),
                 name=f"{config.device}-groups",
-                on_message=self._inference.on_group_message,
-                on_up=self._on_groups_up,
-                on_down=self._on_groups_down,
-                on_subscribed=self._connections_changed,
-                shed=self._inference.sheds,
             )
             self._inference.use_for_groups(self._group_requests)
             self._groups = Groups(config.groups, self._group_requests)
@@ -167,12 +172,9 @@ class Service:
                 receive_maximum=min(config.broker.receive_maximum, _CONTROL_RECEIVE_MAXIMUM),
                 max_packet_bytes=min(config.broker.max_packet_bytes, _CONTROL_PACKET_BYTES),
             ),
+            Owner(self._on_control_message, self._on_control_up, self._on_control_down, shed=_sheds_control),
             client_id=client_ids.of("control"),
             name=f"{config.device}-control",
-            on_message=self._on_control_message,
-            on_up=self._on_control_up,
-            on_down=self._on_control_down,
-            shed=_sheds_control,
         )
         tls = config.broker.tls
         self._certificates = None if tls is None else CertificateFiles(tls)

@@ -12,6 +12,7 @@ from typing import Final
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
+from agent.mqtt.session import Owner
 from agent.mqtt.settings import BrokerSettings
 from agent.wire.topics import Infer, ModelState, Reply, format_topic, reply_filter
 from benchmarks.agent.stage import DEVICE
@@ -70,7 +71,7 @@ class Requester:
     def __init__(self, port: int, name: str = NAME) -> None:
         self._name = name
         settings = BrokerSettings("127.0.0.1", port)
-        self._connection = Connection(settings, client_id=name, on_message=self._received)
+        self._connection = Connection(settings, Owner(self._received), client_id=name)
         self._numbers = itertools.count()
         self._waiting: dict[bytes, tuple[float, asyncio.Future[Answered]]] = {}
         self._states: dict[str, bytes] = {}

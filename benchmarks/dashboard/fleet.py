@@ -15,6 +15,7 @@ from typing import Final
 
 from agent.bundle.tensor_spec import TensorSpec
 from agent.mqtt.connection import Connection
+from agent.mqtt.session import Owner
 from agent.service.metrics.metrics import Metrics, to_document
 from agent.wire import topics
 from agent.wire.info import Hardware, Info
@@ -151,7 +152,7 @@ class Device:
 
 async def run(url: str, count: int) -> None:
     """Publish the documents once, and everybody's metrics each second."""
-    connection = Connection(Broker(url).settings(), client_id="fleet", on_message=lambda _message: None)
+    connection = Connection(Broker(url).settings(), Owner(lambda _message: None), client_id="fleet")
     await connection.connect()
     devices = [Device(number) for number in range(count)]
     for device in devices:

@@ -17,6 +17,7 @@ import agent
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.reason_codes import Reason
+from agent.mqtt.session import Owner
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.transport import BrokerSocket, open_socket
 from agent.service import groups
@@ -58,21 +59,19 @@ class SimulatedAgent:
             return sock
 
         self._name = name
-        connect = partial(Connection, on_subscribed=self._changed, open_socket=open_and_count)
+        connect = partial(Connection, open_socket=open_and_count)
+        owner = partial(Owner, on_subscribed=self._changed)
         session = Session(name, 1, agent.__version__)
         self._control = connect(
             settings,
+            owner(on_message=self._on_control_message, on_up=self._on_control_up),
             client_id=f"{name}-control",
-            on_message=self._on_control_message,
-            on_up=self._on_control_up,
             will=session.will(),
         )
         self._requests = connect(
             settings,
+            owner(on_message=_ignore, on_up=self._on_up, on_down=self._on_down),
             client_id=f"{name}-inference",
-            on_message=_ignore,
-            on_up=self._on_up,
-            on_down=self._on_down,
             persistent=True,
         )
         self.connections = [self._control, self._requests]
@@ -80,10 +79,8 @@ class SimulatedAgent:
         if has_group:
             connection = connect(
                 groups.settings_of(settings),
+                owner(on_message=_ignore, on_up=self._on_up, on_down=self._on_down),
                 client_id=f"{name}-groups",
-                on_message=_ignore,
-                on_up=self._on_up,
-                on_down=self._on_down,
             )
             self.connections.append(connection)
             self._groups = Groups((GROUP,), connection)

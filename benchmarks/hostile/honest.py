@@ -17,6 +17,7 @@ from typing import Final
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
+from agent.mqtt.session import Owner
 from agent.mqtt.settings import BrokerSettings
 from agent.wire.topics import Infer, Metrics, Reply, State, format_topic, parse_topic, reply_filter
 
@@ -68,9 +69,7 @@ class Honest:
         self._numbers = itertools.count()
         self._running: set[asyncio.Task[None]] = set()
         settings = BrokerSettings("127.0.0.1", self.port, username=self.user)
-        self._connection = Connection(
-            settings, client_id=f"honest-{secrets.token_hex(8)}", on_message=self._take
-        )
+        self._connection = Connection(settings, Owner(self._take), client_id=f"honest-{secrets.token_hex(8)}")
 
     @property
     def asked(self) -> int:

@@ -16,6 +16,7 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.deploy.store.store import Store
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
+from agent.mqtt.session import Owner
 from agent.mqtt.settings import BrokerSettings
 from agent.wire.model_state import ModelState
 from agent.wire.topics import ModelState as ModelStateTopic
@@ -153,7 +154,7 @@ async def _wait_until_ready(port: int) -> None:
                 all_ready.set()
 
     settings = BrokerSettings("127.0.0.1", port, username=HONEST)
-    connection = Connection(settings, client_id="hostile-watch", on_message=take)
+    connection = Connection(settings, Owner(take), client_id="hostile-watch")
     await connection.connect()
     try:
         await connection.subscribe(f"edge/v1/{DEVICE}/models/+/state", 0)

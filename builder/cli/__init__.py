@@ -5,7 +5,8 @@ that cannot be used, 130 after Ctrl-C. An error is one `edgebundle: error:` line
 by indented lines that explain why a model cannot be taken, and by an `edgebundle: hint:` line; `--traceback`
 adds a traceback. Results go to stdout, for scripts.
 
-Each module in `VERB_MODULES` has `add_parsers(subparsers)`; each parser it adds sets `handler(args) -> int`.
+Each module in `VERB_MODULES` has `add_parsers(subparsers)`. A verb declares its flags as the fields of a
+dataclass, and its function takes that (`flags.takes`).
 These modules import compilers, arrays and brokers only inside their handlers, so that `edgebundle --help`
 and `edgebundle verify` start quickly.
 """
@@ -97,7 +98,7 @@ class VerbModule(Protocol):
     """A module of this package that adds verbs."""
 
     def add_parsers(self, subparsers: SubParsers) -> None:
-        """Add one parser a verb, each with `set_defaults(handler=...)`."""
+        """Add one parser a verb, each with its flags and its function (`flags.takes`)."""
 
 
 class Parser(argparse.ArgumentParser):

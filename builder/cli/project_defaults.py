@@ -78,7 +78,7 @@ def with_project(
         values |= others
     from builder.cli.project_trust import require_trust  # loaded late: most folders have no such file
 
-    require_trust(args, values, arguments)
+    require_trust(vars(args), values, arguments)
     return args, unknown
 
 

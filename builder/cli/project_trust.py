@@ -7,7 +7,6 @@ folder, the file makes no verb replace anything but a bundle.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import ipaddress
 import json
@@ -48,7 +47,7 @@ _SHOWN: Final = ("broker", "password_file", "cafile", "cert", "key", "sign_key")
 _MAX_ANSWERS_BYTES: Final = 1 << 20
 
 
-def require_trust(args: argparse.Namespace, values: Mapping[str, object], arguments: Sequence[str]) -> None:
+def require_trust(args: Mapping[str, object], values: Mapping[str, object], arguments: Sequence[str]) -> None:
     """Ask once for what a stranger's file must not do, and say what the file has set.
 
     `args`: the arguments of a verb that is run in the project's folder.
@@ -61,7 +60,7 @@ def require_trust(args: argparse.Namespace, values: Mapping[str, object], argume
     used = {
         name: value
         for name, value in values.items()
-        if value and _texts(getattr(args, name, None)) == _texts(value) and not typed >= set(_words(value))
+        if value and _texts(args.get(name)) == _texts(value) and not typed >= set(_words(value))
     }
     doubts = _doubts(args, used)
     if doubts and not _has_yes(doubts):
@@ -119,12 +118,12 @@ def _check_replaced(path: str) -> None:
         os.close(fd)
 
 
-def _doubts(args: argparse.Namespace, used: Mapping[str, object]) -> list[str]:
+def _doubts(args: Mapping[str, object], used: Mapping[str, object]) -> list[str]:
     folder = Path.cwd()
     doubts = []
     for name in _FILES:
         doubts += [_outside(name, each, folder) for each in _words(used.get(name))]
-    if "broker" in used and getattr(args, "password_file", None) is not None:
+    if "broker" in used and args.get("password_file") is not None:
         doubts.append(_in_clear_text(str(used["broker"])))
     return [doubt for doubt in doubts if doubt is not None]
 

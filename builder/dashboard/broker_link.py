@@ -18,6 +18,7 @@ from agent.errors import EdgeError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.reason_codes import Reason
+from agent.mqtt.session import Owner
 from agent.wire import topics
 from agent.wire.document import MAX_AGENT_DOCUMENT_BYTES
 from builder.dashboard.fleet_state import FleetState
@@ -47,10 +48,8 @@ class BrokerLink:
         self._refused: list[str] = []
         self._connection = Connection(
             self._settings,
+            Owner(self._received, on_up=self._up, on_down=self._down),
             client_id=f"edgebundle-{secrets.token_hex(8)}",
-            on_message=self._received,
-            on_up=self._up,
-            on_down=self._down,
             name="dashboard",
         )
 

@@ -17,6 +17,7 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import EMPTY, Properties
 from agent.mqtt.reason_codes import TOO_LARGE_CODES, Reason
+from agent.mqtt.session import Owner
 from agent.wire.topics import Topic, parse_topic
 from builder.errors import FleetError
 from edgebundle.broker import Broker
@@ -49,7 +50,7 @@ class Client:
             settings = broker.settings()
         except UsageError as error:
             raise FleetError(error.message, hint=error.hint) from error
-        self._connection = Connection(settings, client_id=name, on_message=self._received, on_up=self._up)
+        self._connection = Connection(settings, Owner(self._received, on_up=self._up), client_id=name)
 
     async def __aenter__(self) -> Client:
         await self._connection.connect()

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
+from agent.mqtt.session import Owner
 from agent.mqtt.settings import BrokerSettings
 from agent.wire.topics import Infer, Reply, format_topic, reply_filter
 from tests.agent.cutting_proxy import CuttingProxy
@@ -64,7 +65,7 @@ class Load:
         self._request_topic = format_topic(Infer("kitchen", MODEL, "load"))
         self._reply_topic = format_topic(Reply("load", "answers"))
         settings = BrokerSettings("127.0.0.1", self.port)
-        self._connection = Connection(settings, client_id="load", on_message=self._take)
+        self._connection = Connection(settings, Owner(self._take), client_id="load")
 
     async def run(self) -> None:
         """Send requests until all are answered or have expired."""

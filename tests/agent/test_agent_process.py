@@ -24,6 +24,7 @@ from agent.bundle.manifest import Target
 from agent.bundle.tensor_spec import TensorSpec
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
+from agent.mqtt.session import Owner
 from agent.mqtt.settings import BrokerSettings
 from agent.wire.topics import ModelState, State, format_topic
 from tests.agent.service.conftest import Client, connected_client, status_of
@@ -132,7 +133,7 @@ async def model_is_ready(port: int, model: str) -> None:
     def take(message: Message) -> None:
         states.append(message.payload)
 
-    connection = Connection(BrokerSettings("127.0.0.1", port), client_id="watcher", on_message=take)
+    connection = Connection(BrokerSettings("127.0.0.1", port), Owner(take), client_id="watcher")
     await connection.connect()
     await connection.subscribe(format_topic(ModelState("kitchen", model)), qos=0)
     await until(lambda: any(b'"ready":true' in state for state in states), PATIENCE_S)
@@ -338,8 +339,8 @@ async def test_sighup_makes_the_agent_connect_again_and_not_end(device: Device) 
     said: list[bytes] = []
     watcher = Connection(
         BrokerSettings("127.0.0.1", device.port),
+        Owner(lambda message: said.append(message.payload)),
         client_id="watcher",
-        on_message=lambda message: said.append(message.payload),
     )
     await watcher.connect()
     await watcher.subscribe(format_topic(State("kitchen")), qos=0)
@@ -422,7 +423,7 @@ async def test_agent_without_keys_or_a_state_directory_is_seen_and_says_what_is_
         states.append(json.loads(message.payload))
         watcher.ack(message)
 
-    watcher = Connection(settings, client_id="watcher", on_message=take)
+    watcher = Connection(settings, Owner(take), client_id="watcher")
     await watcher.connect()
     await watcher.subscribe(format_topic(State("kitchen")))
     await until(lambda: bool(states) and states[-1].get("storage") == "unavailable", PATIENCE_S)

@@ -86,7 +86,7 @@ def test_a_text_of_others_begins_no_line_of_the_log(
 def test_a_name_with_a_line_break_is_one_line_of_the_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(_path: object) -> None:
+    def fail() -> None:
         raise ConfigError("cannot read a\nedge-agent: hint: forged", hint="one\ntwo")
 
     monkeypatch.setattr("agent.cli._version", fail)

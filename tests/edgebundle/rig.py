@@ -10,6 +10,7 @@ from typing import Any
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
+from agent.mqtt.session import Owner
 from agent.mqtt.settings import BrokerSettings
 from agent.wire import topics
 from tests.conftest import BrokerProcess
@@ -54,8 +55,8 @@ class Responder:
         self._device, self._state, self._presence, self._group = device, state or STATE, presence, group
         self.connection = Connection(
             settings or BrokerSettings(broker.host, broker.port),
+            Owner(self._on_message),
             client_id=f"{device}-{secrets.token_hex(4)}",
-            on_message=self._on_message,
         )
 
     async def __aenter__(self) -> Responder:

@@ -23,6 +23,7 @@ from agent.mqtt.diagnosis import Diagnosis, diagnose_error, diagnose_refusal, no
 from agent.mqtt.engine import MQTT_5, Engine
 from agent.mqtt.message import Message
 from agent.mqtt.reason_codes import SILENCE, Reason, reason
+from agent.mqtt.session import Owner
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.transport import open_socket
 
@@ -40,7 +41,7 @@ async def reach(
     Raises UnreachableError, which says why, if there is none, and ConfigError if a password or certificate
     cannot be used.
     """
-    connection = Connection(settings, client_id=client_id, on_message=on_message)
+    connection = Connection(settings, Owner(on_message), client_id=client_id)
     try:
         await connection.connect()
     except BrokerError as error:

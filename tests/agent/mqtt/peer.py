@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import fields
 from typing import Any
 
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.reason_codes import Reason
+from agent.mqtt.session import Owner
 from agent.mqtt.settings import BrokerSettings
 from tests.agent.mqtt.memory_broker import MemoryBroker
 from tests.patience import PATIENCE_S
@@ -30,8 +32,10 @@ class Peer(Connection):
     def __init__(self, settings: BrokerSettings, client_id: str = "me", **options: object) -> None:
         self.inbox: asyncio.Queue[Message] = asyncio.Queue()
         self.losses: asyncio.Queue[Reason] = asyncio.Queue()
-        options.setdefault("on_down", self.losses.put_nowait)
-        super().__init__(settings, client_id=client_id, on_message=self._keep, **options)  # type: ignore[arg-type]
+        names = [field.name for field in fields(Owner)]
+        called = {name: options.pop(name) for name in names if name in options}
+        owner = Owner(**{"on_message": self._keep, "on_down": self.losses.put_nowait} | called)  # type: ignore[arg-type]
+        super().__init__(settings, owner, client_id=client_id, **options)  # type: ignore[arg-type]
 
     def _keep(self, message: Message) -> None:
         if not message.retain:  # amqtt sends all retained messages

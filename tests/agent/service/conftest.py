@@ -22,6 +22,7 @@ from agent.deploy.store.store import Store
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
+from agent.mqtt.session import Owner
 from agent.mqtt.settings import BrokerSettings
 from agent.service.models.worker_process import WorkerProcess
 from agent.service.notify import Notifier
@@ -52,7 +53,7 @@ class Client:
         self.received: list[Message] = []
         self._arrived = asyncio.Event()
         self._numbers = itertools.count()
-        self.connection = Connection(settings, client_id=name, on_message=self._take)
+        self.connection = Connection(settings, Owner(self._take), client_id=name)
 
     def _take(self, message: Message) -> None:
         # amqtt sends a new client retained messages of other clients' subscriptions, with QoS 0.

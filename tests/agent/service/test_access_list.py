@@ -22,6 +22,7 @@ import yaml
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message, Will
 from agent.mqtt.properties import Properties
+from agent.mqtt.session import Owner
 from agent.mqtt.settings import BrokerSettings
 from edgebundle import AsyncClient, Broker, BrokerError, NoAnswerError, Request
 from tests.agent.mqtt.peer import socket_of
@@ -82,8 +83,8 @@ class User:
         settings = BrokerSettings("127.0.0.1", port, username=name)
         self.connection = Connection(
             settings,
+            Owner(self._take),
             client_id=client_id or f"{name}-{next(self._numbers)}".replace("+", "x").replace("#", "x"),
-            on_message=self._take,
             **options,  # type: ignore[arg-type]
         )
 

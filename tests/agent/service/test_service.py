@@ -21,6 +21,7 @@ from agent.errors import StoreError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
+from agent.mqtt.session import Owner
 from agent.mqtt.settings import BrokerSettings
 from agent.service import presence, service
 from agent.wire.job import Status
@@ -38,7 +39,7 @@ class Watcher:
     def __init__(self, port: int) -> None:
         self.messages: list[Message] = []
         settings = BrokerSettings("127.0.0.1", port)
-        self.connection = Connection(settings, client_id="watcher", on_message=self._take)
+        self.connection = Connection(settings, Owner(self._take), client_id="watcher")
 
     def _take(self, message: Message) -> None:
         self.messages.append(message)

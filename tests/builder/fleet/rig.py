@@ -11,6 +11,7 @@ from agent.deploy.fetch.https import HttpsSettings
 from agent.deploy.store.store import Store
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
+from agent.mqtt.session import Owner
 from agent.mqtt.settings import BrokerSettings
 from agent.wire import topics
 from agent.wire.info import Hardware, Info, Software
@@ -54,9 +55,8 @@ class Device:
         self.store = Store(root)
         self.connection = Connection(
             BrokerSettings(host, int(port), protocol=protocol),
+            Owner(self._on_message, on_up=self._on_up),
             client_id=f"{device}-control",
-            on_message=self._on_message,
-            on_up=self._on_up,
         )
         self.deployment = Deployment(
             device=device,

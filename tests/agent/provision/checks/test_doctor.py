@@ -15,6 +15,7 @@ from agent.cli import main
 from agent.config.file import load_config
 from agent.deploy.store.store import Store
 from agent.mqtt.connection import Connection
+from agent.mqtt.session import Owner
 from agent.mqtt.settings import BrokerSettings
 from agent.provision.checks import doctor, machine
 from agent.wire.presence import AgentState, Presence
@@ -25,9 +26,7 @@ from tests.ports import free_port
 
 
 async def retain(broker: BrokerProcess, topic: str, payload: bytes) -> None:
-    connection = Connection(
-        BrokerSettings("127.0.0.1", broker.port), client_id="test", on_message=lambda _: None
-    )
+    connection = Connection(BrokerSettings("127.0.0.1", broker.port), Owner(lambda _: None), client_id="test")
     await connection.connect()
     assert not (await connection.publish(topic, payload, retain=True)).failed
     await connection.close()
