@@ -48,14 +48,8 @@ Shape = tuple[int, ...]
 class Signature:
     """What a preset is fitted to.
 
-    Attributes
-    ----------
-    outputs
-        The model's outputs.
-    size
-        Height and width of the model's image input, in pixels, or None if it has none.
-    hints
-        What the model's file says besides.
+    `size`: height and width of the model's image input, in pixels, or None if it has none.
+    `hints`: what the model's file says besides.
     """
 
     outputs: tuple[TensorSpec, ...]
@@ -133,17 +127,8 @@ class _MisfitError(Exception):
 def step_of(preset: str, signature: Signature) -> Step:
     """Return the step that a preset stands for.
 
-    Parameters
-    ----------
-    preset
-        One of `OUTPUT_PRESETS` or `SOUND_PRESETS`.
-    signature
-        The model's outputs and the size of its image.
-
-    Raises
-    ------
-    ModelError
-        If the outputs do not have the preset's shapes.
+    `preset`: one of `OUTPUT_PRESETS` or `SOUND_PRESETS`.
+    Raises `ModelError` if the outputs do not have the preset's shapes.
     """
     try:
         return _PRESETS[preset](signature)
@@ -244,10 +229,7 @@ def _detections(signature: Signature, coding: str = "corners", *, normalised: bo
 def detections_of(signature: Signature) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     """Return the outputs of boxes, scores and classes of a model whose last step is the suppression.
 
-    Raises
-    ------
-    ModelError
-        If there are none, or their names and datatypes do not say which is which.
+    Raises `ModelError` if there are none, or their names and datatypes do not say which is which.
     """
     expected = "boxes [1, n, 4], scores [1, n] and classes [1, n], with names that say which is which"
     found: dict[str, list[TensorSpec]] = {"boxes": [], "scores": [], "classes": []}

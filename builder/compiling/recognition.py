@@ -198,22 +198,11 @@ def check_hints(
 ) -> None:
     """Check that a postprocess can decode what the model's file says about its outputs.
 
-    Parameters
-    ----------
-    hints
-        What the file says.
-    declared
-        The postprocess, or None.
-    is_explicit
-        Whether the user says himself which unit boxes have.
-    is_preset
-        Whether presets say which values are scores and points, and not the user himself.
-
-    Raises
-    ------
-    ModelError
-        If it decodes upright boxes, and the model's have an angle; if it takes them for pixels, and they are
-        fractions; or if a preset takes other values for scores than the file has names of classes.
+    `is_explicit`: whether the user says himself which unit boxes have.
+    `is_preset`: whether presets say which values are scores and points, and not the user himself.
+    Raises `ModelError` if it decodes upright boxes, and the model's have an angle; if it takes them for
+        pixels, and they are fractions; or if a preset takes other values for scores than the file has names
+        of classes.
     """
     steps = declared.steps if declared is not None else ()
     if hints.task == ROTATED and any(isinstance(step, Objects) for step in steps):

@@ -48,12 +48,8 @@ def begin_with_infinities(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def carry_nan(func: tirx.PrimFunc, arch: str) -> tirx.PrimFunc:
     """Return a scheduled function whose reductions with `NAN_MARK` are NaN if one of their elements is.
 
-    Parameters
-    ----------
-    func
-        The function. The first number of each extremum is what was found so far, the second a new one.
-    arch
-        The machine's name, such as `x86_64`; its instruction carries NaN of the types in `CARRYING`.
+    `func`: the function. The first number of each extremum is what was found so far, the second a new one.
+    `arch`: the machine's name, such as `x86_64`; its instruction carries NaN of the types in `CARRYING`.
     """
     carrying = CARRYING.get(arch, frozenset())
 

@@ -158,10 +158,7 @@ def place_of_extremum(bb: relax.BlockBuilder, call: Call) -> relax.Expr | None:
 def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops: every stage is computed inside the last block's loop over vectors of columns.
 
-    Raises
-    ------
-    UnsuitedError
-        If other blocks were fused that this space does not know.
+    Raises `UnsuitedError` if other blocks were fused that this space does not know.
     """
     del choose
     blocks = sch.get_child_blocks(sch.get_sblock("root"))

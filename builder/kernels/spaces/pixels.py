@@ -30,21 +30,9 @@ Value = Callable[..., tirx.Expr]
 def reduction(bb: relax.BlockBuilder, call: Call, x: relax.Expr, channels: int) -> relax.Expr:
     """Emit `call`, one of `rows.REDUCTIONS`, over the channels of `x`, `[N, C/b, H, W, b]`.
 
-    Parameters
-    ----------
-    bb
-        Receives the call.
-    call
-        The reduction.
-    x
-        Packed float32, padded only in its last block.
-    channels
-        C, without padding.
-
-    Returns
-    -------
-    relax.Expr
-        `[N, 1, H, W, 1]`.
+    `x`: packed float32, padded only in its last block.
+    `channels`: C, without padding.
+    Result: `[N, 1, H, W, 1]`.
     """
     n, _, height, width, _ = shape_of(x)
     name = op_name(call)
@@ -72,18 +60,9 @@ def layer_norm(
 ) -> relax.Expr:
     """Emit the layer norm over the channels of each pixel of `x`, `[N, C/b, H, W, b]`.
 
-    Parameters
-    ----------
-    bb
-        Receives the call.
-    x
-        Packed float32, padded only in its last block.
-    channels
-        C, without padding.
-    epsilon
-        What is added to the variance.
-    affine
-        A gain and a shift for each channel, `[1, C/b, 1, 1, b]`, or None.
+    `x`: packed float32, padded only in its last block.
+    `channels`: C, without padding.
+    `affine`: a gain and a shift for each channel, `[1, C/b, 1, 1, b]`, or None.
     """
     n, _, height, width, _ = shape_of(x)
     gain, shift = affine

@@ -115,21 +115,8 @@ def _window(bb: relax.BlockBuilder, call: Call, x: relax.Expr, *, is_max: bool) 
 def reduction(bb: relax.BlockBuilder, name: str, x: relax.Expr, axes: Collection[int]) -> relax.Expr:
     """Emit a reduction of packed `x`, `[N, C/b, H, W, b]`, over rows (axis 2), columns (axis 3) or both.
 
-    Parameters
-    ----------
-    bb
-        Receives the call.
-    name
-        One of `rows.REDUCTIONS`.
-    x
-        The input.
-    axes
-        2, 3 or both.
-
-    Returns
-    -------
-    relax.Expr
-        `[N, C/b, H, W, b]`, in which the axes have an extent of 1.
+    `name`: one of `rows.REDUCTIONS`.
+    Result: `[N, C/b, H, W, b]`, in which the axes have an extent of 1.
     """
     n, blocks, height, width, b = shape_of(x)
     taps = (height if 2 in axes else 1, width if 3 in axes else 1)

@@ -227,10 +227,7 @@ def reduced(
 def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops: every stage is computed inside the last block's loop over rows.
 
-    Raises
-    ------
-    UnsuitedError
-        If there is a single row, which cannot be divided among cores.
+    Raises `UnsuitedError` if there is a single row, which cannot be divided among cores.
     """
     del choose
     _inline_producers(sch)
