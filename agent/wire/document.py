@@ -180,6 +180,11 @@ def read(kind: type[_Value], value: object, **given: object) -> _Value:
     return kind(**given)
 
 
+def nested(kind: type) -> Mapping[str, object]:
+    """Return the metadata of a field with another dataclass."""
+    return form(lambda value: read(kind, value), write)
+
+
 def write(record: object) -> dict[str, object]:
     """Return a dataclass as the members that `read` reads, in the order of its fields."""
     found = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 
 from agent.wire import document
 from agent.wire.topics import PREFIX
@@ -95,6 +95,14 @@ class Sandbox:
         return not self.missing
 
 
+def _read_sandbox(value: object) -> Sandbox | None:
+    return document.read(Sandbox, value) if document.members(value) else None
+
+
+def _write_sandbox(sandbox: Sandbox | None) -> object:
+    return None if sandbox is None else {"complete": sandbox.complete, **document.write(sandbox)}
+
+
 @dataclass(frozen=True, slots=True)
 class Info:
     """One info document.
@@ -113,27 +121,16 @@ class Info:
 
     device: str
     agent: str
-    hardware: Hardware = Hardware()
+    hardware: Hardware = field(default=Hardware(), metadata=document.nested(Hardware))
     compatible: tuple[str, ...] = ()
-    software: Software = Software()
-    capabilities: Capabilities = Capabilities()
-    sandbox: Sandbox | None = None
+    software: Software = field(default=Software(), metadata=document.nested(Software))
+    capabilities: Capabilities = field(default=Capabilities(), metadata=document.nested(Capabilities))
+    sandbox: Sandbox | None = field(default=None, metadata=document.form(_read_sandbox, _write_sandbox))
 
     def to_bytes(self) -> bytes:
         """Write the document."""
-        sandbox = self.sandbox
-        return document.encode(
-            {
-                "device": self.device,
-                "agent": self.agent,
-                "protocol": PREFIX,
-                "hardware": asdict(self.hardware),
-                "compatible": self.compatible,
-                "software": asdict(self.software),
-                "capabilities": asdict(self.capabilities),
-                "sandbox": None if sandbox is None else {"complete": sandbox.complete, **asdict(sandbox)},
-            }
-        )
+        first = {"device": self.device, "agent": self.agent, "protocol": PREFIX}
+        return document.encode(first | document.write(self))
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Info:
@@ -144,14 +141,4 @@ class Info:
         EndlessDataError, FormatError
             If it is not a JSON object, or too long.
         """
-        fields = document.parse_object(raw, "the info document")
-        sandbox = document.members(fields.get("sandbox"))
-        return cls(
-            device=document.text(fields.get("device")),
-            agent=document.text(fields.get("agent")),
-            hardware=document.read(Hardware, fields.get("hardware")),
-            compatible=document.texts(fields.get("compatible")),
-            software=document.read(Software, fields.get("software")),
-            capabilities=document.read(Capabilities, fields.get("capabilities")),
-            sandbox=document.read(Sandbox, sandbox) if sandbox else None,
-        )
+        return document.read(cls, document.parse_object(raw, "the info document"))

@@ -78,7 +78,7 @@ class BlockSource:
         """Append to `part`, whose length is where to resume, until it is complete.
 
         `digest` names the topics; `progress` is called with the number of downloaded bytes. Raises
-        TimeoutError if no block arrived for `silence_limit_s` although the broker was connected, an
+        TimeoutError if no block arrived for `silence_limit_s` although the broker was connected,
         EndlessDataError if a block is longer than requested, and SourceError if the broker does not pass on
         packets of a useful size.
         """
