@@ -50,18 +50,9 @@ class _Item:
 
 
 class Batching:
-    """Answers the requests of one model together.
+    """Answers the requests of one model, whose manifest declares a batch, together.
 
-    Parameters
-    ----------
-    model, module
-        The model, and its graphs.
-    manifest
-        Its manifest, which declares a batch.
-    delay_s
-        How long after its arrival a request waits for others.
-    clock
-        `time.monotonic`, or a test's.
+    A request waits for others until `delay_s` after its arrival.
     """
 
     def __init__(

@@ -180,12 +180,8 @@ def send_load(connection: socket.socket, load: Load, manifest: bytes, descriptor
     """Send the first frame and the members' descriptors, over a blocking socket.
 
     For tests and benchmarks: the agent's `WorkerProcess` does the same without blocking. The caller closes
-    the descriptors, so that the memory files are freed when the worker is done.
-
-    Raises
-    ------
-    OSError
-        If the worker is gone.
+    the descriptors, so that the memory files are freed when the worker is done. Raises OSError if the worker
+    is gone.
     """
     if len(load.files) != len(descriptors):
         raise ValueError(f"expected {len(load.files)} descriptors, one for each file, got {len(descriptors)}")
@@ -205,12 +201,7 @@ def _check_load(header: Header, count: int) -> None:
 class Channel:
     """The worker's end: blocking, one frame at a time.
 
-    Parameters
-    ----------
-    connection
-        A connected stream socket in blocking mode; the caller closes it.
-    max_payload_bytes
-        Largest payload that is accepted.
+    The caller closes `connection`, a connected stream socket in blocking mode.
     """
 
     def __init__(self, connection: socket.socket, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
@@ -221,10 +212,7 @@ class Channel:
     def send(self, header: Header, payload: Buffer = b"") -> None:
         """Send one frame, and wait until the socket has taken all of it.
 
-        Raises
-        ------
-        OSError
-            If the other side is gone.
+        Raises OSError if the other side is gone.
         """
         head, body = encode(header, payload)
         rest = [memoryview(head), memoryview(body).cast("B")]
@@ -239,10 +227,7 @@ class Channel:
     def receive(self) -> Frame | None:
         """Return the next frame, or None if the other side closed the socket between two frames.
 
-        Raises
-        ------
-        ChannelError
-            If the bytes are not a frame, or end within one.
+        Bytes that are not a frame, or end within one, raise ChannelError.
         """
         while not self._ready:
             nbytes = self._connection.recv_into(self._decoder.get_buffer())
@@ -267,10 +252,7 @@ class Channel:
     def receive_load(self) -> tuple[Frame, list[int]] | None:
         """Return the first frame and its descriptors (close-on-exec), or None if the other side closed.
 
-        Raises
-        ------
-        ChannelError
-            If the bytes are not a load frame, or it has more or fewer descriptors than files.
+        Another frame, or one with more or fewer descriptors than files, raises ChannelError.
         """
         descriptors: list[int] = []
         space = socket.CMSG_SPACE(MAX_DESCRIPTORS * struct.calcsize("i"))

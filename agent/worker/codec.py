@@ -54,18 +54,9 @@ _MAX_EMPTY_BYTES: Final = 16 << 10
 class Decoded:
     """What a request says besides its tensors.
 
-    Attributes
-    ----------
-    id
-        The requester's name for the request, or None.
-    outputs
-        Names of the outputs to return, or None for all.
-    placement
-        Where the image lies in the input, or None if there is no image.
-    recording
-        The recording, which the model has not got yet, or None if there is none.
-    is_raw
-        Whether the answer has the model's own outputs, without the declared postprocess.
+    `id` is the requester's name for it, and `outputs` are those to return, or None for all. `placement` is
+    where the image lies in the input. The model has not got the `recording` yet. `is_raw` says whether the
+    answer has the model's own outputs, without the declared postprocess.
     """
 
     id: str | None
@@ -78,20 +69,9 @@ class Decoded:
 class Codec:
     """Converts between payloads and one model's tensors.
 
-    Parameters
-    ----------
-    manifest
-        The model's manifest.
-    preprocessor
-        Its preprocessing, or None if it takes no images.
-    target
-        Returns the memory of an input by its name.
-    cbor
-        What `import_cbor` returned.
-    fit
-        For a model whose shapes change, see `agent.worker.raw_tensors.Fit`; None if they are fixed.
-    rows
-        Reads rows of a table, or None if the model declares no columns.
+    `target` returns the memory of an input by its name, and `cbor` is what `import_cbor` returned. `fit` is
+    for a model whose shapes change, see `agent.worker.raw_tensors.Fit`. `rows` reads rows of a table; None if
+    the model declares no columns.
     """
 
     def __init__(
@@ -115,13 +95,7 @@ class Codec:
         self._fit = fit
 
     def answer_type(self, request: Request) -> str:
-        """Return the content type of a request's answer.
-
-        Raises
-        ------
-        MediaTypeError
-            If it asks for one that is not supported.
-        """
+        """Return the content type of a request's answer; one that is not supported raises MediaTypeError."""
         if request.client_json:
             return JSON
         wanted = _media_type(request.accept or "")
@@ -137,10 +111,7 @@ class Codec:
     def is_empty(self, request: Request, payload: memoryview) -> bool:
         """Return whether a request has no tensors: raw ones without a payload, or JSON with `"inputs": []`.
 
-        Raises
-        ------
-        InputError
-            If the payload is not JSON.
+        A payload that is not JSON raises InputError.
         """
         media_type = _media_type(request.content_type) or JSON
         if media_type == RAW:
@@ -153,12 +124,8 @@ class Codec:
     def decode(self, request: Request, payload: memoryview) -> Decoded:
         """Write a request's tensors into the model's inputs.
 
-        Raises
-        ------
-        MediaTypeError
-            If its content type is not supported.
-        InputError
-            If its payload does not fit the model's inputs, or it asks for raw outputs of a recording.
+        A content type that is not supported raises MediaTypeError; a payload that does not fit the model's
+        inputs, and a request for raw outputs of a recording, raise InputError.
         """
         is_raw = _is_raw(request.accept or "")
         try:
@@ -209,23 +176,11 @@ class Codec:
     ) -> tuple[tuple[str, ...], Payload]:
         """Return the user properties `tensor` of an answer, and its payload.
 
-        Parameters
-        ----------
-        media_type
-            What `answer_type` returned.
-        values
-            Results by name, BYTES as a tuple. The payload may be the memory of a result.
-        max_bytes
-            Largest payload that may be returned.
-        step
-            The request's number in its session, which a requester without user properties reads in the JSON.
-
-        Raises
-        ------
-        InputError
-            If the request asks for an output that the model does not have.
-        ExecutionError
-            If a result cannot be written in this content type, or is too large for it.
+        The payload may be the memory of a result. `media_type` is what `answer_type` returned. `values` are
+        results by name, BYTES as a tuple. `step` is the request's number in its session, which a requester
+        without user properties reads in the JSON. Raises InputError if the request asks for an output that
+        the model does not have, and ExecutionError if a result cannot be written in this content type, or the
+        payload would have more than `max_bytes`.
         """
         if decoded.outputs is not None:
             unknown = [name for name in decoded.outputs if name not in values]
@@ -377,10 +332,7 @@ def _undeclared_kind(request: Request, payload: memoryview) -> PayloadKind | Non
 def _is_raw(accept: str) -> bool:
     """Return whether an answer without its postprocess is wanted; unknown parameters are ignored.
 
-    Raises
-    ------
-    InputError
-        If it asks for any postprocess other than `none`.
+    Any postprocess other than `none` raises InputError.
     """
     for parameter in accept.split(";")[1:]:
         name, _, value = (part.strip().lower() for part in parameter.partition("="))

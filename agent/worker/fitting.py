@@ -15,15 +15,7 @@ from agent.worker.raw_tensors import Fit
 
 
 def fitting(manifest: Manifest, module: BucketedModule) -> Fit:
-    """Return the function that chooses a request's bucket.
-
-    Parameters
-    ----------
-    manifest
-        The manifest of a model with buckets.
-    module
-        Its graphs.
-    """
+    """Return the function that chooses the bucket of a request."""
     buckets = module.buckets
     inputs = {spec.name: spec for spec in manifest.inputs}
 

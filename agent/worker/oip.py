@@ -36,12 +36,8 @@ _SHOWN: Final = 80
 class RequestTensor:
     """One input of a request, as it is in the document.
 
-    Attributes
-    ----------
-    data
-        A list, nested or flat, or in CBOR the little-endian bytes.
-    content_type
-        The parameter of that name; for an image in BYTES.
+    `data` is a list, nested or flat, or in CBOR the little-endian bytes. `content_type` is for an image in
+    BYTES.
     """
 
     name: str
@@ -53,18 +49,10 @@ class RequestTensor:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """A request's document, after its form was checked.
+    """A request's document, after its form was checked: `inputs` have unique names.
 
-    Attributes
-    ----------
-    id
-        The requester's name for it, or None.
-    inputs
-        Its tensors, with unique names.
-    outputs
-        Names of the outputs to return, or None for all.
-    is_raw
-        Whether its parameter `postprocess` is `none`: the model's own outputs are wanted.
+    `id` is the requester's name for it, and `outputs` are those to return, or None for all. `is_raw` says
+    that its parameter `postprocess` is `none`: the model's own outputs are wanted.
     """
 
     id: str | None
@@ -74,13 +62,7 @@ class InferRequest:
 
 
 def parse_request(document: object) -> InferRequest:
-    """Check a request's form.
-
-    Raises
-    ------
-    InputError
-        If it is not an inference request.
-    """
+    """Check a request's form; what is not an inference request raises InputError."""
     if not isinstance(document, dict):
         raise InputError(f"expected a request, an object with inputs, got {_kind(document)}")
     inputs = document.get("inputs")
@@ -100,10 +82,7 @@ def parse_request(document: object) -> InferRequest:
 def is_raw(parameters: object) -> bool:
     """Return whether a request's parameters ask for the model's own outputs.
 
-    Raises
-    ------
-    InputError
-        If they name any postprocess other than `none`.
+    Any postprocess other than `none` raises InputError.
     """
     value = parameters.get("postprocess") if isinstance(parameters, dict) else None
     if value is not None:
@@ -112,13 +91,7 @@ def is_raw(parameters: object) -> bool:
 
 
 def check_postprocess(value: object) -> None:
-    """Check that the value of a request's parameter `postprocess` is `none`.
-
-    Raises
-    ------
-    InputError
-        If it is anything but `none`.
-    """
+    """Check that the value of a request's parameter `postprocess` is `none`, or raise InputError."""
     if value != "none":
         shown = value if isinstance(value, str) else _kind(value)
         raise InputError(
@@ -127,21 +100,10 @@ def check_postprocess(value: object) -> None:
 
 
 def fill(out: Array, spec: TensorSpec, tensor: RequestTensor, quantised: Quantised | None = None) -> None:
-    """Write a request's tensor into the model's input.
+    """Write a request's tensor into the model's input, whose memory `out` is contiguous.
 
-    Parameters
-    ----------
-    out
-        The input's memory, contiguous.
-    spec
-        The model's input.
-    quantised
-        How the input is quantised, which then takes real numbers, too; or None.
-
-    Raises
-    ------
-    InputError
-        If datatype, shape, or the number or range of values differ from the input's.
+    An input that is `quantised` takes real numbers, too. Raises InputError if datatype, shape, or the number
+    or range of values differ from the input's.
     """
     if quantised is not None and tensor.datatype in REAL:
         given = TensorSpec(spec.name, tensor.datatype, spec.shape)
@@ -165,13 +127,7 @@ def fill(out: Array, spec: TensorSpec, tensor: RequestTensor, quantised: Quantis
 
 
 def fill_real(out: Array, spec: TensorSpec, real: Array, quantised: Quantised) -> None:
-    """Write real numbers into a quantised input.
-
-    Raises
-    ------
-    InputError
-        If one is NaN or infinite.
-    """
+    """Write real numbers into a quantised input; NaN and infinity raise InputError."""
     if not np.isfinite(real).all():
         raise InputError(f"input {spec.name!r} is {spec.datatype} and takes finite numbers, got others")
     out[...] = to_input(real, spec.dtype, quantised)
@@ -180,10 +136,7 @@ def fill_real(out: Array, spec: TensorSpec, real: Array, quantised: Quantised) -
 def fill_raw(out: Array, spec: TensorSpec, data: bytes | memoryview) -> None:
     """Write little-endian bytes into the model's input.
 
-    Raises
-    ------
-    InputError
-        If there are more or fewer bytes than the input has, or a BOOL is neither 0 nor 1.
+    More or fewer bytes than the input has, and a BOOL that is neither 0 nor 1, raise InputError.
     """
     raw = np.frombuffer(data, np.uint8)
     if raw.size != spec.nbytes:
@@ -194,13 +147,7 @@ def fill_raw(out: Array, spec: TensorSpec, data: bytes | memoryview) -> None:
 
 
 def check_names(given: Sequence[str], inputs: Mapping[str, TensorSpec]) -> None:
-    """Check that a request has exactly the model's inputs.
-
-    Raises
-    ------
-    InputError
-        If an input is missing or unknown.
-    """
+    """Check that a request has exactly the model's inputs, or raise InputError."""
     unknown = [name for name in given if name not in inputs]
     missing = [name for name in inputs if name not in given]
     if unknown or missing:

@@ -29,12 +29,9 @@ _PIECE_VALUES: Final = 1 << 16
 
 
 def parse(payload: bytes | bytearray | memoryview) -> object:
-    """Parse a request's JSON.
+    """Parse a request's JSON (RFC 8259: no NaN, no duplicate key).
 
-    Raises
-    ------
-    InputError
-        If it is not JSON (RFC 8259: no NaN, no duplicate key), or too large.
+    Anything else, or too much of it, raises InputError.
     """
     nbytes = payload.nbytes if isinstance(payload, memoryview) else len(payload)
     if nbytes > MAX_JSON_BYTES:
@@ -51,17 +48,9 @@ def parse(payload: bytes | bytearray | memoryview) -> object:
 
 
 def image_bytes(data: object) -> bytes:
-    """Return the image in a BYTES tensor's data.
+    """Return the image in a BYTES tensor's data: an array of one base64 string (RFC 4648, padded).
 
-    Parameters
-    ----------
-    data
-        An array of one base64 string (RFC 4648, padded); in CBOR also an array of one byte string.
-
-    Raises
-    ------
-    InputError
-        If it is anything else.
+    In CBOR it may also be an array of one byte string. Anything else raises InputError.
     """
     if isinstance(data, list) and len(data) == 1:
         (data,) = data
@@ -83,19 +72,9 @@ def format_answer(
 ) -> bytes:
     """Return the answer's JSON, in ASCII.
 
-    Parameters
-    ----------
-    head
-        Members before the outputs, such as model_name, model_version and id.
-    outputs
-        Tensors by name, BYTES as a tuple of UTF-8 strings.
-    max_bytes
-        Largest JSON that may be returned; no more than this is kept while it is written.
-
-    Raises
-    ------
-    ExecutionError
-        If an output has NaN or infinity, which JSON cannot represent, or the JSON would be too large.
+    `head` has the members before the outputs, such as model_name, model_version and id; `outputs` are by
+    name, BYTES as a tuple of UTF-8 strings. No more than `max_bytes` is kept while it is written. Raises
+    ExecutionError if the JSON would be longer, or an output has NaN or infinity, which JSON cannot represent.
     """
     start = json.dumps(dict(head), separators=(",", ":"))
     parts = [f'{start[:-1]}{"," if head else ""}"outputs":['.encode()]

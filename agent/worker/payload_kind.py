@@ -17,16 +17,9 @@ _READ: Final = 32  # bytes; the longest beginning is shorter
 
 @dataclass(frozen=True, slots=True)
 class PayloadKind:
-    """A guess.
+    """A guess at what the payload is, such as `a JPEG picture`, and what to do about it.
 
-    Attributes
-    ----------
-    text
-        What the payload is, such as `a JPEG picture`.
-    hint
-        What to do about it.
-    media_type
-        The content type that it should have been sent with, or empty if there is none.
+    `media_type` is the content type that it should have been sent with; empty if there is none.
     """
 
     text: str

@@ -40,23 +40,10 @@ def fill_inputs(
 ) -> None:
     """Copy a payload's tensors straight into the model's inputs.
 
-    Parameters
-    ----------
-    payload
-        Bytes of all tensors, in the order of `properties`; in the order of `inputs` if there are none.
-    inputs
-        The model's inputs by name.
-    target
-        Returns the memory of an input by its name.
-    fit
-        For a model whose shapes change: returns the inputs that a request must have, see `Fit`.
-    quantised
-        How inputs are quantised, by name; these take real numbers, too.
-
-    Raises
-    ------
-    InputError
-        If tensors or payload do not fit the model's inputs.
+    `payload` has the bytes of all tensors in the order of `properties`, or in that of `inputs` if there are
+    none. `target` returns the memory of an input by its name. `fit` is for a model whose shapes change: it
+    returns the inputs that a request must have, see `Fit`. Inputs that are `quantised` take real numbers,
+    too. Tensors or a payload that do not fit raise InputError.
     """
     specs = [_parse(each) for each in properties]
     if fit is not None:
@@ -93,12 +80,8 @@ def format_answer(
 ) -> tuple[tuple[str, ...], bytes | memoryview]:
     """Return the user properties and the payload of an answer.
 
-    A single contiguous tensor is not copied: the payload is its memory.
-
-    Raises
-    ------
-    ExecutionError
-        If there are more tensors than the properties have room for.
+    A single contiguous tensor is not copied: the payload is its memory. More tensors than the properties have
+    room for raise ExecutionError.
     """
     properties = []
     parts: list[bytes | memoryview] = []

@@ -26,19 +26,8 @@ _SHARE_OF_LIMIT: Final = 0.8
 class Streams:
     """The sessions of the model that a worker serves.
 
-    Parameters
-    ----------
-    manifest, module, labels
-        As in `StreamingModel`.
-    load
-        The limits.
-
-    Raises
-    ------
-    FormatError
-        If the declarations do not fit together.
-    IncompatibleError
-        If not even one session fits into the limit of bytes.
+    Raises FormatError if the declarations do not fit together, and IncompatibleError if not even one session
+    fits into the limit of bytes.
     """
 
     def __init__(self, manifest: Manifest, module: GraphModule, labels: Sequence[bytes], load: Load) -> None:
@@ -52,12 +41,8 @@ class Streams:
     def enter(self, request: Request, recording: Recording | None, clock: Callable[[], float]) -> Step | None:
         """Begin a request; None for tensors of a model without states, which are no step.
 
-        Raises
-        ------
-        InputError
-            If it needs a session and names none.
-        SessionGoneError, SessionStepError
-            If its session has ended, or it is not its next step.
+        Raises InputError if it needs a session and names none, and SessionGoneError or SessionStepError if
+        its session has ended, or it is not its next step.
         """
         if request.session is None:
             if recording is None and self._has_states:
@@ -86,10 +71,7 @@ class Streams:
     def close(self, request: Request) -> None:
         """End a session without computing anything; it does not matter whether there is one.
 
-        Raises
-        ------
-        SessionStepError
-            If the request counts, and this is not the session's next step.
+        Raises SessionStepError if the request counts, and this is not the session's next step.
         """
         assert request.session is not None
         self._sessions.end(request.client, request.session, request.step)
@@ -118,25 +100,10 @@ class Streams:
 class Step:
     """One request of a session, or one whole recording.
 
-    Parameters
-    ----------
-    model
-        The model.
-    visit
-        What the session keeps.
-    recording
-        The recording, or None for tensors that are in the model's inputs.
-    check
-        Called before each window of a recording; may raise.
-    sessions
-        Where the session is, or None for a recording without one.
-    end
-        Whether the session ends.
-
-    Attributes
-    ----------
-    heard
-        What was heard in the recording; None before `run`, and for tensors.
+    `visit` is what the session keeps; `sessions` is None for a recording without one. `recording` is None for
+    tensors that are in the model's inputs. `check` is called before each window of a recording, and may
+    raise. `end` says whether the session ends. `heard` is what was heard in the recording; None before `run`,
+    and for tensors.
     """
 
     def __init__(
@@ -172,10 +139,8 @@ class Step:
     def commit(self) -> None:
         """Let the session keep what this step made.
 
-        Raises
-        ------
-        DeadlineError
-            If the deadline has passed, so that the answer is not sent: the step did not happen then.
+        Raises DeadlineError if the deadline has passed, so that the answer is not sent: the step did not
+        happen then.
         """
         if self._sessions is not None:
             self._check()
@@ -184,13 +149,7 @@ class Step:
 
 
 def most_sessions(manifest: Manifest, sessions: int, nbytes: int) -> int:
-    """Return how many sessions a model may have.
-
-    Raises
-    ------
-    IncompatibleError
-        If not even one fits.
-    """
+    """Return how many sessions a model may have, or raise IncompatibleError if not even one fits."""
     each = session_bytes(manifest)
     if each > nbytes:
         raise IncompatibleError(

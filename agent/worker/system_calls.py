@@ -151,14 +151,9 @@ Rule = OneOf | NoneOf | AtLeast | Without | Null | OwnProcess
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A call that is allowed if its arguments pass all rules.
+    """A call, by its numbers, that is allowed if its arguments pass all rules.
 
-    Attributes
-    ----------
-    numbers
-        Its numbers.
-    rules
-        What is compared. A filter sees the arguments' registers and not what pointers refer to.
+    A filter sees the arguments' registers and not what pointers refer to.
     """
 
     numbers: Numbers
