@@ -22,14 +22,6 @@ _MAX_ZONES: Final = 16
 _MAX_BUCKETS: Final = 64
 _KEY: Final = re.compile(r"(edge_[a-z0-9_]{1,80})(?:\{(.{0,400})\})?", re.DOTALL)
 _LABEL: Final = re.compile(r'(\w{1,40})="((?:[^"\\]|\\.){0,200})"')
-_STARTS: Final = (
-    "edge_inference_",
-    "edge_t",
-    "edge_load1",
-    "edge_memory",
-    "edge_state_free",
-    "edge_agent_up",
-)
 # Longer keys are not looked at, and so not remembered.
 _MAX_KEY: Final = 500
 # A fleet's keys are alike: reading one takes 3 us, looking it up a tenth of that.
