@@ -29,7 +29,16 @@ from builder.importer.model_file import ModelFile, check_message, read_model
 from builder.importer.narrow_types import disagreement, narrow_edges
 from builder.importer.normalise import normalise, simplify
 from builder.importer.onnx_graph import walk_nodes
-from builder.importer.original import FILE, IN_MEMORY, Original, keys_of, operators_of, skips_output
+from builder.importer.original import (
+    FILE,
+    IN_MEMORY,
+    REAL_LSTM,
+    Original,
+    has_rounded_lstm,
+    keys_of,
+    operators_of,
+    skips_output,
+)
 from builder.importer.relax_module import RelaxModel, to_relax
 from builder.importer.sequence_outputs import split_sequences
 from builder.importer.source_nodes import SourceNodes
@@ -171,14 +180,16 @@ def import_onnx(
     try:
         model = prepare(file.model)
         source_nodes = SourceNodes.of(model)
+        operators = operators_of(model)
+        judge = IN_MEMORY if isinstance(source, onnx.ModelProto) else FILE
         original = Original(
             source if isinstance(source, onnx.ModelProto) else Path(source).resolve(),
-            IN_MEMORY if isinstance(source, onnx.ModelProto) else FILE,
+            f"{judge}, {REAL_LSTM}" if has_rounded_lstm(operators) else judge,
             file.sha256,
             input_shapes or {},
             input_values or {},
             keys_of(model),
-            operators=operators_of(model),
+            operators=operators,
             rounds_to_half=bool(half_types(model)),
             excuse=_LIMITED if max_iterations is not None else disagreement(model),
             narrow=narrow_edges(model),

@@ -7,7 +7,7 @@ can be compared. Leaves running it to `builder.compiling.judge`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -20,10 +20,14 @@ from builder.importer.classic.ensemble import attribute
 from builder.importer.large_models import sha256
 from builder.importer.model_file import read_model
 from builder.importer.narrow_types import widen_edges
-from builder.importer.onnx_graph import walk_nodes
+from builder.importer.onnx_graph import OnnxGraph, walk_nodes
+from builder.importer.rewrites.microsoft.quantised_layers import dynamic_lstm
 from builder.importer.sequence_outputs import Element
 
 FILE: Final = "the file itself"
+# A DynamicQuantizeLSTM is imported as an LSTM of real numbers. ONNX Runtime's own rounds each step to bytes.
+REAL_LSTM: Final = "its DynamicQuantizeLSTM as an LSTM of real numbers"
+_ROUNDED: Final = "DynamicQuantizeLSTM"
 # A model in memory; most are written by a converter of ours, or by a framework's exporter.
 IN_MEMORY: Final = "the ONNX model as it was converted"
 
@@ -61,13 +65,14 @@ class Original:
 
     @property
     def is_changed(self) -> bool:
-        """Whether ONNX Runtime cannot run it as it is, only as `model` returns it."""
-        return self.skips_outputs or bool(self.narrow)
+        """Whether ONNX Runtime cannot judge it as it is, only as `model` returns it."""
+        return self.skips_outputs or bool(self.narrow) or has_rounded_lstm(self.operators)
 
     def model(self) -> onnx.ModelProto | None:
         """Return the model, read again; None if it is not what was imported any more.
 
-        First outputs of nodes that nothing reads have names, and `narrow` inputs and outputs wider types.
+        First outputs of nodes that nothing reads have names, `narrow` inputs and outputs wider types, and
+        weights of an LSTM the numbers that they stand for.
         """
         if isinstance(self.source, onnx.ModelProto):
             model, digest = self.source, sha256(self.source)
@@ -84,6 +89,8 @@ class Original:
             if skips_output(node):
                 node.output[0] = f"edgebundle/unread/{number}"
         widen_edges(changed)
+        graph = OnnxGraph(changed)
+        graph.rewrite(lambda node: dynamic_lstm(node, graph) if node.op_type == _ROUNDED else None)
         return changed
 
     def value(self, name: str, dtype: np.dtype[Any], declared: Sequence[object]) -> NDArray[Any]:
@@ -108,6 +115,11 @@ def operators_of(model: onnx.ModelProto) -> frozenset[str]:
         for node in walk_nodes(graph)
         if (node.domain, node.op_type) not in functions
     )
+
+
+def has_rounded_lstm(operators: Collection[str]) -> bool:
+    """Whether nodes of these types are an LSTM that rounds its steps."""
+    return _ROUNDED in operators
 
 
 def skips_output(node: onnx.NodeProto) -> bool:

@@ -293,3 +293,35 @@ def test_equal_votes_do_not_depend_on_the_number_of_cores(
         _, second, first = np.sort(scores[0])
         ties += first - second < 1e-6
     assert ties
+
+
+def test_an_lstm_that_rounds_its_steps_is_judged_as_one_of_real_numbers(tmp_path: Path) -> None:
+    state = np.random.default_rng(1)
+    weights = {
+        "w": state.integers(-127, 128, (1, 6, 16)).astype("i1"),
+        "r": state.integers(-127, 128, (1, 4, 16)).astype("i1"),
+        "p": state.standard_normal((1, 12)).astype("f4"),
+        "s": np.full(1, 0.01, "f4"),
+        "z": np.zeros(1, "i1"),
+    }
+    inputs = ["d", "w", "r", "", "", "", "", "p", "s", "z", "s", "z"]
+    lstm = helper.make_node(
+        "DynamicQuantizeLSTM", inputs, ["y"], domain="com.microsoft", hidden_size=4, direction="forward"
+    )
+    model = made(
+        [helper.make_node("Mul", ["x", "x"], ["d"]), lstm],
+        [value("x", F, [5, 2, 6])],
+        [value("y", F, [5, 1, 2, 4])],
+        [numpy_helper.from_array(each, name) for name, each in weights.items()],
+    )
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    imported = import_onnx(saved(model, tmp_path))
+    x = {"x": state.standard_normal((5, 2, 6)).astype("f4")}
+    assert_same(imported, x)
+    assert Judge(imported).reference.endswith("DynamicQuantizeLSTM as an LSTM of real numbers")
+    other = onnx.ModelProto()
+    other.CopyFrom(imported.onnx)
+    next(node for node in other.graph.node if node.op_type == "Mul").op_type = "Add"
+    judge = Judge(replace(imported, onnx=other))
+    with pytest.raises(ParityError, match="after normalising"):
+        judge.check_normalised(x, judge.outputs(x))
