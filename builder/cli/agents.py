@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.terminal import note, say
+from agent.terminal import note, say, say_json
 from builder.cli import SubParsers
 from builder.cli.arguments import json_flag
 from builder.cli.broker_flags import BrokerFlags, wait_flag
 from builder.cli.flags import part, takes
-from builder.cli.json_output import print_json
 
 if TYPE_CHECKING:
     from builder.fleet.agents import AgentSummary
@@ -43,7 +42,7 @@ def _agents(args: _Agents) -> int:
 
     found = agents(args.at.made(), wait_s=args.wait)
     if args.json:
-        print_json([_agent_json(agent) for agent in found])
+        say_json([_agent_json(agent) for agent in found], indent=2)
         return 0
     if not found:
         note("no agents at this broker")

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.terminal import note, printable, say
+from agent.terminal import note, printable, say, say_json
 from builder.cli import SubParsers
 from builder.cli.arguments import json_flag
 from builder.cli.broker_flags import BrokerFlags, wait_flag
 from builder.cli.flags import argument, flag, part, takes
-from builder.cli.json_output import print_json
 from builder.cli.refused_bundle import naming_file
 from builder.fleet.hints import deployment_hint
 
@@ -114,7 +113,7 @@ def print_result(result: DeployResult, *, as_json: bool) -> None:
     from builder.errors import FleetError
 
     if as_json:
-        print_json(
+        say_json(
             {
                 "agent": result.agent,
                 "model": result.model,
@@ -127,7 +126,8 @@ def print_result(result: DeployResult, *, as_json: bool) -> None:
                 "message": result.message,
                 "sent_bytes": result.sent_bytes,
                 "duration_s": round(result.duration_s, 3),
-            }
+            },
+            indent=2,
         )
     if not result.ok:
         why = ": ".join(word for word in (result.status, result.message) if word)

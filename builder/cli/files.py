@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.terminal import redraw, say
+from agent.terminal import redraw, say, say_json
 from builder.cli import EXIT_INPUT
 from builder.cli.answers import Computed, document, draw_answer, drawn_names, kinds_of, lines_of
-from builder.cli.json_output import print_json
 from builder.cli.tally import Tally
 from builder.errors import ModelError
 
@@ -146,7 +145,7 @@ class Files:
         accuracy = self._classes or self._objects
         if self._as_json:
             counts = {} if accuracy is None else {"accuracy": accuracy.document()}
-            print_json({"results": self._documents, "failed": failed} | counts)
+            say_json({"results": self._documents, "failed": failed} | counts, indent=2)
         else:
             say(summary)
             if accuracy is not None:

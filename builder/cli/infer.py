@@ -15,7 +15,6 @@ from builder.cli.arguments import json_flag, not_negative, positive, seconds
 from builder.cli.broker_flags import BrokerFlags, agent_flag
 from builder.cli.flags import flag, part, takes
 from builder.cli.input_names import check_named, is_many, named_inputs
-from builder.cli.json_output import print_json
 
 if TYPE_CHECKING:
     from builder.cli.answers import Stretch
@@ -137,14 +136,15 @@ def _infer(args: _Infer) -> int:
         return _infer_one(args, names[0])
     except RefusedError as error:
         if args.json:
-            print_json(
+            say_json(
                 {
                     "agent": args.agent,
                     "model": args.model,
                     "status": error.status,
                     "message": error.message,
                     "hint": error.hint,
-                }
+                },
+                indent=2,
             )
         raise FleetError(
             f"{args.agent}: {args.model}: {error.message} (status {error.status})",
@@ -219,7 +219,7 @@ def _infer_one(args: _Infer, name: str) -> int:
         assert isinstance(data, Request)
         draw_on(data.body, data.content_type, answer, drawn)
     if args.json:
-        print_json(document(answer, answers))
+        say_json(document(answer, answers), indent=2)
     else:
         say(*lines_of(answer, args.print_top, before))
         note(f"{answer.model} {answer.version}, {_latencies(answers)}")

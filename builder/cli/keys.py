@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.terminal import say
+from agent.terminal import say, say_json
 from builder.cli import SubParsers
 from builder.cli.arguments import json_flag, sign_key_flag
 from builder.cli.flags import argument, flag, takes
 from builder.cli.input_names import check_named
-from builder.cli.json_output import print_json
 from builder.cli.refused_bundle import naming_file
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ def _keygen(args: _Keygen) -> int:
 
     pair = generate(args.folder)
     if args.json:
-        print_json({"private": str(pair.private), "public": str(pair.public), "key_id": pair.key_id})
+        say_json({"private": str(pair.private), "public": str(pair.public), "key_id": pair.key_id}, indent=2)
         return 0
     say(f"private key  {pair.private}  (keep it secret: it decides what your devices run)")
     say(f"public key   {pair.public}")
@@ -126,7 +125,9 @@ def _sign(args: _Sign) -> int:
         signed.save(output)
     signer = key_id(key.public_key())
     if args.json:
-        print_json({"name": manifest.name, "version": manifest.version, "key_id": signer, "output": output})
+        say_json(
+            {"name": manifest.name, "version": manifest.version, "key_id": signer, "output": output}, indent=2
+        )
         return 0
     say(f"signed {manifest.name} {manifest.version}: {output}")
     say(f"key id {signer}")
@@ -141,7 +142,9 @@ def _verify(args: _Verify) -> int:
     with naming_file(args.bundle), verify(args.bundle, keyring) as bundle:
         manifest, digest, key = bundle.manifest, bundle.digest, bundle.key_id
     if args.json:
-        print_json({"name": manifest.name, "version": manifest.version, "digest": digest, "key_id": key})
+        say_json(
+            {"name": manifest.name, "version": manifest.version, "digest": digest, "key_id": key}, indent=2
+        )
         return 0
     say(f"verified {manifest.name} {manifest.version}")
     say(f"digest   {digest}")
@@ -176,7 +179,7 @@ def _inspect(args: _Inspect) -> int:
     with naming_file(args.bundle):
         report = inspect_bundle(args.bundle, keyring)
         if args.json:
-            print_json(report.to_json())
+            say_json(report.to_json(), indent=2)
         else:
             say(*report.lines())
         if args.html:

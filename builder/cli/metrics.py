@@ -6,12 +6,11 @@ import argparse
 import re
 from dataclasses import dataclass
 
-from agent.terminal import say
+from agent.terminal import say, say_json
 from builder.cli import SubParsers
 from builder.cli.arguments import json_flag
 from builder.cli.broker_flags import BrokerFlags, agent_flag
 from builder.cli.flags import flag, part, takes
-from builder.cli.json_output import print_json
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -54,7 +53,7 @@ def _metrics(args: _Metrics) -> int:
         if args.match is None or args.match.search(name)
     }
     if args.json:
-        print_json(chosen)
+        say_json(chosen, indent=2)
     else:
         for name, value in chosen.items():
             say(f"{name} {value:.10g}")

@@ -16,7 +16,6 @@ from builder.cli.arguments import json_flag, milliseconds, positive
 from builder.cli.early_checks import check_folder_of
 from builder.cli.flags import argument, flag, flat, part, takes
 from builder.cli.input_names import check_named, is_many, named_inputs
-from builder.cli.json_output import print_json
 from builder.spelling import similar_file
 
 if TYPE_CHECKING:
@@ -305,7 +304,7 @@ def _run_one(args: _Run, package: Package, given: str | None) -> int:
     if drawn is not None and given is not None:
         draw_answer(Path(given), answer, drawn)
     if args.place.json:
-        print_json(document(answer))
+        say_json(document(answer), indent=2)
         return 0
     if result.answers is not None or given is not None:
         say(*lines_of(answer))

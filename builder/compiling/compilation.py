@@ -122,7 +122,7 @@ def build(
     if declared.labels is not None:
         members["labels.txt"] = declared.labels
     worst = max((compared for _, compared in samples), key=lambda compared: compared.agreement.error)
-    manifest = describe_model(
+    manifest = _describe(
         identity,
         device,
         largest,
@@ -219,7 +219,7 @@ def choose_records(
     return Tuned(BestRecords(records), records.digest(), comparison)
 
 
-def describe_model(
+def _describe(
     identity: Identity,
     device: DeviceTarget,
     model: ImportedModel,

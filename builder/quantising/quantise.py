@@ -131,7 +131,6 @@ def quantize(
     target: str | DeviceTarget = "host",
     activations: Activations | None = None,
     limits: Limits | None = None,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
     progress: Progress | None = None,
 ) -> QuantisedModel:
     """Quantise a float model.
@@ -139,7 +138,7 @@ def quantize(
     Parameters
     ----------
     model
-        The result of `builder.load`, or a path, which is loaded with `input_shapes`.
+        The result of `builder.load`, or a path.
     calibration
         A folder of pictures, an .npz file, a folder of them, or arrays by input name; see
         `builder.quantising.calibration.open_calibration`.
@@ -154,8 +153,6 @@ def quantize(
         That type, instead.
     limits
         What quantising may cost.
-    input_shapes
-        Input name -> shape, for a path with symbolic dimensions.
     progress
         Called with each step as it begins.
 
@@ -172,7 +169,7 @@ def quantize(
     limits = limits or Limits()
     if not isinstance(model, ImportedModel):
         progress("importing the model")
-        model = load(model, input_shapes=input_shapes, progress=progress)
+        model = load(model, progress=progress)
     device = target if isinstance(target, DeviceTarget) else resolve(target)
     if activations is None:
         activations = "uint8" if device.arch == "x86_64" else "int8"
