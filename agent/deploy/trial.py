@@ -13,18 +13,20 @@ fails                    its predecessor comes back, if it fails for most client
                          than every second request of a client failed or ended the worker, of one client at
                          least `MIN_FAILED`; or more than `MAX_ERROR_SHARE` of a client's `MIN_ANSWERS`,
                          beyond its share with the predecessor
-is much slower           its predecessor comes back: in the same bucket and with as many threads, both have
-                         `MIN_ANSWERS` answers, and the 95th percentile of the computing time is over
-                         `MAX_SLOWDOWN` times the predecessor's, and more than `MIN_SLOWDOWN_S` above it; if
-                         other models run than before, or the device is hot, that is only logged
+is much slower           its predecessor comes back, if it is slower for most clients that count: in the same
+                         bucket and with as many threads, both have `MIN_ANSWERS` answers for the client, and
+                         the 95th percentile of the computing time is over `MAX_SLOWDOWN` times the
+                         predecessor's, and more than `MIN_SLOWDOWN_S` above it; if other models run than
+                         before, or the device is hot, that is only logged
 serves well              the trial ends after `TRIAL_S` in service and `TRIAL_ANSWERS` answers, at the latest
                          after `LONGEST_S` in service
 =======================  ===========================================================================
 
 A client counts if it has `MIN_SEEN` answers of the version, and had `MIN_KNOWN` good ones of the predecessor;
-if none had, as after a restart of the agent, all count. One that had, and has not asked often enough, is held
-to be content until `AWAIT_S`: to be the first to ask ends no trial. So a client without a record can
-neither end a trial nor hide that the version fails for those that have one, however often it asks.
+if none had, as after a restart of the agent, all count, but not before `AWAIT_S`. One that had, and has not
+asked often enough, is held to be content until then: to be the first to ask ends no trial. So a client
+without a record can neither end a trial nor hide that the version fails for those that have one, however
+often it asks.
 
 A version that was deployed again after it was rolled back is judged only by the first two rules: a person has
 decided that it may fail or be slow. Time is time in service in one run of the agent, so the clock of the
@@ -115,7 +117,7 @@ class Score:
     clients
         For each client, by a digest of its name.
     times
-        For each bucket and number of threads.
+        For each bucket, number of threads and client, as `kind_of` names them.
     others
         The other models that run beside it.
     hot
@@ -201,19 +203,36 @@ def fault(trial: Trial, *, out_of_service: str | None, score: Score, served_s: f
         return None
     if (why := _failure(before, score, served_s)) is not None:
         return why
-    return None if slowness_is_explained(before, score) else slowness(before, score)
+    return None if slowness_is_explained(before, score) else slowness(before, score, served_s)
+
+
+def kind_of(work: str, client: str) -> str:
+    """Return the name of a client's work of one kind."""
+    return f"{work}/{client}"
+
+
+def client_of(kind: str) -> str:
+    """Return the client in what `kind_of` returned."""
+    return kind.rpartition("/")[2]
+
+
+def _counting(before: Score, score: Score, served_s: float) -> tuple[dict[str, Tally], int]:
+    """Return the clients that count, with what the version did for them, and how many others are content."""
+    seen = {key: tally for key, tally in score.clients.items() if tally.answers >= MIN_SEEN}
+    known = {key for key, tally in before.clients.items() if tally.answers - tally.errors >= MIN_KNOWN}
+    awaits = served_s < AWAIT_S
+    if not known:
+        return ({}, 0) if awaits else (seen, 0)
+    seen = {key: tally for key, tally in seen.items() if key in known}
+    return seen, len(known - seen.keys()) if awaits else 0
 
 
 def _failure(before: Score, score: Score, served_s: float) -> str | None:
     """Return for how many requests the version fails, if it does for most clients that count."""
     none = Tally()
-    seen = {key: tally for key, tally in score.clients.items() if tally.answers >= MIN_SEEN}
-    known = {key for key, tally in before.clients.items() if tally.answers - tally.errors >= MIN_KNOWN}
-    if known:
-        seen = {key: tally for key, tally in seen.items() if key in known}
+    seen, content = _counting(before, score, served_s)
     failing = [tally for key, tally in seen.items() if tally.fails(before.clients.get(key, none))]
-    awaited = len(known - seen.keys()) if served_s < AWAIT_S else 0
-    if 2 * len(failing) <= len(seen) + awaited or all(
+    if 2 * len(failing) <= len(seen) + content or all(
         tally.errors < MIN_FAILED and tally.answers < MIN_ANSWERS for tally in failing
     ):
         return None
@@ -223,18 +242,20 @@ def _failure(before: Score, score: Score, served_s: float) -> str | None:
     )
 
 
-def slowness(before: Score, score: Score) -> str | None:
-    """Return how much slower the version is than its predecessor in the same bucket; None if it is not."""
+def slowness(before: Score, score: Score, served_s: float = AWAIT_S) -> str | None:
+    """Return how much slower the version is for most clients that count; None if it is not."""
+    seen, content = _counting(before, score, served_s)
+    slow: dict[str, str] = {}
     for kind, times in score.times.items():
         known = before.times.get(kind)
-        if known is None or min(known.answers, times.answers) < MIN_ANSWERS:
+        if known is None or min(known.answers, times.answers) < MIN_ANSWERS or client_of(kind) not in seen:
             continue
         if times.p95_s > MAX_SLOWDOWN * known.p95_s and times.p95_s - known.p95_s > MIN_SLOWDOWN_S:
-            return (
+            slow[client_of(kind)] = (
                 f"95 % of the requests took up to {1000 * times.p95_s:.0f} ms, "
                 f"{1000 * known.p95_s:.0f} ms with the version before"
             )
-    return None
+    return next(iter(slow.values())) if 2 * len(slow) > len(seen) + content else None
 
 
 def slowness_is_explained(before: Score, score: Score) -> bool:

@@ -232,6 +232,7 @@ class Model:
         deaths = supervisor.quarantine.deaths(content, pending.frame.received_s)
         if deaths >= MAX_DEATHS:
             self._quarantined += 1
+            supervisor.record.failed(pending.client)
             raise ExecutionError(
                 f"{self.name}: this request crashed the model and is not computed again",
                 hint="send other inputs, or deploy another version",

@@ -2,7 +2,8 @@
 
 Promises: a client's mistakes (400, 415, a deadline that passed) do not count. Only the computing of the graph
 counts as time, because clients choose what is decoded and encoded, and only in the bucket and with the number
-of threads that it was computed with, because clients choose the size, too.
+of threads that it was computed with, because clients choose the size, too. Each client has its own times: on
+some values a graph computes for longer than on others.
 Leaves to others: what follows from it (`agent.deploy.trial`).
 """
 
@@ -12,13 +13,14 @@ import hashlib
 from collections import deque
 from typing import Final
 
-from agent.deploy.trial import Score, Tally, Times
+from agent.deploy.trial import Score, Tally, Times, client_of, kind_of
 from agent.worker.frames import NOT_COMPARABLE, Answer
 
 # Enough for a 95th percentile that one slow answer does not move.
 _KEEP_DURATIONS: Final = 512
-# Buckets and numbers of threads; those that come later are not timed.
-_MAX_KINDS: Final = 16
+# Buckets, numbers of threads and clients; those that come later are not timed.
+_MAX_KINDS: Final = 32
+_MAX_KINDS_OF_A_CLIENT: Final = 4
 # A worker may say anything; more sizes than this do not change in one model.
 _MAX_SIZES: Final = 8
 # More clients than a device has; those that come later are counted as one.
@@ -44,7 +46,7 @@ class TrackRecord:
             self._tally(client)[0] += 1
             if answer.bucket != NOT_COMPARABLE:
                 bucket = "x".join(map(str, answer.bucket[:_MAX_SIZES]))
-                self._time(f"{bucket}/{threads}", answer.compute_us)
+                self._time(f"{bucket}/{threads}", self._names.get(client, _OTHERS), answer.compute_us)
         elif answer.status == _MODEL_FAILED:
             self.failed(client)
 
@@ -63,10 +65,12 @@ class TrackRecord:
                 key = self._names[client] = hashlib.blake2b(client.encode(), digest_size=8).hexdigest()
         return self._clients.setdefault(key, [0, 0])
 
-    def _time(self, kind: str, compute_us: int) -> None:
+    def _time(self, work: str, client: str, compute_us: int) -> None:
+        kind = kind_of(work, client)
         durations = self._computed_us.get(kind)
         if durations is None:
-            if len(self._computed_us) >= _MAX_KINDS:
+            of_client = sum(client_of(known) == client for known in self._computed_us)
+            if len(self._computed_us) >= _MAX_KINDS or of_client >= _MAX_KINDS_OF_A_CLIENT:
                 return
             durations = self._computed_us[kind] = deque(maxlen=_KEEP_DURATIONS)
         durations.append(compute_us)

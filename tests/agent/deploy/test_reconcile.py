@@ -59,6 +59,7 @@ def reported(agent: Agent, name: str = "digits") -> dict[str, Any]:
 async def upgraded(agent: Agent, new: Bundle = NEW) -> None:
     await agent.start()
     await agent.deploy(OLD, "job-1")
+    agent.models.scores["digits"] = Score(clients={"a": Tally(100)})
     assert (await agent.deploy(new, "job-2"))["status"] == "SUCCEEDED"
 
 
@@ -627,9 +628,9 @@ async def test_predecessor_that_is_deployed_after_a_rollback_is_what_should_run(
 async def test_slower_version_is_compared_with_its_predecessor(agent: Agent) -> None:
     await agent.start()
     await agent.deploy(OLD, "job-1")
-    agent.models.scores["digits"] = Score(times={"/1": Times(1000, 0.01)})
+    agent.models.scores["digits"] = Score({"a": Tally(1000)}, {"/1/a": Times(1000, 0.01)})
     await agent.deploy(NEW, "job-2")
-    agent.models.scores["digits"] = Score(times={"/1": Times(100, 0.1)})
+    agent.models.scores["digits"] = Score({"a": Tally(100)}, {"/1/a": Times(100, 0.1)})
     await until(lambda: agent.models.serving == {"digits": "1.0.0"})
     await until(lambda: reported(agent)["state"] == "rolled_back")
     assert "100 ms, 10 ms with the version before" in reported(agent)["message"]

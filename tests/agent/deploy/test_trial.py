@@ -25,7 +25,7 @@ from agent.deploy.trial import (
     slowness_is_explained,
 )
 
-GOOD = Score(clients={"a": Tally(1000, 1)}, times={"/1": Times(1000, 0.05)})
+GOOD = Score(clients={"a": Tally(1000, 1)}, times={"/1/a": Times(1000, 0.05)})
 TRIAL = Trial(baseline=GOOD)
 
 
@@ -84,7 +84,7 @@ def test_version_that_ends_the_agent_again_and_again_is_rolled_back() -> None:
         ({"a": (1000, 1), "b": (10, 1)}, {"a": (30, 0), "b": (500, 500)}, False),
         # Clients are counted, not requests.
         ({"a": (50, 0), "b": (50, 0), "c": (9000, 0)}, {"a": (10, 10), "b": (9, 9), "c": (9000, 0)}, True),
-        # Without any record, as after a restart, all count.
+        # Without any record, as after a restart, all count in the end.
         ({}, {"a": (10, 10)}, True),
         ({}, {"a": (10, 10), "b": (10, 10)}, True),
         ({}, {"a": (500, 500), "b": (10, 0)}, False),
@@ -107,6 +107,8 @@ def test_version_is_rolled_back_if_most_clients_with_a_record_fail(
         ({"a": (1000, 1)}, {"a": (10, 10)}, True),
         ({"a": (1000, 1), "b": (20, 0), "c": (20, 0)}, {"a": (10, 10), "b": (10, 10)}, True),
         ({"a": (1000, 1), "monitor": (9, 0)}, {"a": (10, 10)}, True),
+        # Nobody has a record.
+        ({}, {"a": (500, 500)}, False),
         # The first to ask is not the only one.
         ({"a": (1000, 1), "b": (20, 0)}, {"b": (500, 500)}, False),
         ({"a": (1000, 1), "b": (20, 0)}, {"a": (2, 0), "b": (500, 500)}, False),
@@ -139,13 +141,41 @@ def test_client_that_is_the_first_to_ask_does_not_end_a_trial(
 def test_version_that_is_much_slower_at_the_same_work_is_rolled_back(
     before: dict[str, tuple[int, float]], after: dict[str, tuple[int, float]], back: bool
 ) -> None:
-    first, second = (Score(times={k: Times(*v) for k, v in each.items()}) for each in (before, after))
+    first, second = (
+        Score({"a": Tally(1000, 0)}, {f"{k}/a": Times(*v) for k, v in each.items()})
+        for each in (before, after)
+    )
     assert (judged(Trial(baseline=first), second) is not None) == back
+
+
+@pytest.mark.parametrize(
+    ("clients", "slow_for", "back"),
+    [
+        ({"a": 1000}, "a", True),
+        ({"a": 1000, "b": 1000}, "ab", True),
+        ({"a": 1000, "b": 1000, "c": 1000}, "ab", True),
+        # Values that take long, from one client of two, also if the other asked seldom.
+        ({"a": 1000, "b": 1000}, "b", False),
+        ({"a": 10, "b": 1000}, "b", False),
+        # From one without a record.
+        ({"a": 1000, "b": 9}, "b", False),
+    ],
+)
+def test_version_that_is_slow_for_one_client_of_several_goes_on(
+    clients: dict[str, int], slow_for: str, back: bool
+) -> None:
+    tallies_of = {key: Tally(count, 0) for key, count in clients.items()}
+    before = Score(tallies_of, {f"8/1/{key}": Times(count, 0.001) for key, count in clients.items()})
+    after = Score(
+        dict.fromkeys(clients, Tally(200, 0)),
+        {f"8/1/{key}": Times(200, 0.1 if key in slow_for else 0.001) for key in clients},
+    )
+    assert (judged(Trial(baseline=before), after) is not None) == back
 
 
 @pytest.mark.parametrize("circumstances", [{"hot": True}, {"others": ("other 1.0.0",)}])
 def test_slowness_with_another_explanation_rolls_nothing_back(circumstances: dict[str, Any]) -> None:
-    slow = Score(times={"/1": Times(1000, 1.0)})
+    slow = Score({"a": Tally(1000, 0)}, {"/1/a": Times(1000, 1.0)})
     assert judged(TRIAL, slow) is not None
     slow = replace(slow, **circumstances)
     assert judged(TRIAL, slow) is None

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.config.settings import QueueLimits, WorkerSettings
+from agent.deploy.trial import Tally
 from agent.errors import DeadlineError, ExecutionError, InputError, OverloadedError, PayloadError
 from agent.service.models.model import SET_BACK_S, Model
 from agent.service.models.supervisor import Supervisor
@@ -252,6 +253,8 @@ async def test_quarantined_request_is_refused_and_others_are_computed(
     status = model.status()
     assert status is not None
     assert (status.ready, status.restarts, status.quarantined) == (True, 2, 2)
+    # Each of them counts: a version that crashes on all that a client sends fails for it.
+    assert list(model.score((), hot=False).clients.values()) == [Tally(5, 3)]
     await model.stop(0)
 
 
