@@ -23,8 +23,8 @@ serves well              the trial ends after `TRIAL_S` in service and `TRIAL_AN
 =======================  ===========================================================================
 
 A client counts if it has `MIN_SEEN` answers of the version, and had `MIN_KNOWN` good ones of the predecessor;
-if none had, as after a restart of the agent, all count, but not before `AWAIT_S`. One that had, and has not
-asked often enough, is held to be content until then: to be the first to ask ends no trial. So a client
+if none had, as after a restart of the agent, all count, but not before `AWAIT_S`. One that had, and has asked
+less, is held to be content until then: to be the first to ask ends no trial. So a client
 without a record can neither end a trial nor hide that the version fails for those that have one, however
 often it asks.
 

@@ -107,7 +107,7 @@ def test_version_is_rolled_back_if_most_clients_with_a_record_fail(
         ({"a": (1000, 1)}, {"a": (10, 10)}, True),
         ({"a": (1000, 1), "b": (20, 0), "c": (20, 0)}, {"a": (10, 10), "b": (10, 10)}, True),
         ({"a": (1000, 1), "monitor": (9, 0)}, {"a": (10, 10)}, True),
-        # Nobody has a record.
+        # Without any record.
         ({}, {"a": (500, 500)}, False),
         # The first to ask is not the only one.
         ({"a": (1000, 1), "b": (20, 0)}, {"b": (500, 500)}, False),
