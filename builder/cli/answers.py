@@ -23,10 +23,7 @@ _MOST_VALUES: Final = 8  # of an output, on its line
 class Computed(Answer):
     """An answer that this machine, or a board, has computed.
 
-    Attributes
-    ----------
-    result
-        The run that it is of. Without a postprocess the answer's tensors are the model's outputs.
+    `result`: the run that it is of. Without a postprocess the answer's tensors are the model's outputs.
     """
 
     result: RunResult = field(kw_only=True, repr=False)
@@ -55,14 +52,8 @@ def output_of(name: str, value: Value) -> Output:
 def lines_of(answer: Answer, most: int | None = None, before: Sequence[Stretch] = ()) -> list[str]:
     """Return an answer as lines: the score, label and box of each object, classes, a text, or tensors.
 
-    Parameters
-    ----------
-    answer
-        The answer.
-    most
-        How many classes or objects are shown; None for all.
-    before
-        What was heard in the parts of a recording before this one.
+    `most`: how many classes or objects are shown; None for all.
+    `before`: what was heard in the parts of a recording before this one.
     """
     names = set(answer)
     if {"segments", "seconds"} <= names:
@@ -125,14 +116,9 @@ def kinds_of(answer: Answer) -> list[str]:
 class Stretch:
     """A stretch of time in a recording.
 
-    Attributes
-    ----------
-    start_s, end_s
-        When it begins and ends, from the beginning of the recording.
-    label
-        What is heard in it.
-    score
-        The model's score, or None if it has none.
+    `start_s`, `end_s`: when it begins and ends, from the beginning of the recording.
+    `label`: what is heard in it.
+    `score`: the model's score, or None if it has none.
     """
 
     start_s: float
@@ -225,13 +211,7 @@ def _computed(answer: Computed) -> dict[str, Any]:
 
 
 def draw_answer(picture: Path, answer: Answer, output: Path) -> None:
-    """Draw an answer on its picture and write that.
-
-    Raises
-    ------
-    ModelError
-        If there is no picture, the answer cannot be drawn, or the file cannot be written.
-    """
+    """Draw an answer on its picture and write that."""
     from builder.errors import ModelError
     from builder.running.inputs import Picture, read_inputs
 
@@ -247,10 +227,8 @@ def draw_answer(picture: Path, answer: Answer, output: Path) -> None:
 def draw_on(content: bytes, content_type: str, answer: Answer, output: Path) -> None:
     """Draw an answer on a picture and write the result to `output`.
 
-    Raises
-    ------
-    ModelError
-        If the picture cannot be read, the answer cannot be drawn, or the file cannot be written.
+    Raises `ModelError` if the picture cannot be read, the answer cannot be drawn, or the file cannot be
+        written.
     """
     from agent.durable import replacing
     from builder.running.drawing import draw, encode
@@ -264,11 +242,8 @@ def draw_on(content: bytes, content_type: str, answer: Answer, output: Path) -> 
 def drawn_names(files: list[Path], output: str) -> list[Path]:
     """Return where the picture of each input is drawn: the output itself, or a file in it for each input.
 
-    Raises
-    ------
-    ModelError
-        If there are several inputs and the output is a file, or it is the input itself or no picture, or its
-        folder does not exist.
+    Raises `ModelError` if there are several inputs and the output is a file, or it is the input itself or no
+        picture, or its folder does not exist.
     """
     from builder.errors import ModelError
     from builder.running.drawing import format_of

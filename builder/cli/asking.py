@@ -40,19 +40,8 @@ class Items(Protocol[Item]):
 async def ask_each(items: Items[Item], ask: Asks[Item], in_flight: int = 1) -> None:
     """Ask about each item, in order; one that has no answer is refused, and the others go on.
 
-    Parameters
-    ----------
-    items
-        The items.
-    ask
-        Asks about one of them.
-    in_flight
-        How many questions are under way at a time.
-
-    Raises
-    ------
-    ClientError
-        If the broker is lost, no such model runs, or nothing answers any more.
+    `in_flight`: how many questions are under way at a time.
+    Raises `ClientError` if the broker is lost, no such model runs, or nothing answers any more.
     """
     from edgebundle.errors import NoAnswerError, RefusedError, UnknownModelError, UsageError
 

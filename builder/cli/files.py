@@ -22,14 +22,8 @@ if TYPE_CHECKING:
 class File:
     """One of the files.
 
-    Attributes
-    ----------
-    path
-        The file.
-    truth
-        Its class, if a table says it.
-    drawn
-        Where its answer is drawn, or None.
+    `truth`: its class, if a table says it.
+    `drawn`: where its answer is drawn, or None.
     """
 
     path: Path
@@ -40,25 +34,12 @@ class File:
 class Files:
     """The files that a model is asked about, and what becomes of the answers.
 
-    Parameters
-    ----------
-    names
-        Files, folders and patterns; none for those of `accuracy`.
-    accuracy
-        A table of files and labels, or annotations of COCO (`.json`); or None.
-    labels
-        The model's labels, if they are known.
-    draw
-        A file or a folder for drawn answers, or None.
-    as_json
-        Whether the answers are printed as JSON.
-    most
-        How many classes or objects of an answer are printed; None for all.
-
-    Raises
-    ------
-    ModelError
-        If an argument cannot be used.
+    `names`: files, folders and patterns; none for those of `accuracy`.
+    `accuracy`: a table of files and labels, or annotations of COCO (`.json`); or None.
+    `labels`: the model's labels, if they are known.
+    `draw`: a file or a folder for drawn answers, or None.
+    `most`: how many classes or objects of an answer are printed; None for all.
+    Raises `ModelError` if an argument cannot be used.
     """
 
     def __init__(
@@ -109,10 +90,7 @@ class Files:
     def add(self, file: File, answer: Answer) -> None:
         """Take the answer about a file.
 
-        Raises
-        ------
-        ModelError
-            If it cannot be drawn or compared.
+        Raises `ModelError` if it cannot be drawn or compared.
         """
         if file.drawn is not None:
             draw_answer(file.path, answer, file.drawn)

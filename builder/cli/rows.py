@@ -36,16 +36,9 @@ _BETWEEN_PROGRESS_S: Final = 0.1
 class Table:
     """A table, and what is done with the answers about its rows.
 
-    Attributes
-    ----------
-    path
-        The file of the rows.
-    outputs
-        The file that the answers are written to, or None.
-    accuracy
-        The table that says what is right, or None.
-    as_json
-        Whether they are printed as JSON.
+    `path`: the file of the rows.
+    `outputs`: the file that the answers are written to, or None.
+    `accuracy`: the table that says what is right, or None.
     """
 
     path: str

@@ -17,15 +17,7 @@ _MOST_NAMED: Final = 8  # kinds of answers in the summary
 class Tally:
     """Counts answers and their kinds, shows the first errors, and counts all.
 
-    Parameters
-    ----------
-    kind
-        What an item is.
-
-    Attributes
-    ----------
-    answered, failed
-        How many items there were.
+    `answered`, `failed`: how many items there were.
     """
 
     def __init__(self, kind: str) -> None:
