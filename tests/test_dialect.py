@@ -225,6 +225,42 @@ def messages(tree: ast.Module) -> set[tuple[int, str]]:
     }
 
 
+# Rooms in which only what other rooms use has a docstring with sections.
+SHORT_ROOMS = tuple(
+    f"builder/{name}" for name in ("codegen", "compiling", "importer", "kernels", "quantising")
+)
+SECTION = re.compile(r"^ *(Parameters|Attributes|Returns|Raises)\n *-+$", re.MULTILINE)
+
+
+def names_used_outside(room: str) -> set[str]:
+    """Names that other rooms import from a room, or may use through one of its modules, and public ones."""
+    module = room.replace("/", ".")
+    found = set()
+    for path, text, tree in programs():
+        if path in ("builder/__init__.py", f"{room}/__init__.py"):
+            found |= set(re.findall(r'"(\w+)"', text))  # imported when they are first used
+        elif not path.startswith(f"{room}/") and module in text:
+            for node in nodes(tree):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(module):
+                    found |= {alias.name for alias in node.names}
+                elif isinstance(node, ast.Attribute):
+                    found.add(node.attr)
+    return found
+
+
+def sections_inside_a_room() -> Iterator[Line]:
+    """Inside a room, a docstring is a summary and a line for each name that does not say it all."""
+    for room in SHORT_ROOMS:
+        outside = names_used_outside(room)
+        for path, _, tree in programs():
+            for top in tree.body if path.startswith(f"{room}/") else ():
+                if not isinstance(top, (ast.ClassDef, ast.FunctionDef)) or top.name in outside:
+                    continue
+                for _, line, text in docstrings(ast.Module([top], [])):
+                    if section := SECTION.search(text):
+                        yield Line(path, line, f"{section[1]}, expected no sections: only its room uses it")
+
+
 RULES: tuple[Callable[[], Iterator[Line]], ...] = (
     caught_errors,
     loggers,
@@ -235,6 +271,7 @@ RULES: tuple[Callable[[], Iterator[Line]], ...] = (
     constants_without_final,
     progress_by_other_names,
     writers_to_the_terminal,
+    sections_inside_a_room,
     prose,
 )
 
