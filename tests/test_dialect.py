@@ -226,8 +226,13 @@ def messages(tree: ast.Module) -> set[tuple[int, str]]:
 
 
 # Rooms in which only what other rooms use has a docstring with sections.
-SHORT_ROOMS = tuple(
-    f"builder/{name}" for name in ("codegen", "compiling", "importer", "kernels", "quantising")
+SHORT_ROOMS = (
+    *(f"builder/{name}" for name in ("codegen", "compiling", "importer", "kernels", "quantising")),
+    *(
+        f"agent/{name}"
+        for name in ("bundle", "config", "confinement", "deploy", "mqtt", "provision", "runtime")
+    ),
+    "agent/wire",
 )
 SECTION = re.compile(r"^ *(Parameters|Attributes|Returns|Raises)\n *-+$", re.MULTILINE)
 

@@ -27,14 +27,9 @@ ALIGNMENT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a part lies.
+    """Where a part lies: so many bytes, a multiple of `ALIGNMENT`, from the beginning of its owner's memory.
 
-    Attributes
-    ----------
-    owner
-        The entry in whose memory it is: the output of a join that is no part of another one.
-    offset
-        Bytes from the beginning of that memory, a multiple of `ALIGNMENT`.
+    The owner is the output of a join that is no part of another one.
     """
 
     owner: int

@@ -113,25 +113,11 @@ def make_signature(
 
 
 def verify_signature(raw: bytes, keyring: Keyring) -> Statement:
-    """Check a model.sig against the trusted keys.
+    """Check the content of a model.sig, untrusted, against the trusted and the revoked keys.
 
-    Parameters
-    ----------
-    raw
-        The content of model.sig, untrusted.
-    keyring
-        The trusted and the revoked keys.
-
-    Raises
-    ------
-    FormatError
-        If neither our writer nor the reference writer would have written these bytes.
-    SignatureError
-        If no trusted key made the signature, or it leaves files out.
-    KeyRevokedError
-        If a revoked key made it.
-    EndlessDataError
-        If it is larger than 64 KiB, or lists more files than a bundle may have.
+    Raises FormatError if neither our writer nor the reference writer would have written these bytes,
+    SignatureError if no trusted key made the signature, or it leaves files out, KeyRevokedError if a revoked
+    key made it, and EndlessDataError if it is larger than 64 KiB, or lists more files than a bundle may have.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes

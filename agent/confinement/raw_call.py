@@ -7,13 +7,7 @@ import os
 
 
 def call(number: int, *arguments: int | bytes | None) -> int:
-    """Make a system call and return its result.
-
-    Raises
-    ------
-    OSError
-        If the kernel refuses.
-    """
+    """Make a system call and return its result, or raise OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     # Each is a C long, so that the upper half of every register is defined.
     converted = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]

@@ -60,27 +60,10 @@ class Owner:
 class Session(Listener):
     """What we and the broker know of each other.
 
-    Parameters
-    ----------
-    name
-        Its name in the log.
-    owner
-        What to call.
-
-    Attributes
-    ----------
-    sending
-        The messages at QoS 1 that are not acknowledged.
-    subscriptions
-        The filters that are subscribed.
-    up
-        Set while a network connection is up.
-    up_s, ended
-        When the latest one came up, and the reason for its end.
-    version
-        The MQTT version in use, or last used: 5, or 4 for 3.1.1; 0 before the first.
-    connects, over_limit, limits
-        As `connection.Connection` has them.
+    `subscriptions` are the filters that are subscribed. `up` is set while a network connection is up; `up_s`
+    is when the latest one came up, and `ended` the reason for its end. `version` is the MQTT version in use,
+    or last used: 5, or 4 for 3.1.1; 0 before the first. `connects`, `over_limit` and `limits` are as in
+    `connection.Connection`.
     """
 
     def __init__(self, name: str, owner: Owner) -> None:

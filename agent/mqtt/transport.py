@@ -73,21 +73,9 @@ class _Part:
 class BrokerSocket:
     """A connected, non-blocking socket with the methods that paho needs, watched by the running event loop.
 
-    Parameters
-    ----------
-    sock
-        The socket, after its TLS handshake if it has one.
-    quick_ack
-        Whether to acknowledge received segments at once.
-
-    Attributes
-    ----------
-    tls_error
-        The alert that the broker sent after the handshake, if any.
-    max_packet_bytes
-        Of a packet with a longer body only the beginning is kept.
-    lingers
-        Whether `close` lets the broker close first.
+    `sock` has made its TLS handshake, if it has one. `quick_ack` acknowledges received segments at once.
+    `tls_error` is the alert that the broker sent after the handshake, if any. Of a packet with a body longer
+    than `max_packet_bytes` only the beginning is kept. If it `lingers`, `close` lets the broker close first.
     """
 
     def __init__(self, sock: socket.socket, *, quick_ack: bool = True) -> None:
@@ -144,15 +132,9 @@ class BrokerSocket:
     def take_packet(self) -> Packet | None:
         """Return the next MQTT packet; None if the broker has closed the connection.
 
-        Raises
-        ------
-        BlockingIOError, ssl.SSLWantReadError
-            If no packet is complete yet, or if many bytes were read and others get their turn; what was
-            read is kept.
-        MalformedPacketError
-            If the bytes are not a packet.
-        OSError
-            If the connection is broken.
+        Raises BlockingIOError or ssl.SSLWantReadError if no packet is complete yet, or if many bytes were
+        read and others get their turn; what was read is kept. Bytes that are not a packet raise
+        MalformedPacketError, and a broken connection OSError.
         """
         if self._part is not None:
             return self._collect(self._part)

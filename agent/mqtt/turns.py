@@ -34,24 +34,11 @@ _TOGETHER_S: Final = 0.25
 class Turns:
     """Reads the packets of one connection, a turn at a time.
 
-    Parameters
-    ----------
-    client
-        Decodes the packets.
-    is_over
-        Returns whether the broker has sent more than it may, which ends a turn.
-    ended
-        Called after each turn that left the connection up, with whether the turn was used up.
-    shed
-        Called with the topic of a message at QoS 0 while more arrives than can be read, and for how many
-        seconds that has been so; returns whether to drop the message.
-
-    Attributes
-    ----------
-    running
-        Whether a turn is being taken now.
-    dropped
-        How many messages at QoS 0 were dropped because more arrived than could be read.
+    `is_over` returns whether the broker has sent more than it may, which ends a turn. `ended` is called after
+    each turn that left the connection up, with whether the turn was used up. `shed` is called with the topic
+    of a message at QoS 0 while more arrives than can be read, and for how many seconds that has been so; it
+    returns whether to drop the message, which `dropped` counts. `running` says whether a turn is being taken
+    now.
     """
 
     def __init__(

@@ -99,23 +99,10 @@ class EnrollmentResult:
 def enroll(
     enrollment: Enrollment, options: EnrollOptions, progress: Callable[[str], None]
 ) -> EnrollmentResult:
-    """Enroll this device.
+    """Enroll this device; `progress` is called with a line of text before each slow step.
 
-    Parameters
-    ----------
-    enrollment
-        The values to enroll with.
-    options
-        How to enroll.
-    progress
-        Called with a line of text before each slow step.
-
-    Raises
-    ------
-    EnrollmentError
-        If the values cannot be used, do not work, or would replace another enrollment.
-    ConfigError
-        If a file cannot be read or written.
+    Raises EnrollmentError if the values cannot be used, do not work, or would replace another enrollment, and
+    ConfigError if a file cannot be read or written.
     """
     folder, owner = options.config.parent, Owner.of_service()
     text = _existing(options.config)

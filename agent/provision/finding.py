@@ -17,18 +17,9 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked.
+    """One thing that was checked, and what was found.
 
-    Attributes
-    ----------
-    level
-        `FAIL` if the device cannot do its work, `WARN` if it can but needs attention.
-    subject
-        What was checked, in a word or two.
-    message
-        What was found.
-    hint
-        What to do about it; every warning and failure has one.
+    It is `FAIL` if the device cannot do its work, and `WARN` if it can but needs attention; both have a hint.
     """
 
     level: Level

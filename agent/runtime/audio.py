@@ -49,18 +49,8 @@ class Hearing:
 class Listener:
     """One model's declared audio and postprocess, set up once.
 
-    Parameters
-    ----------
-    manifest
-        The model's manifest, with `audio`.
-    labels
-        Names of the classes in UTF-8, or empty.
-
-    Raises
-    ------
-    FormatError
-        If the declaration does not give the input's shape, a step does not fit its output, or there are fewer
-        labels than classes.
+    `labels` are names of the classes in UTF-8, or empty. Raises FormatError if the declaration does not give
+    the input's shape, a step does not fit its output, or there are fewer labels than classes.
     """
 
     def __init__(self, manifest: Manifest, labels: Sequence[bytes] = ()) -> None:
@@ -137,36 +127,19 @@ class Listener:
         *,
         end: bool,
     ) -> tuple[Hearing, dict[str, Value]]:
-        """Take the next part of a recording.
+        """Take the next part of a recording, or none, and return what there is behind it, and the results.
 
-        Parameters
-        ----------
-        hearing
-            What there was before.
-        recording
-            The part, or None for no samples.
-        run
-            Runs the model on its input, and returns its outputs by name, which the next run may overwrite.
-        end
-            Whether the recording ends here: its rest is filled with zeros to a window.
+        `run` runs the model on its input, and returns its outputs by name, which the next run may overwrite.
+        If the recording has its `end` here, its rest is filled with zeros to a window.
 
-        Returns
-        -------
-        hearing
-            What there is behind this part.
-        results
-            For speech `segments` (float64, shape (m, 2), seconds from the beginning), those that ended in
-            this part, `speaking` (bool, shape (1,)), whether one goes on, and `probabilities` (float32, shape
-            (n,), one for each window). For keywords `segments`, `labels`, `classes` (int64) and `scores`
-            (float32). Other outputs, of all n windows: shape (n, ...). `seconds` (float64, shape (1,)): where
-            the part ended.
+        For speech, the results are `segments` (float64, shape (m, 2), seconds from the beginning), those that
+        ended in this part, `speaking` (bool, shape (1,)), whether one goes on, and `probabilities` (float32,
+        shape (n,), one for each window). For keywords they are `segments`, `labels`, `classes` (int64) and
+        `scores` (float32). Other outputs, of all n windows, have the shape (n, ...). `seconds` (float64,
+        shape (1,)) is where the part ended.
 
-        Raises
-        ------
-        InputError
-            If the rate is another, a sample is not finite, or there are no samples at all.
-        ExecutionError
-            If scores are NaN, or the outputs are too large for an answer.
+        Raises InputError if the rate is another, a sample is not finite, or there are no samples at all, and
+        ExecutionError if scores are NaN, or the outputs are too large for an answer.
         """
         track = _Track(self, hearing)
         if recording is not None:

@@ -117,21 +117,10 @@ def refusal(error: RequestError, head: AnswerHead) -> FinalAnswer:
 class ReceivedAnswer:
     """An answer as a requester reads it.
 
-    Attributes
-    ----------
-    status, message
-        200 and an empty message, or another status and the reason.
-    hint
-        What the requester can do about a refusal; empty if the agent says nothing.
-    model_version
-        Of the model that answered; empty in a refusal.
-    tensors
-        The outputs of a JSON answer.
-    raw, raw_tensors
-        The little-endian bytes of all tensors, one after the other, and their descriptions; None and empty
-        for a JSON answer.
-    server_timing
-        Where the device's part of the time went, as the agent wrote it, or None.
+    `status` is 200, with an empty message, or another one with the reason and perhaps a hint. `tensors` are
+    the outputs of a JSON answer; `raw` the little-endian bytes of all tensors, one after the other, and
+    `raw_tensors` their descriptions. `server_timing` is where the device's part of the time went, as the
+    agent wrote it. A refusal has no `model_version`.
     """
 
     status: int
