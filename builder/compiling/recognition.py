@@ -297,7 +297,8 @@ def _one_output(signature: Signature, shape: tuple[int, ...], hints: Hints) -> I
     if (second, third) == (_MOVENET_PERSONS, _POSE_VALUES):
         points = f"{COCO_POINTS} key points of {_MOVENET_PERSONS} persons"
         yield Proposal("MoveNet", points, True, "movenet", "movenet")
-    if not transposed and values == 6:
+    # A detector of one class has six values too, for each cell of its grids.
+    if not transposed and values == 6 and count not in (three, four, 3 * three, 3 * four):
         yield Proposal("an end-to-end YOLO", evidence, count == 300, "yolov10", "yolov8")
     if not transposed and count == 300 and (hints.task == "pose" or values == _POSE_VALUES + 1):
         yield Proposal("an end-to-end pose model of YOLO", evidence, True, "yolo26-pose", "yolov8")
