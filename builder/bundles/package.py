@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias
 
+import numpy.typing as npt
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.bundle.archive import MANIFEST, SIGNATURE, pack, read_index, read_member, write_archive
@@ -106,6 +107,9 @@ class Package:
     integers
         How much of a quantised model's work is done with integers; None for other models, and in a package
         that was loaded.
+    tried
+        The model's outputs for the picture that the user gave; None without one, and in a package that was
+        loaded.
     quantisation
         What quantising did and cost; None if the compilation did not quantise, and in a package that was
         loaded.
@@ -119,6 +123,7 @@ class Package:
     integers: IntegerWork | None = None
     fallbacks: tuple[str, ...] = ()
     quantisation: QuantisingReport | None = None
+    tried: Mapping[str, npt.NDArray[Any]] | None = None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Package:

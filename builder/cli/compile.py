@@ -91,7 +91,11 @@ class _Manifest:
         help="outputs that are inputs of the next run, such as h:hn c:cn; devices keep them for each session "
         "of a client (h:hn=0.5 sets the initial value; default: 0)",
     )
-    picture: str | None = flag(metavar="FILE", help="a JPEG or PNG picture for --show-input")
+    picture: str | None = flag(
+        metavar="FILE",
+        help="a JPEG or PNG picture that --postprocess, or the proposed one, is tried on; without it, random "
+        "pixels are (the bundle does not contain it)",
+    )
     show_input: str | None = flag(
         metavar="OUT.png", help="write what --preprocess makes of --picture, before anything is compiled"
     )
@@ -230,17 +234,17 @@ def _first_look(
     from builder.compiling.recognition import contradicts, hint_note, recognise
     from builder.errors import ModelError
     from builder.importer.bounded_shapes import declared_dims, resolve_bounds
-    from builder.running.shown_input import show_input
+    from builder.running.shown_input import prepared, show_input
 
     hears = is_audio(options.preprocess or "")
-    if (shown is None) != (picture is None):
+    if shown is not None and picture is None:
         raise ModelError(
-            "expected both --show-input and --picture, or neither",
+            "--show-input: expected --picture beside it, got none",
             hint="give --picture IN.jpg --show-input OUT.png",
         )
-    if shown is not None and hears:
+    if picture is not None and hears:
         raise ModelError(
-            "--show-input: expected a preprocess for pictures, got one for recordings",
+            "--picture: expected a preprocess for pictures, got one for recordings",
             hint="leave out --show-input and --picture: nothing of a recording can be shown",
         )
     if options.has_bounds:
@@ -260,9 +264,12 @@ def _first_look(
         return None, [note for note in notes if note]
     declared = declare(outline, options)
     before, after = declared.preprocess, declared.postprocess
-    if shown is not None and picture is not None:
-        scales = by_name(outline.scales.quantisation.inputs)
-        show_input(before, declared.inputs, picture, shown, scales.get(before.input) if before else None)
+    if picture is not None:
+        scale = by_name(outline.scales.quantisation.inputs).get(before.input) if before else None
+        if shown is None:
+            prepared(before, declared.inputs, picture, scale)
+        else:
+            show_input(before, declared.inputs, picture, shown, scale)
     if hears:
         return None, ()
     proposal = recognise(outline.inputs, outline.outputs, outline.hints)

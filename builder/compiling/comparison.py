@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from os import PathLike
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from builder.compiling.special_samples import is_elementwise, special_samples
 from builder.importer import ImportedModel
 from builder.kernels.passes.halves import floats_of
 from builder.running.debug_executor import GraphModuleDebug
+from builder.running.shown_input import prepared
 
 Progress = Callable[[str], None]
 Array = npt.NDArray[np.generic]
@@ -117,8 +119,26 @@ def computed(module: GraphModuleDebug, inputs: Mapping[str, Array]) -> list[Arra
     return [np.array(module.get_output(index)) for index in range(module.get_num_outputs())]
 
 
+def outputs_of_picture(
+    model: ImportedModel, before: Preprocess | None, inputs: Mapping[str, Array], picture: str | PathLike[str]
+) -> dict[str, Array]:
+    """Return the right outputs for a picture; other inputs are those of the sample.
+
+    Raises `ModelError` if no preprocess is declared, or the picture cannot be read.
+    """
+    scales = by_name(model.scales.quantisation.inputs)
+    value = prepared(before, model.inputs, picture, scales.get(before.input) if before else None)
+    outputs = Judge(model).outputs({**inputs, **({before.input: value} if before else {})})
+    return {spec.name: array for spec, array in zip(model.outputs, outputs, strict=True)}
+
+
 def look_at_sample(
-    model: ImportedModel, after: Postprocess | None, compared: Compared, text: str, progress: Progress
+    model: ImportedModel,
+    after: Postprocess | None,
+    compared: Compared,
+    text: str,
+    progress: Progress,
+    tried: Mapping[str, Array] | None = None,
 ) -> None:
     """Tell what is doubtful about what the postprocess makes of the sample.
 
@@ -133,11 +153,12 @@ def look_at_sample(
         )
         return
     names = [spec.name for spec in model.outputs]
-    values = {name: np.asarray(value) for name, value in zip(names, compared.samples, strict=True)}
+    values = tried or {name: np.asarray(v) for name, v in zip(names, compared.samples, strict=True)}
     size = Signature.of(model.inputs, model.outputs).size
     if size is None and any(isinstance(step, Detect | Objects | Pose) for step in after.steps):
         progress("the sample's boxes were not compared with the picture: no single input takes one")
-    for line in look(after, model.outputs, values, size, by_name(model.scales.quantisation.outputs), text):
+    quantised = by_name(model.scales.quantisation.outputs)
+    for line in look(after, model.outputs, values, size, quantised, text, is_picture=tried is not None):
         progress(line)
 
 

@@ -31,7 +31,7 @@ from builder.codegen.merged_graphs import MergedGraphs
 from builder.compiling import tolerances
 from builder.compiling.bucket_comparison import compare_sizes
 from builder.compiling.bucket_plan import check_declared
-from builder.compiling.comparison import Array, Compared, look_at_sample
+from builder.compiling.comparison import Array, Compared, look_at_sample, outputs_of_picture
 from builder.compiling.declared import Declared, declare
 from builder.compiling.footprint import resources_of
 from builder.compiling.identity import DESCRIBABLE, Identity, bundle_name
@@ -105,7 +105,10 @@ def build(
     params = dump_params((spec, data.data) for spec, data in merged.weights)
     runnable = code if device.is_native else build_for_host(merged.module())
     samples = compare_sizes(plan, merged, runnable, params, before, options.tolerance, progress)
-    look_at_sample(smallest, after, samples[0][1], options.postprocess or "", progress)
+    tried = None
+    if options.picture is not None:
+        tried = outputs_of_picture(smallest, before, samples[0][0], options.picture)
+    look_at_sample(smallest, after, samples[0][1], options.postprocess or "", progress, tried)
 
     names = ("mod.json",) if plan.buckets is None else plan.buckets.members()
     outputs = [
@@ -146,6 +149,7 @@ def build(
         fallbacks=fallbacks(largest, lowered),
         nodes=layers.fates,
         integers=integer_work(largest, lowered, layers.fates),
+        tried=tried,
     )
 
 

@@ -44,6 +44,8 @@ def look(
     size: tuple[int, int] | None,
     quantised: Mapping[str, Quantised],
     text: str = "",
+    *,
+    is_picture: bool = False,
 ) -> list[str]:
     """Look at what a postprocess makes of a sample.
 
@@ -63,19 +65,19 @@ def look(
             found = _best(step, outputs, values, quantised)
             if found is not None:
                 _check_units(step, found[0], size, text)
-                lines += _boxes(step, *found, size)
+                lines += _boxes(step, *found, size, is_picture=is_picture)
     return lines
 
 
 def confirmed(proposal: Proposal, package: Package) -> Proposal:
-    """Return a proposal in the units of the boxes of a package's recorded sample, and with its doubts."""
+    """Return a proposal in the units of what was tried, a picture or the sample, and with its doubts."""
     manifest = package.manifest
     raw = package.members.get("samples/outputs.params", b"")
     signature = Signature.of(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()))
     step = proposal.step
     if signature.size is None or not raw or step is None:
         return proposal
-    values = {
+    values: Arrays = package.tried or {
         entry.spec.name.removeprefix("0/"): np.frombuffer(
             raw, entry.spec.dtype, entry.spec.nbytes // entry.spec.itemsize, entry.offset
         ).reshape(entry.spec.shape)
@@ -92,12 +94,14 @@ def confirmed(proposal: Proposal, package: Package) -> Proposal:
     contradicts = is_absolute and _units(found[0], signature.size) is (not step.normalised)
     if contradicts and isinstance(step, Objects | Pose):
         step = replace(step, normalised=not step.normalised)
+        said = proposal.postprocess.replace(f",normalised={str(not step.normalised).lower()}", "")
         proposal = replace(
             proposal,
             evidence=f"{proposal.evidence}, boxes as {'fractions' if step.normalised else 'pixels'}",
-            postprocess=f"{proposal.postprocess},normalised={str(step.normalised).lower()}",
+            postprocess=f"{said},normalised={str(step.normalised).lower()}",
         )
-    return replace(proposal, doubt=next(_boxes(step, *found, signature.size), ""))
+    doubts = _boxes(step, *found, signature.size, is_picture=package.tried is not None)
+    return replace(proposal, doubt=next(doubts, ""))
 
 
 def _best(
@@ -168,18 +172,26 @@ def _boxes(
     boxes: npt.NDArray[Any],
     scores: npt.NDArray[Any],
     size: tuple[int, int] | None,
+    *,
+    is_picture: bool,
 ) -> Iterator[str]:
+    what = "picture" if is_picture else "sample"
     if not len(scores):
         yield (
-            "no score of the sample is above 0: if a picture gives none either, the model may have lost them "
-            "in integers that boxes share, or the postprocess be another model's"
+            f"no score of the {what} is above 0: if a{' usual' * is_picture} picture gives none either, the "
+            "model may have lost them in integers that boxes share, or the postprocess be another model's"
         )
         return
     if len(scores) > 1 and float(np.ptp(scores)) <= _ROUNDING * abs(float(scores[0])):
-        yield f"all scores of the sample are {scores[0]:.4g}: the postprocess may be another model's"
+        yield f"all scores of the {what} are {scores[0]:.4g}: the postprocess may be another model's"
+    elif is_picture and scores.max() <= step.score_threshold:
+        yield (
+            f"no score of the picture is above {step.score_threshold:g}; the best is {scores.max():.2g}: if "
+            "there is something to find, the preprocess or the postprocess may be another model's"
+        )
     elif scores.max() > 1 + _ROUNDING:
         yield (
-            f"scores of the sample reach {scores.max():.4g}, not at most 1: "
+            f"scores of the {what} reach {scores.max():.4g}, not at most 1: "
             "the postprocess may lack activation=sigmoid, or be another model's"
         )
     if size is None:
@@ -189,8 +201,8 @@ def _boxes(
     empty = (sides <= 0).any(axis=1)
     outside = (boxes[:, 2:] <= 0).any(axis=1) | (boxes[:, :2] >= high).any(axis=1)
     if (empty | outside).all():
-        what = "have no area" if empty.all() else "lie outside of the picture"
-        yield f"all boxes of the sample {what}: the postprocess may be another model's"
+        where = "have no area" if empty.all() else "lie outside of the picture"
+        yield f"all boxes of the {what} {where}: the postprocess may be another model's"
 
 
 def _scores(name: str, scores: npt.NDArray[Any]) -> Iterator[str]:

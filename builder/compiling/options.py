@@ -63,6 +63,8 @@ class Options:
     columns
         Names of the columns of a table that the inputs take: the names, a text with commas between them, or
         the path of a CSV file whose first line has them. With None, the names that the model's file has.
+    picture
+        A picture that the postprocess, or a proposal, is tried on. With None, the sample of random pixels.
     tolerance
         Largest relative error that is allowed against the reference. With None, it is
         `builder.compiling.tolerances.PARITY`, or more if the model amplifies rounding.
@@ -88,6 +90,7 @@ class Options:
     labels: Labels | None = None
     states: Sequence[str] = ()
     columns: Names | None = None
+    picture: str | os.PathLike[str] | None = None
     tolerance: float | None = None
 
     def check(self) -> None:

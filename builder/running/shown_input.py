@@ -6,6 +6,7 @@ to grey levels. Colours are those that the picture has if the declared order of 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,21 @@ def show_input(
         If there is no preprocess, the picture cannot be read or does not suit it, or the output cannot be
         written.
     """
+    value = prepared(declared, inputs, picture, quantised)
+    assert declared is not None
+    try:
+        Image.fromarray(as_pixels(declared, to_real(value, quantised))).save(output)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{output}: cannot be written ({error})", hint="for example input.png") from error
+
+
+def prepared(
+    declared: Preprocess | None,
+    inputs: Sequence[TensorSpec],
+    picture: str | os.PathLike[str],
+    quantised: Quantised | None = None,
+) -> npt.NDArray[Any]:
+    """Return the input that a picture becomes; parameters and errors are those of `show_input`."""
     if declared is None:
         raise ModelError(
             "expected a model that declares how a picture becomes its input", hint="add --preprocess"
@@ -70,10 +86,7 @@ def show_input(
         raise ModelError(
             f"{picture}: {error}", hint=error.hint or "give --picture another JPEG or PNG file"
         ) from error
-    try:
-        Image.fromarray(as_pixels(declared, to_real(value, quantised))).save(output)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{output}: cannot be written ({error})", hint="for example input.png") from error
+    return value
 
 
 def as_pixels(declared: Preprocess, value: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

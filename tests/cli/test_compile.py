@@ -237,11 +237,21 @@ def test_unknown_target_lists_the_existing_targets(terminal: Terminal, out: Path
         ("--postprocess", "yolov8", "postprocess yolov8: expected [1, 4 + classes, n]"),
         ("--postprocess", "top3,k=11", "at least 11 values"),
         ("--show-input", "shown.png", "--picture"),
+        ("--picture", "absent.png", "declares how a picture becomes its input"),
     ],
 )
 def test_invalid_declaration(terminal: Terminal, out: Path, flag: str, value: str, word: str) -> None:
     fails(terminal("compile", MODEL, "-q", "-o", out, flag, value), word)
     assert not out.exists()
+
+
+def test_a_picture_that_cannot_be_tried_is_refused_before_the_compiler_is_loaded(
+    terminal: Terminal, out: Path
+) -> None:
+    prepared = "compile", MODEL, "-o", out, "--preprocess", "unit"
+    fails(terminal(*prepared, "--picture", "absent.png"), "absent.png: cannot be read")
+    sound = "compile", MODEL, "-o", out, "--preprocess", "silero", "--picture", "a.png"
+    fails(terminal(*sound), "--picture: expected a preprocess for pictures")
 
 
 def test_declarations_are_refused_before_the_compiler_is_loaded(terminal: Terminal, out: Path) -> None:

@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
+from PIL import Image
 
 from agent.bundle.params import dump_params
 from agent.bundle.processing import Postprocess, Softmax, TopK
 from agent.bundle.quantisation import Quantisation, Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from builder.bundles.package import Package
+from builder.compiler import compile
 from builder.compiling.declarations import postprocess
 from builder.compiling.first_look import confirmed, look
+from builder.compiling.options import Options
 from builder.compiling.recognition import recognise
 from builder.errors import ModelError
 from tests.bundles import FILES, make_manifest
@@ -150,6 +155,44 @@ def test_a_proposal_says_what_the_sample_has_against_it() -> None:
     assert proposal is not None
     text = str(confirmed(proposal, package_of(values, ROWS)))
     assert text.startswith(f"{proposal}; but no score of the sample is above 0")
+
+
+def test_a_proposal_is_tried_on_the_picture_if_there_is_one() -> None:
+    proposal = recognise([IMAGE], [ROWS])
+    assert proposal is not None
+    tried = rows(1)
+    tried[:, 4:] /= 10
+    package = replace(package_of(rows(64), ROWS), tried={"output": tried})
+    found = confirmed(proposal, package)
+    assert found.postprocess == "yolov8,normalised=true"
+    assert found.doubt.startswith("no score of the picture is above 0.25; the best is 0.09")
+    opposite = replace(proposal, postprocess="yolov8,normalised=false")
+    assert confirmed(opposite, package).postprocess == "yolov8,normalised=true"
+
+
+@pytest.mark.slow
+def test_compile_tries_the_postprocess_on_the_picture_and_does_not_keep_it(tmp_path: Path) -> None:
+    """The model's outputs are pixels, so that all scores of an even picture are equal."""
+    nodes = [
+        helper.make_node("Flatten", ["images"], ["flat"]),
+        helper.make_node("Slice", ["flat", "first", "last", "axis"], ["part"]),
+        helper.make_node("Reshape", ["part", "shape"], ["output"]),
+    ]
+    x, y = (helper.make_tensor_value_info(each.name, TensorProto.FLOAT, each.shape) for each in (IMAGE, ROWS))
+    numbers = {"first": [0], "last": [7 * 84], "axis": [1], "shape": [1, 7, 84]}
+    constants = [helper.make_tensor(n, TensorProto.INT64, [len(v)], v) for n, v in numbers.items()]
+    graph = helper.make_graph(nodes, "g", [x], [y], constants)
+    path, picture = tmp_path / "m.onnx", tmp_path / "grey.png"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    Image.new("RGB", (64, 64), (51, 51, 51)).save(picture)
+    options = Options(preprocess="unit", postprocess="yolov8,normalised=true")
+    made = []
+    for each, words in ((None, ""), (picture, "all scores of the picture are 0.2: the")):
+        lines: list[str] = []
+        made.append(compile(path, options=replace(options, picture=each), progress=lines.append))
+        told = "\n".join(lines)
+        assert ("of the picture" in told) == bool(words) and words in told
+    assert made[0].members == made[1].members
 
 
 @pytest.mark.parametrize(("scale", "count"), [(0.3, 1), (1 / 64, 0)])
