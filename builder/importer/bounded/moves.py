@@ -48,6 +48,9 @@ def transpose(node: onnx.NodeProto, g: PaddedGraph) -> None:
     g.copy(node)
     lengths = g.lengths.get(node.input[0], {})
     g.bound(node.output[0], {order.index(axis): length for axis, length in lengths.items()})
+    if (own := g.contents.get(node.input[0])) is not None:
+        turned = np.array(own, object).reshape(g.shape(node.input[0])).transpose(order)
+        g.contents[node.output[0]] = tuple(turned.reshape(-1))
 
 
 def unsqueeze(node: onnx.NodeProto, g: PaddedGraph) -> None:
@@ -265,18 +268,35 @@ def split(node: onnx.NodeProto, g: PaddedGraph) -> None:
 
 
 def pad(node: onnx.NodeProto, g: PaddedGraph) -> None:
-    """Pad of axes of known extent."""
-    lengths = g.lengths.get(node.input[0], {})
+    """Pad of axes of known extent, or with zeros behind what there is, up to a known extent."""
+    x, to = node.input[0], node.output[0]
+    lengths = dict(g.lengths.get(x, {}))
     pads, axes = g.entries(node.input[1]), g.entries(input_name(node, 3))
     rank = len(g.shape(node.input[0]))
     if pads is None:
         g.refuse("its pads depend on values that are only known at run time")
-    places = range(rank) if axes is None else [int(a) % rank for a in axes if isinstance(a, int)]
+    places = list(range(rank)) if axes is None else [int(a) % rank for a in axes if isinstance(a, int)]
+    known = list(pads)
     for index, axis in enumerate(places):
-        if axis in lengths and (pads[index] != 0 or pads[index + len(places)] != 0):
+        begin, end = pads[index], pads[index + len(places)]
+        if axis not in lengths or begin == end == 0:
+            continue
+        value = input_name(node, 2)
+        is_zero = not value or ((fill := g.graph.constant(value)) is not None and not fill.any())
+        is_constant = attributes(node).get("mode", b"constant") in (b"constant", "constant")
+        total = g.filled_up(lengths[axis], end) if begin == 0 and is_zero and is_constant else None
+        if total is None:
             g.refuse("it pads an axis whose length is only known at run time")
-    g.copy(node)
-    g.bound(node.output[0], lengths)
+        x = g.filled(x, 0, [axis])
+        known[index + len(places)] = total - lengths.pop(axis).capacity
+    if known == list(pads):
+        g.copy(node)
+    else:
+        numbers = [entry for entry in known if isinstance(entry, int)]
+        if len(numbers) != len(known):
+            g.refuse("its pads depend on values that are only known at run time")
+        g.op("Pad", x, g.ints(*numbers), *(["", node.input[3]] if axes is not None else []), to=to)
+    g.bound(to, lengths)
 
 
 def tile(node: onnx.NodeProto, g: PaddedGraph) -> None:
@@ -351,8 +371,10 @@ def cut(node: onnx.NodeProto, g: PaddedGraph) -> None:
     g.op("Identity", value, to=to)
     g.bound(to, lengths)
     if (own := g.contents.get(x)) is not None and len(known) == count == 1:
-        first, last, _, step = known[0]
-        g.contents[to] = own[slice(first, last if abs(last) < _END else None, step)]
+        first, last, axis, step = known[0]
+        whole = np.array(own, object).reshape(g.shape(x)).swapaxes(0, axis)
+        part = whole[first : last if abs(last) < _END else None : step]
+        g.contents[to] = tuple(part.swapaxes(0, axis).reshape(-1))
     if x in g.natural:
         g.natural.add(to)
 

@@ -46,6 +46,8 @@ class PaddedGraph:
         self._derived: dict[tuple[object, ...], Any] = {}
         # Lengths that are another plus a number: equal sums have equal names, however they were added up.
         self._sums: dict[str, tuple[Length, int]] = {}
+        # Lengths that are what another lacks of a number, such as 300 - n.
+        self._rests: dict[str, tuple[int, Length]] = {}
 
     def begin(self, node: onnx.NodeProto) -> None:
         """Name the node that the next nodes replace."""
@@ -230,7 +232,21 @@ class PaddedGraph:
 
         made = self.derived((op_type, a, b, capacity), make)
         assert isinstance(made, Length)
+        if op_type == "Sub" and isinstance(a, int) and isinstance(b, Length):
+            self._rests[made.name] = a, b
+        if op_type == "Mul" and (isinstance(a, int) or isinstance(b, int)):
+            rest, factor = (b, a) if isinstance(a, int) else (a, b)
+            if isinstance(rest, Length) and isinstance(factor, int) and rest.name in self._rests:
+                total, lacks = self._rests[rest.name]
+                product = self.arithmetic("Mul", lacks, factor, lacks.capacity * factor)
+                if isinstance(product, Length):
+                    self._rests[made.name] = total * factor, product
         return made
+
+    def filled_up(self, length: Length, more: Entry) -> int | None:
+        """The number that a length and another add up to, as n and 300 - n do; None for any others."""
+        total, lacks = self._rests.get(more.name, (0, None)) if isinstance(more, Length) else (0, None)
+        return total if lacks is not None and lacks.name == length.name and total >= length.capacity else None
 
     def _sum_of(self, length: Length) -> tuple[Length, int]:
         return self._sums.get(length.name, (length, 0))

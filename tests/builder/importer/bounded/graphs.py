@@ -193,6 +193,20 @@ GRAPHS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             upto = Slice(v, zero, less) places = Range(count, next, one_scalar) last = Gather(more, places)
             """,
         ),
+        "filled up to a number": (
+            "float[n,6] some, float[24] flat, float[4,6] rows, float[8] line",
+            """
+            some = Compress<axis=0>(x, m) dims = Shape(some) count = Gather(dims, zero)
+            left = Sub(four_int, count) six = Slice(four_six, one, two_int) more = Mul(left, six)
+            values = Reshape(some, minus_one) ends = Concat<axis=0>(zero, more) flat = Pad(values, ends)
+            pairs = Concat<axis=0>(zero, zero, zero, left) by_two = Reshape(pairs, minus_one_two)
+            turned = Slice(by_two, minus_one, minus_far, zero, minus_one) starts_first = Transpose(turned)
+            below = Reshape(starts_first, minus_one) rows = Pad(some, below)
+            column = Slice(some, zero, one, one) high = Reshape(column, minus_one)
+            eight = Add(four_int, four_int) lacking = Sub(eight, count)
+            behind = Concat<axis=0>(zero, lacking) line = Pad(high, behind)
+            """,
+        ),
         "products": (
             "float[n,4] y, float[6,6] gram, float[n,p] square",
             """
@@ -234,6 +248,8 @@ _CONSTANTS: Final = """
     zero = Constant<value = int64[1] {0}>() one = Constant<value = int64[1] {1}>()
     two_int = Constant<value = int64[1] {2}>() three_int = Constant<value = int64[1] {3}>()
     minus_one = Constant<value = int64[1] {-1}>() minus_two = Constant<value = int64[1] {-2}>()
+    minus_far = Constant<value = int64[1] {-9223372036854775807}>()
+    minus_one_two = Constant<value = int64[2] {-1, 2}>() four_int = Constant<value = int64[1] {4}>()
     far = Constant<value = int64[1] {9223372036854775807}>() ten = Constant<value = int64[1] {10}>()
     zero_scalar = Constant<value_int = 0>() one_scalar = Constant<value_int = 1>()
     minus_one_scalar = Constant<value_int = -1>() half = Constant<value_float = 0.5>()
