@@ -286,9 +286,13 @@ def test_the_preset_that_fits_is_proposed(terminal: Terminal, tmp_path: Path, ou
     assert "labels: the 80 names in the model file" in result.err
     assert "look like" not in "".join(result.err) + result.out
     assert Package.load(out).members["labels.txt"].splitlines()[79] == b"thing 79"
-    # Another preset that the shapes allow is the user's choice, and told.
-    result = terminal("compile", tmp_path / "detector.onnx", "-q", "-o", out, "--postprocess", "nanodet")
-    assert proposal in result.out
+    # A preset of another number of classes than the file names is refused.
+    other = ("compile", tmp_path / "detector.onnx", "-q", "-o", out, "--postprocess", "nanodet")
+    fails(terminal(*other), "--postprocess: expected 80 classes, as the file says")
+    # Another one that the shapes allow is the user's choice, and told.
+    del made.metadata_props[:]
+    onnx.save(made, tmp_path / "detector.onnx")
+    assert proposal in terminal(*other).out
 
 
 @pytest.mark.parametrize(
