@@ -71,6 +71,11 @@ class Outgoing:
     packet_id: int | None = None
     losses: int = 0
 
+    @property
+    def nbytes(self) -> int:
+        """Its payload and properties, which may have 64 KiB, without the first byte of their length."""
+        return len(self.payload) + len(self.packed) - 1
+
 
 class Publisher(Protocol):
     """Sends messages: an engine, or a test's stand-in for one."""
@@ -122,7 +127,7 @@ class Sending:
 
     @property
     def nbytes(self) -> int:
-        """The payloads that wait or are in flight."""
+        """The payloads and properties that wait or are in flight."""
         return self._waiting_bytes + self._in_flight_bytes
 
     def add(self, outgoing: Outgoing) -> None:
@@ -131,12 +136,12 @@ class Sending:
             outgoing.settle(CLOSED)
         elif (
             len(self._waiting) >= MAX_WAITING_MESSAGES
-            or self._waiting_bytes + len(outgoing.payload) > MAX_WAITING_BYTES
+            or self._waiting_bytes + outgoing.nbytes > MAX_WAITING_BYTES
         ):
             outgoing.settle(QUEUE_FULL)
         else:
             self._waiting.append(outgoing)
-            self._waiting_bytes += len(outgoing.payload)
+            self._waiting_bytes += outgoing.nbytes
 
     def next_id(self) -> int:
         """Return an identifier that no message in flight has."""
@@ -153,7 +158,7 @@ class Sending:
             self._reserved.discard(packet_id)
             # Before it is sent: if the connection breaks meanwhile, `lost` finds it.
             self._in_flight[packet_id] = outgoing
-            self._in_flight_bytes += len(outgoing.payload)
+            self._in_flight_bytes += outgoing.nbytes
             verdict = publisher.publish(
                 outgoing.topic,
                 outgoing.payload,
@@ -226,11 +231,11 @@ class Sending:
 
     def _next(self) -> Outgoing | None:
         while self._waiting and len(self._in_flight) < (1 if self._suspects else self.limit):
-            nbytes = self._in_flight_bytes + len(self._waiting[0].payload)
+            nbytes = self._in_flight_bytes + self._waiting[0].nbytes
             if self._in_flight and nbytes > MAX_IN_FLIGHT_BYTES:
                 return None
             outgoing = self._waiting.popleft()
-            self._waiting_bytes -= len(outgoing.payload)
+            self._waiting_bytes -= outgoing.nbytes
             if outgoing.deadline_s is None:
                 return outgoing
             left_s = outgoing.deadline_s - self._clock()
@@ -248,12 +253,12 @@ class Sending:
         """Take a message out of the window; None if it is not there."""
         outgoing = self._in_flight.pop(packet_id, None)
         if outgoing is not None:
-            self._in_flight_bytes -= len(outgoing.payload)
+            self._in_flight_bytes -= outgoing.nbytes
         return outgoing
 
     def _put_back(self, outgoing: Outgoing) -> None:
         self._waiting.appendleft(outgoing)
-        self._waiting_bytes += len(outgoing.payload)
+        self._waiting_bytes += outgoing.nbytes
         if outgoing.packet_id is not None:
             self._reserved.add(outgoing.packet_id)
 

@@ -192,10 +192,3 @@ def test_no_valid_message_is_an_error(
 def test_string_too_long_for_mqtt_is_refused() -> None:
     with pytest.raises(ValueError, match="65535"):
         encode(Properties(content_type="x" * 65536))
-
-
-def test_large_payload_is_not_copied() -> None:
-    packet = bytearray(b"\0\1t\0" + bytes(1 << 20))
-    payload: object = decode_publish(0x30, packet, version=5, epoch=1).payload
-    assert payload is packet
-    assert payload == bytes(1 << 20)

@@ -345,6 +345,13 @@ def test_queue_is_bounded_by_bytes() -> None:
     assert rig.verdicts == {b"x": QUEUE_FULL}
 
 
+def test_properties_count_against_the_bounds() -> None:
+    sending = Rig().sending
+    outgoing = Outgoing("t", b"x", False, EMPTY, lambda _verdict: None, packed=bytes(1001))
+    sending.add(outgoing)
+    assert sending.nbytes == 1001
+
+
 def test_messages_that_are_queued_again_count_against_the_bound() -> None:
     rig = Rig()
     half = bytes(MAX_WAITING_BYTES // 2)

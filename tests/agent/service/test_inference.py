@@ -244,6 +244,21 @@ async def test_large_request_is_recognised_when_it_is_delivered_again(
         await until(lambda: rig.service.samples().get("edge_inference_duplicates_total") == 2)
 
 
+async def test_large_request_that_is_an_envelope_is_read(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        envelope = {"reply_to": "edge/v1/replies/client/a", "id": "7", "inputs": [{"name": "x" * (2 << 20)}]}
+        topic = format_topic(Infer("kitchen", "echo", "client"))
+        client.connection.publish(topic, json.dumps(envelope).encode())
+        await until(lambda: client.received)
+        answer = json.loads(client.received[0].payload)
+        assert (answer["id"], answer["status"]) == ("7", 200)
+        assert rig.service.samples().get("edge_faults_total", 0) == 0
+
+
 async def test_large_request_behind_too_many_others_is_refused_unread(
     mosquitto: BrokerProcess, start_service: StartService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
