@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _MAX_PACKET_BYTES: Final = 65 << 20
 # How long to wait at the end for acknowledgements; a broker that is reachable needs a millisecond.
 _DRAIN_S: Final = 2.0
+_log = logging.getLogger(__name__)
+
 _FILES: Final = "give cafile, certificate, key and password_file the paths of files that you may read"
 
 
@@ -50,7 +52,8 @@ class AsyncClient:
     broker
         `mqtt://[user[:password]@]host[:port]`, `mqtts://...` for TLS, or a `Broker`.
     progress
-        Called with one line when a request has to wait: the agent is away, the connection is lost.
+        Called with one line when a request has to wait: the agent is away, the connection is lost. Also if
+        the user's name cannot be in a topic, which is logged otherwise: the client then has no user there.
     options
         What a URL cannot say, by keyword: `cafile`, `certificate`, `key`, `password_file`, `mqtt_version`, as
         in `BrokerOptions`.
@@ -96,6 +99,12 @@ class AsyncClient:
         # Others at the broker cannot guess where this client listens.
         self._folder = secrets.token_hex(8)
         self._progress = progress or (lambda _line: None)
+        if user != self._user:
+            line = f"no user in a topic can be {user!a:.200}: this client asks without one"
+            if progress is None:
+                _log.warning("%s", line)
+            else:
+                progress(line)
         self._link: Connection | None = None  # from the first attempt on
         self._connection: Connection | None = None  # from the first success on
         self._connecting: asyncio.Task[Connection] | None = None

@@ -248,6 +248,7 @@ export class Client {
     const isName = user !== undefined && REPLY_NAME.test(user) && !RESERVED.includes(user);
     this.#user = isName && user !== ANONYMOUS ? `/${user}` : "";
     this.#replyName = isName ? user : `${ANONYMOUS}-${randomName(6)}`;
+    if (user && !this.#user) progress(`no user in a topic can be ${show(user)}: this client asks without one`);
     this.#options = {
       reconnectPeriod: 500,
       connectTimeout: CONNECT_LIMIT_S * 1000,

@@ -569,3 +569,13 @@ async def test_hostile_answers_are_one_error_each_and_harm_no_other(mosquitto: B
         for topic in ("edge/v1/kitchen/state", "edge/v1/kitchen/models/digits/state"):
             await responder.connection.publish(topic, b"\xff[" * 1000, retain=True)
         assert (await model(image=JPEG)).labels
+
+
+def test_user_that_cannot_be_in_a_topic_is_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    lines: list[str] = []
+    for user in ("alice", "", "alice%2Fkitchen"):
+        AsyncClient(f"mqtt://{user}@localhost" if user else "mqtt://localhost", progress=lines.append)
+    assert lines == ["no user in a topic can be 'alice/kitchen': this client asks without one"]
+    assert caplog.messages == []
+    AsyncClient("mqtt://a%2Fb%1B@localhost")
+    assert caplog.messages == ["no user in a topic can be 'a/b\\x1b': this client asks without one"]

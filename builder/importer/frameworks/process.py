@@ -1,6 +1,7 @@
 """A framework in a process of its own, which exports a model and computes outputs.
 
-Promises an answer or one `ModelError`, whatever the framework does (prints, crashes, hangs, fills memory).
+Promises an answer or one `ModelError`, whatever the framework does (prints, crashes, hangs, fills memory or
+the disk).
 Requests and replies are JSON, one a line; models and arrays are files in a folder that both know, which is
 removed at the end. What the process leaves there may be a link or a pipe: a file is moved out of its reach
 before it is opened, and moved in once it is written. The process has no GPU and may not unpickle objects. It
@@ -44,6 +45,12 @@ TIMEOUT_S: Final = 600.0
 MAX_REPLY_BYTES: Final = 1 << 20
 # Unpacked: inputs or outputs of one run, and what a recurrent model gives after several steps.
 MAX_ARRAY_BYTES: Final = 1 << 31
+# What it may leave in its folder: copies of a model and of its conversions, and the files of a cache.
+MAX_FOLDER_BYTES: Final = 16 << 30
+MAX_FOLDER_FILES: Final = 100_000
+# What it must leave on the disk, also where its folder does not show what it takes (a file without a name).
+MIN_FREE_BYTES: Final = 256 << 20
+_LOOK_S: Final = 0.5
 _LONGEST: Final = 300  # of a message from the process
 _MOST_OBSTACLES: Final = 100
 _TAIL_BYTES: Final = 4096
@@ -101,6 +108,7 @@ class FrameworkProcess:
         if not trusted:
             command = [*_confined(places, self.folder), *command]
             environment = {**_needed(os.environ), **_ENVIRONMENT, **_own_places(self.folder)}
+        self._free_bytes = shutil.disk_usage(self.folder).free
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program, by the user's Python
                 command,
@@ -136,7 +144,10 @@ class FrameworkProcess:
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
-        self._files.cleanup()
+        try:
+            self._files.cleanup()
+        except RecursionError:  # it has left folders in folders, a thousand deep
+            subprocess.run(["rm", "-rf", "--", self._files.name], check=True)  # noqa: S603, S607 - our own folder
 
     def ask(self, command: str, **arguments: object) -> dict[str, Any]:
         """Send one request and return its reply.
@@ -216,9 +227,12 @@ class FrameworkProcess:
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while not line.endswith(b"\n"):
+                self._check_disk()
                 left_s = end_s - time.monotonic()
-                if left_s <= 0 or not selector.select(left_s):
+                if left_s <= 0:
                     raise self._failure(f"took longer than {self._timeout_s:g} s")
+                if not selector.select(min(left_s, _LOOK_S)):
+                    continue
                 piece = os.read(self._process.stdout.fileno(), 1 << 16)
                 line += piece
                 if len(line) > MAX_REPLY_BYTES:
@@ -226,6 +240,15 @@ class FrameworkProcess:
                 if not piece:
                     raise self._ended()
         return line
+
+    def _check_disk(self) -> None:
+        """End the process if it fills the disk; its files are removed with everything else."""
+        left = shutil.disk_usage(self.folder).free
+        if min(left, MIN_FREE_BYTES) < min(self._free_bytes, MIN_FREE_BYTES) or _is_too_much(
+            self._files.name
+        ):
+            self._end_group()
+            raise self._failure("filled the disk")
 
     def _ended(self) -> ModelError:
         """Return an error that says how the process has ended."""
@@ -300,6 +323,21 @@ def _trust(message: str) -> str | None:
     ):
         return None
     return "a model may use no file but its own; add --trust-model if you trust it with all of yours"
+
+
+def _is_too_much(folder: str) -> bool:
+    """Return whether a folder holds more than a process may leave there; links are not followed."""
+    folders, files, nbytes = [folder], 0, 0
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                files += 1
+                nbytes += entry.stat(follow_symlinks=False).st_blocks * 512
+                if files > MAX_FOLDER_FILES or nbytes > MAX_FOLDER_BYTES:
+                    return True
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+    return False
 
 
 def _is_text(value: str) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -149,3 +151,42 @@ def test_a_list_that_is_none_is_an_invalid_reply(value: str, tmp_path: Path) -> 
         reply = process.ask("convert")
         with pytest.raises(ModelError, match="it sent an invalid reply"):
             process.texts(reply, "inputs")
+
+
+@pytest.mark.parametrize(
+    "fills",
+    [
+        "open('a', 'wb').write(bytes(4 << 20))",
+        "sys.stderr.write('x' * (4 << 20)); sys.stderr.flush()",
+        "os.makedirs('/'.join('abcdefghijkl')); [open(f'a/{n}', 'w').close() for n in range(99)]",
+    ],
+)
+def test_process_that_fills_the_disk_is_ended(
+    fills: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "MAX_FOLDER_BYTES", 2 << 20)
+    monkeypatch.setattr(process_module, "MAX_FOLDER_FILES", 100)
+    error = asked(tmp_path, before=f"import os; {fills}; time.sleep(60)")
+    assert "it filled the disk" in str(error)
+
+
+def test_process_that_leaves_no_room_on_the_disk_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = iter([1 << 40, 1 << 40])
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=next(free, 1 << 20)))
+    assert "it filled the disk" in str(asked(tmp_path, before="time.sleep(60)"))
+
+
+def test_little_room_that_was_there_before_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=1 << 20))
+    with FrameworkProcess(stand_in(tmp_path, VECTORS / "recurrent"), PROGRAM, "PyTorch", "m") as process:
+        assert process.ask("convert")["inputs"] == ["ids", "mask"]
+
+
+def test_folders_in_folders_are_removed_however_deep(tmp_path: Path) -> None:
+    nest = "import os; [(os.mkdir('a'), os.chdir('a')) for _ in range(3000)]; sys.exit('gone')"
+    python = stand_in(tmp_path, VECTORS / "recurrent", before=nest)
+    with FrameworkProcess(python, PROGRAM, "PyTorch", "m.pt2") as process, pytest.raises(ModelError):
+        process.ask("convert")
+    assert not process.folder.parent.exists()
