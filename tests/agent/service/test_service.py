@@ -401,6 +401,8 @@ async def test_end_of_a_job_is_published_by_the_next_agent_to_a_broker_that_was_
 ) -> None:
     ended, over = Job("kitchen", "deploy-1"), Job("kitchen", "deploy-0")
     async with start_service(mosquitto.port) as rig:
+        kept = 'edge_outbox_messages{kind="reports"}'
+        await until(lambda: rig.service.samples()[kept] == 0)
         mosquitto.stop(signal.SIGKILL)  # what it held is gone too
         for path in mosquitto.folder.glob("mosquitto.db*"):
             path.unlink()
@@ -408,7 +410,7 @@ async def test_end_of_a_job_is_published_by_the_next_agent_to_a_broker_that_was_
         end = b'{"status":"SUCCEEDED"}'
         await rig.service._outbox.publish(format_topic(ended), end, retain=True)
         await rig.service._outbox.publish(format_topic(over), b"", retain=True)
-        assert rig.service.samples()['edge_outbox_messages{kind="reports"}'] == 2
+        assert rig.service.samples()[kept] == 2
     mosquitto.start()
     async with Watcher(mosquitto.port) as watcher:
         await watcher.connection.publish(format_topic(over), b'"still at the broker"', retain=True)
