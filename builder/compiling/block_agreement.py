@@ -224,9 +224,11 @@ def _forms(array: Array, grid: Grid) -> Iterator[Floats]:
         shift = 0 if dtype == grid.dtype else (128 if dtype == "int8" else -128)
         yield array.astype(np.float64) + shift
     elif dtype == "float32" and grid.is_one:
-        numbers = array.astype(np.float64)
-        yield numbers / (grid.scale.item() or 1.0) + grid.zero.item()
-        yield numbers + grid.zero.item()
+        numbers, info = array.astype(np.float64), np.iinfo(grid.dtype)
+        for steps in (numbers / (grid.scale.item() or 1.0), numbers):
+            # Real numbers may still be beyond the bytes: the kernel that rounds them limits them, too.
+            limited = np.clip(steps + grid.zero.item(), info.min, info.max)
+            yield np.where(np.isfinite(numbers), limited, numbers)
 
 
 def _unpacked(array: Floats, shape: tuple[int, ...]) -> Iterator[Floats]:

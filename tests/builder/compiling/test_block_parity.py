@@ -154,6 +154,12 @@ def test_random_models_agree_on_every_target(target: str, seed: int) -> None:
     compared(random_model(seed, 2, activations=kind), resolve(target), seed)
 
 
+@pytest.mark.slow
+def test_a_concatenation_beyond_the_bytes_is_limited_by_the_next_kernel() -> None:
+    """Its real numbers go on to the kernel that rounds them; the tensor in between is right, not wrong."""
+    compared(random_model(5), resolve("rpi4"), 5)
+
+
 def test_the_self_test_does_not_follow_from_roundings_of_the_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
