@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from types import MappingProxyType
 from typing import Any, Final
@@ -140,28 +140,17 @@ def preset_of(text: str | None) -> AudioPreset | None:
     """Return the preset that a preprocess for sound begins with, or None if there is none."""
     if text is None or not is_audio(text):
         return None
-    name = (
-        read_toml(text, _FIELDS).get("preset") if text.endswith(".toml") else text.partition(",")[0].strip()
-    )
-    preset = _PRESETS.get(str(name), AudioPreset({}))
     if not text.endswith(".toml"):
-        return preset
+        return _PRESETS[text.partition(",")[0].strip()]
     fields = read_toml(text, _FIELDS)
+    preset = _PRESETS.get(str(fields.get("preset")), AudioPreset({}))
     states = fields.get("states", preset.states)
     if not isinstance(states, list | tuple) or not all(isinstance(state, str) for state in states):
         raise ModelError(
             f"{text}: expected states, a list such as ['h:hn'], got {states!r:.80}",
             hint="write states = ['h:hn', 'c:cn'], each an input and the output that it becomes",
         )
-    return AudioPreset(
-        preset.audio,
-        preset.features,
-        preset.input_shapes,
-        preset.input_values,
-        tuple(states),
-        preset.postprocess,
-        preset.labels,
-    )
+    return replace(preset, states=tuple(states))
 
 
 def labels_for(preset: AudioPreset, outputs: Sequence[TensorSpec]) -> tuple[str, ...] | None:
