@@ -31,12 +31,18 @@ _REMAINDERS: Final[Mapping[str, Quotient]] = {
 OPERATORS: Final = (*_QUOTIENTS, *_REMAINDERS)
 
 
+def _is_plain(divisors: np.ndarray) -> bool:
+    """Whether TVM can divide by these constants: it negates those below 0, which the least has no room for."""
+    least = np.iinfo(divisors.dtype).min
+    return is_harmless(divisors) and (least == 0 or not (divisors == least).any())
+
+
 def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     """Legalise a quotient or a remainder; those of real numbers as TVM does."""
     dtype = str(call.ty.dtype)
     x, y = call.args
     divisors = constant_of(y)
-    if np.dtype(dtype).kind not in "iu" or (divisors is not None and is_harmless(divisors)):
+    if np.dtype(dtype).kind not in "iu" or (divisors is not None and _is_plain(divisors)):
         return legalise_as_tvm(bb, call)
     name = call.op.name.removeprefix("relax.")
     zero, one, minus = (tirx.const(number, dtype) for number in (0, 1, -1 if dtype[0] == "i" else 1))

@@ -44,6 +44,18 @@ def test_a_number_divided_by_itself() -> None:
     assert result.outputs[0].tolist() == [0, 1, 1, 0]
 
 
+@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
+def test_the_least_integer_is_a_constant_divisor(kind: str, dtype: str) -> None:
+    """Its magnitude has no place in its type."""
+    limits = np.iinfo(dtype)
+    a = np.array([0, 5, -7, limits.min, limits.min + 1, limits.max], dtype)
+    b = np.full(a.shape, limits.min, dtype)
+    for divisor in (b, np.array(limits.min, dtype)):
+        result = run(lambda x, d=divisor: OPERATORS[kind](x, relax.const(d)), {"a": a}, machine(8))
+        np.testing.assert_array_equal(result.outputs[0], quotient(kind, a, b))
+
+
 @pytest.mark.parametrize("divisor", [np.array(7, np.int32), np.arange(1, 17, dtype=np.int32)])
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_a_constant_divisor_is_not_tested(kind: str, divisor: np.ndarray) -> None:
