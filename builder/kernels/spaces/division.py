@@ -32,7 +32,7 @@ OPERATORS: Final = (*_QUOTIENTS, *_REMAINDERS)
 
 
 def _is_plain(divisors: np.ndarray) -> bool:
-    """Whether TVM can divide by these constants: it negates those below 0, which the least has no room for."""
+    """Whether TVM can divide by these constants: it negates those below 0, but the least cannot be."""
     least = np.iinfo(divisors.dtype).min
     return is_harmless(divisors) and (least == 0 or not (divisors == least).any())
 

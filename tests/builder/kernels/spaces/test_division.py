@@ -52,7 +52,7 @@ def test_the_least_integer_is_a_constant_divisor(kind: str, dtype: str) -> None:
     a = np.array([0, 5, -7, limits.min, limits.min + 1, limits.max], dtype)
     b = np.full(a.shape, limits.min, dtype)
     for divisor in (b, np.array(limits.min, dtype)):
-        result = run(lambda x, d=divisor: OPERATORS[kind](x, relax.const(d)), {"a": a}, machine(8))
+        result = run(lambda x, d=divisor: OPERATORS[kind](x, relax.const(d, dtype)), {"a": a}, machine(8))
         np.testing.assert_array_equal(result.outputs[0], quotient(kind, a, b))
 
 
