@@ -35,7 +35,7 @@ from agent.service.models.models import Models
 from agent.service.requests.acknowledgement import AckOrder, Slot
 from agent.service.requests.answers import AnswerRecord, AnswerStore, ReplyTo, RequestKey
 from agent.service.requests.payload_digest import SLICE_BYTES, PayloadDigests
-from agent.service.requests.pending import Pending
+from agent.service.requests.pending import Deadlines, Ends, Pending
 from agent.wire.answer import FinalAnswer, refusal
 from agent.wire.answer_head import OK, AnswerHead
 from agent.wire.content_types import JSON, RAW
@@ -66,8 +66,7 @@ _NOT_THIS_ANSWER: Final = frozenset({TOO_LARGE.code, POISON.code, UNSENDABLE.cod
 class Inference:
     """Answers requests to a device.
 
-    `answers` were given before. `default_deadline_s` is for requests without Message Expiry; none waits and
-    is computed for longer than `max_deadline_s`. `taken_for_groups` counts messages to groups.
+    `answers` were given before. `taken_for_groups` counts messages to groups.
     """
 
     def __init__(
@@ -76,15 +75,14 @@ class Inference:
         models: Models,
         answers: AnswerStore,
         metrics: Metrics,
-        default_deadline_s: float,
-        max_deadline_s: float,
+        deadlines: Deadlines,
     ) -> None:
         self._device = device
         self._models = models
         self._answers = answers
         self._metrics = metrics
-        self._default_deadline_s = default_deadline_s
-        self._max_deadline_s = max_deadline_s
+        self._deadlines = deadlines
+        self._ends = Ends(self._answered, self._refused)
         self._connection: Connection | None = None
         self._group_connection: Connection | None = None
         self._acks = AckOrder(self._ack)
@@ -232,12 +230,10 @@ class Inference:
                 # The filter also matches names that no model can have.
                 "" if topic is None else topic.model,
                 asking_user(message.topic) if topic is None else topic.user or None,
+                self._ends,
                 seq=next(self._numbers),
                 now_s=_now_s(),
-                default_deadline_s=self._default_deadline_s,
-                max_deadline_s=self._max_deadline_s,
-                on_answer=self._answered,
-                on_refusal=self._refused,
+                deadlines=self._deadlines,
                 payload_digest=_NO_DIGEST if is_over else payload_digest,
             )
         except UnanswerableError as error:

@@ -50,6 +50,7 @@ from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.service.notify import READY, STOPPING, Notifier
 from agent.service.presence import Presence, Session
 from agent.service.requests.answers import AnswerStore
+from agent.service.requests.pending import Deadlines
 from agent.service.session_seq import SessionSeq
 from agent.service.trusted_keys import TrustedKeys
 from agent.wire.metrics import format_metrics
@@ -129,8 +130,7 @@ class Service:
             self.models,
             self._answers,
             self._metrics,
-            config.default_deadline_s,
-            config.max_deadline_s,
+            Deadlines(config.default_deadline_s, config.max_deadline_s),
         )
         state_dir = config.state_dir if self._responds else None
         client_ids = ClientIds(config.device, state_dir)

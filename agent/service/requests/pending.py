@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from agent.errors import RequestError
@@ -26,13 +27,28 @@ from agent.worker.frames import Answer, Request
 MAX_DEADLINE_S: Final = 24 * 3600.0
 
 
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """The deadline of a request that names none, and how long any may wait and be computed."""
+
+    default_s: float
+    longest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Called once for each request: with answer, payload and the version of the model, or with an error."""
+
+    answered: Callable[[Pending, Answer, bytes, str], None]
+    refused: Callable[[Pending, RequestError], None]
+
+
 class Pending:
     """One accepted request to a model.
 
     `key` is equal for repeated deliveries of one request; None if nothing tells two requests apart. `frame`
     is for the worker and lacks the payload, which is dropped as soon as the request is finished; `nbytes`
-    stays. `on_answer` is called with this object, the worker's answer, its payload and the version of the
-    model, `on_refusal` with this object and the error.
+    stays. `ends` are called when it is answered or refused.
 
     `client` is the user in the request's topic, or `topics.ANONYMOUS`. `slots` are the deliveries that wait
     for an acknowledgement. `deadline` is the timer while it waits or is computed. `suspect` is its content,
@@ -41,8 +57,7 @@ class Pending:
     """
 
     __slots__ = (
-        "_on_answer",
-        "_on_refusal",
+        "_ends",
         "_payload_digest",
         "client",
         "deadline",
@@ -65,9 +80,8 @@ class Pending:
         key: RequestKey | None,
         frame: Request,
         payload: bytes,
+        ends: Ends,
         *,
-        on_answer: Callable[[Pending, Answer, bytes, str], None],
-        on_refusal: Callable[[Pending, RequestError], None],
         payload_digest: bytes | None = None,
     ) -> None:
         self.model = model
@@ -83,34 +97,29 @@ class Pending:
         self.finished = False
         self.suspect: Content | None = None
         self.error: RequestError | None = None
-        self._on_answer = on_answer
-        self._on_refusal = on_refusal
+        self._ends = ends
 
     @classmethod
     def read(
         cls,
         message: Message,
         model: str,
-        user: str | None = None,
+        user: str | None,
+        ends: Ends,
         *,
         seq: int,
         now_s: float,
-        default_deadline_s: float,
-        max_deadline_s: float,
-        on_answer: Callable[[Pending, Answer, bytes, str], None],
-        on_refusal: Callable[[Pending, RequestError], None],
+        deadlines: Deadlines,
         payload_digest: bytes | None = None,
     ) -> Pending:
         """Read a request from a message that arrived on an `infer` topic.
 
         `model` and `user` are from the topic. No other request of this process has the same `seq`.
-        `default_deadline_s` is for requests without Message Expiry and `deadline_s`. A request waits and is
-        computed for no longer than `max_deadline_s`; its answer is kept until its own deadline. One that
-        names no reply topic for an answer, or whose user has a name that no user can have, raises
-        UnanswerableError.
+        The answer is kept until the request's own deadline. One that names no reply topic for an answer, or
+        whose user has a name that no user can have, raises UnanswerableError.
         """
         request = InferMessage.from_message(message, user)
-        limit_s = default_deadline_s if request.deadline_s is None else request.deadline_s
+        limit_s = deadlines.default_s if request.deadline_s is None else request.deadline_s
         until_s = now_s + min(limit_s, MAX_DEADLINE_S)
         # A request that is refused for its properties is not remembered: they may be too long to be stored.
         correlation = None if request.refusal is not None else request.correlation
@@ -129,7 +138,7 @@ class Pending:
                 accept=request.accept,
                 id=request.id,
                 received_s=now_s,
-                deadline_s=now_s + min(limit_s, max_deadline_s),
+                deadline_s=now_s + min(limit_s, deadlines.longest_s),
                 client_json=request.has_envelope,
                 client=user or ANONYMOUS,
                 session=None if request.session is None else request.session.name,
@@ -137,8 +146,7 @@ class Pending:
                 session_end=request.session is not None and request.session.end,
             ),
             message.payload,
-            on_answer=on_answer,
-            on_refusal=on_refusal,
+            ends,
             payload_digest=payload_digest,
         )
         pending.error = request.refusal
@@ -164,12 +172,12 @@ class Pending:
     def answer(self, answer: Answer, payload: bytes, version: str) -> None:
         """Report a worker's answer; a late one is dropped, since the 408 has already been sent."""
         if self._finish():
-            self._on_answer(self, answer, payload, version)
+            self._ends.answered(self, answer, payload, version)
 
     def refuse(self, error: RequestError) -> None:
         """Report why there will be no answer."""
         if self._finish():
-            self._on_refusal(self, error)
+            self._ends.refused(self, error)
 
     def expire(self, error: RequestError) -> None:
         """Refuse a request whose deadline passed while a worker computes it; `content` stays known."""

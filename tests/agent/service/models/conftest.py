@@ -16,7 +16,7 @@ from agent.errors import RequestError
 from agent.service.models.supervisor import Supervisor
 from agent.service.models.worker_process import WorkerProcess
 from agent.service.requests.answers import ReplyTo
-from agent.service.requests.pending import Pending
+from agent.service.requests.pending import Ends, Pending
 from agent.worker.frames import Answer, Buffer, Frame, Header, Load, Ready, Request, Share, encode
 from tests.bundles import Signer
 
@@ -126,9 +126,7 @@ class Requests:
         reply = ReplyTo(f"edge/v1/replies/{client}/a", b"1", 1, now_s + deadline_s)
         expires_s = now_s + (deadline_s if given_up_s is None else given_up_s)
         frame = Request(self.count, content_type, received_s=now_s, deadline_s=expires_s, client=client)
-        return Pending(
-            "echo", reply, None, frame, payload, on_answer=self._answered, on_refusal=self._refused
-        )
+        return Pending("echo", reply, None, frame, payload, Ends(self._answered, self._refused))
 
     def _answered(self, pending: Pending, answer: Answer, payload: bytes, version: str) -> None:
         assert (answer.seq, version) == (pending.frame.seq, "1.0.0")

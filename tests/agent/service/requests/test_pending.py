@@ -8,7 +8,7 @@ import pytest
 
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
-from agent.service.requests.pending import MAX_DEADLINE_S, Pending
+from agent.service.requests.pending import MAX_DEADLINE_S, Deadlines, Ends, Pending
 from agent.wire.envelope import MAX_ID_CHARACTERS
 from agent.wire.request import MAX_CONTENT_TYPE_CHARACTERS, MAX_TENSOR_CHARACTERS
 from agent.worker.frames import MAX_HEADER_BYTES, encode
@@ -22,12 +22,10 @@ def read(payload: bytes = b"", asked_by: str | None = None, **properties: object
         Message(TOPIC, payload, 1, properties=made),
         "echo",
         asked_by,
+        Ends(lambda *_: None, lambda *_: None),
         seq=1 << 62,
         now_s=1000.123456789,
-        default_deadline_s=60.0,
-        max_deadline_s=600.0,
-        on_answer=lambda *_: None,
-        on_refusal=lambda *_: None,
+        deadlines=Deadlines(60.0, 600.0),
     )
 
 

@@ -23,6 +23,7 @@ from agent.service.metrics.metrics import Metrics
 from agent.service.models.models import Models
 from agent.service.requests import answers
 from agent.service.requests.answers import AnswerStore
+from agent.service.requests.pending import Deadlines
 from tests.virtual_time import START_S, in_virtual_time
 
 SUCCESS = reason(0)
@@ -103,7 +104,7 @@ def store(tmp_path: Path) -> Iterator[AnswerStore]:
 def serving(store: AnswerStore) -> tuple[Inference, FakeConnection]:
     """Return an agent without models, which answers everything 404 at once."""
     models = Models(WorkerSettings(), QueueLimits(), lambda _name: None)
-    inference = Inference("kitchen", models, store, Metrics(), 60.0, 600.0)
+    inference = Inference("kitchen", models, store, Metrics(), Deadlines(60.0, 600.0))
     connection = FakeConnection()
     inference.use(cast(Connection, connection))
     return inference, connection
