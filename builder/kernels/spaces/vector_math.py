@@ -188,8 +188,8 @@ def _wave(x: tirx.Expr, bind: Bind, quarters: int) -> tirx.Expr:
     for part in _TWO_OVER_PI:
         turns = bind(wide * number(part))
         rest = turns - ((turns + number(_ROUND_TO_FOURS)) - number(_ROUND_TO_FOURS))
-        # A product of 2**53 and more is a multiple of 4 itself; infinity has no sine.
-        rest = tirx.Select(tirx.abs(turns) < number(2.0**53), rest, turns * number(0.0))
+        # A product of 2**53 and more is a multiple of 4 itself.
+        rest = tirx.Select(tirx.abs(turns) < number(2.0**53), rest, number(0.0))
         turned = turned + rest
     turned = bind(turned)
     shifted = bind(turned + number(_ROUND_TO_ONES))
@@ -202,7 +202,9 @@ def _wave(x: tirx.Expr, bind: Bind, quarters: int) -> tirx.Expr:
     cosine = number(1.0, floats) - number(0.5, floats) * square + square * square * _polynomial(square, _COS)
     zero = tirx.const(0, integers)
     value = bind(tirx.Select((quarter & tirx.const(1, integers)) == zero, sine, cosine))
-    return tirx.Select((quarter & tirx.const(2, integers)) == zero, value, number(0.0, floats) - value)
+    value = tirx.Select((quarter & tirx.const(2, integers)) == zero, value, number(0.0, floats) - value)
+    # Infinity and NaN have no sine.
+    return tirx.Select(tirx.abs(x) < number(math.inf, floats), value, number(math.nan, floats))
 
 
 def sin(x: tirx.Expr, bind: Bind) -> tirx.Expr:

@@ -8,7 +8,7 @@ from scipy import special
 from tvm import relax
 
 from builder.target.device_target import DeviceTarget
-from tests.builder.kernels.machines import close, run
+from tests.builder.kernels.machines import close, machine, run
 
 GRID = np.linspace(-30, 30, 4001, dtype="f4").reshape(1, -1)
 FORMULAS = {
@@ -77,6 +77,17 @@ def test_every_float_has_its_value(name: str, target: DeviceTarget) -> None:
         want = reference(x.astype("f8"))
     assert units_in_the_last_place(got, want).max() < 6
     assert not ((got != 0) & (np.abs(got) < SMALLEST_NORMAL) & (np.abs(x) > 1)).any(), "a denormal result"
+
+
+@pytest.mark.parametrize("part", np.array_split(SPECIAL, 4), ids=str)
+def test_single_numbers_have_their_values(part: np.ndarray) -> None:
+    """TVM folds more of a number than of a vector, such as a product with 0."""
+    names = [name for name in FORMULAS if name not in ("silu", "gelu")]
+    build = lambda v: relax.Tuple([FORMULAS[name][0](v) for name in names])  # noqa: E731
+    for name, got in zip(names, run(build, {"x": part}, machine(16)).outputs, strict=True):
+        with np.errstate(all="ignore"):
+            want = FORMULAS[name][1](part.astype("f8"))
+        assert units_in_the_last_place(got, want).max() < 6, name
 
 
 def test_tanh_of_a_large_number_is_one(target: DeviceTarget) -> None:
