@@ -341,10 +341,10 @@ def _with_prototypes(signature: Signature, shape: tuple[int, ...]) -> Iterator[P
     transposed = signature.is_transposed(shape)
     count, values = (shape[2], shape[1]) if transposed else (shape[1], shape[2])
     evidence = f"{count} rows of {values} and {YOLO_MASK_FACTORS} prototypes at {_size(signature)}"
-    if not transposed and values == 6 + YOLO_MASK_FACTORS:
-        yield Proposal("an end-to-end segmenter of YOLO", evidence, True, "yolo26-seg", "yolov8")
     if count == 3 * _cells(signature, PYRAMIDS[0]):
         yield Proposal("a segmenter of YOLOv5", evidence, True, "yolov5-seg", "yolov5")
+    elif not transposed and values == 6 + YOLO_MASK_FACTORS:
+        yield Proposal("an end-to-end segmenter of YOLO", evidence, True, "yolo26-seg", "yolov8")
     yield Proposal("a segmenter of YOLOv8 or YOLO11", evidence, True, "yolov8-seg", "yolov8")
 
 
