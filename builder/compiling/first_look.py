@@ -35,6 +35,8 @@ _MOST_BOXES: Final = 100
 # In pixels: no detector's boxes are all within so few. Fractions end at 1, and a box may reach over the edge.
 _MOST_FRACTION: Final = 2.0
 _ROUNDING: Final = 1e-3
+# In pictures: the exponential of what is a size already has more.
+_LARGEST_BOX: Final = 8
 
 
 def look(
@@ -70,7 +72,13 @@ def look(
 
 
 def confirmed(proposal: Proposal, package: Package) -> Proposal:
-    """Return a proposal in the units of what was tried, a picture or the sample, and with its doubts."""
+    """Return the proposal that a picture or the sample speaks least against, with its units and doubts."""
+    tried = [_tried(each, package) for each in (proposal, *proposal.others)]
+    best = next((each for each in tried if not each.doubt), tried[0])
+    return best if best is tried[0] else replace(best, sure=False)
+
+
+def _tried(proposal: Proposal, package: Package) -> Proposal:
     manifest = package.manifest
     raw = package.members.get("samples/outputs.params", b"")
     signature = Signature.of(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()))
@@ -88,8 +96,8 @@ def confirmed(proposal: Proposal, package: Package) -> Proposal:
     if not isinstance(step, Detect | Objects | Pose) or {*outputs_of(step)} - values.keys():
         return proposal
     found = _best(step, manifest.outputs, values, quantised)
-    if found is None:
-        return proposal
+    if found is None or _has_fractions(step, values):
+        return replace(proposal, doubt="the sample has no such boxes or classes: it may be another model's")
     is_absolute = isinstance(step, Pose) or (isinstance(step, Objects) and step.coding in ABSOLUTE)
     contradicts = is_absolute and _units(found[0], signature.size) is (not step.normalised)
     if contradicts and isinstance(step, Objects | Pose):
@@ -102,6 +110,16 @@ def confirmed(proposal: Proposal, package: Package) -> Proposal:
         )
     doubts = _boxes(step, *found, signature.size, is_picture=package.tried is not None)
     return replace(proposal, doubt=next(doubts, ""))
+
+
+def _has_fractions(step: Detect | Objects | Pose, values: Arrays) -> bool:
+    """Return whether numbers of classes are none that a model of floats can mean."""
+    for part in step.class_ids if isinstance(step, Objects) else ():
+        ids = values[part.output]
+        ids = ids[..., part.first] if ids.dtype.kind == "f" and ids.ndim == 3 else np.zeros(1)
+        if not np.array_equal(ids, np.rint(ids)):
+            return True
+    return False
 
 
 def _best(
@@ -203,6 +221,8 @@ def _boxes(
     if (empty | outside).all():
         where = "have no area" if empty.all() else "lie outside of the picture"
         yield f"all boxes of the {what} {where}: the postprocess may be another model's"
+    elif not np.median(sides) <= _LARGEST_BOX * high.max():
+        yield f"most boxes of the {what} are much larger than it: the postprocess may be another model's"
 
 
 def _scores(name: str, scores: npt.NDArray[Any]) -> Iterator[str]:

@@ -60,6 +60,8 @@ class Proposal:
         What the outputs of a sample say against it, or nothing.
     step
         What the postprocess stands for, for a preset of `OUTPUT_PRESETS`.
+    others
+        Presets that fit less well, for a sample that contradicts this one.
     """
 
     family: str
@@ -69,6 +71,7 @@ class Proposal:
     preprocess: str
     doubt: str = ""
     step: Step | None = field(default=None, compare=False)
+    others: tuple[Proposal, ...] = field(default=(), compare=False)
 
     @property
     def preset(self) -> str:
@@ -77,7 +80,7 @@ class Proposal:
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "step"}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
 
     def __str__(self) -> str:
         look = "look like" if self.sure else "may be those of"
@@ -102,11 +105,18 @@ def recognise(
     signature = Signature.of(inputs, outputs, hints)
     if signature.size is None:
         return _of_rows(inputs, outputs)
+    first, *others = [*_fitting(signature, hints, inputs), None]
+    return first and replace(first, others=tuple(filter(None, others)))
+
+
+def _fitting(signature: Signature, hints: Hints, inputs: Sequence[TensorSpec]) -> Iterator[Proposal]:
+    """Yield the proposals whose presets can be built, the best first."""
     if hints.task == ROTATED:
-        return None
+        return
     for proposal in _proposals(signature, hints, inputs):
         if proposal.postprocess.startswith(("softmax", "top")):
-            return proposal
+            yield proposal
+            return
         try:
             step = step_of(proposal.preset, signature)
         except ModelError:
@@ -114,14 +124,13 @@ def recognise(
         if _is_coarse(step, hints) or _misread(hints, step):
             continue
         if is_ambiguous(step, signature.outputs):
-            return None
+            return
         options = {}
         if isinstance(step, Objects):
             options = _options(step, hints)
             step = replace(step, **options)
         words = [f"{name}={str(value).lower()}" for name, value in options.items()]
-        return replace(proposal, postprocess=",".join((proposal.postprocess, *words)), step=step)
-    return None
+        yield replace(proposal, postprocess=",".join((proposal.postprocess, *words)), step=step)
 
 
 def _options(step: Objects, hints: Hints) -> dict[str, Any]:
@@ -308,11 +317,21 @@ def _one_output(signature: Signature, shape: tuple[int, ...], hints: Hints) -> I
         yield Proposal("NanoDet-Plus", evidence, values - distances in _COCO_CLASSES, "nanodet", "nanodet")
     if not transposed and count == three and values - distances in _COCO_CLASSES:
         yield Proposal("NanoDet", evidence, True, "nanodet", "nanodet")
+    upright = Proposal(
+        "YOLOv8 with a row for each box", evidence, values - 4 in _COCO_CLASSES, "yolov8", "yolov8"
+    )
+    if not transposed and count in (three, four, fine) and upright.sure:
+        yield upright
     if not transposed and count in (three, four) and values >= 6:
         sure = values - 5 in _COCO_CLASSES
         if "Exp" in hints.operators:  # the exponential of each size is in the model
             yield Proposal("YOLOX with decoded boxes", evidence, sure, "yolox-decoded", "yolox")
         yield Proposal("YOLOX", evidence, sure, "yolox", "yolox")
+        yield Proposal("YOLOv6", evidence, sure, "yolox-decoded", "yolov5")
+    if not transposed and count == three and values > distances and values - distances not in _COCO_CLASSES:
+        yield Proposal("NanoDet", evidence, False, "nanodet", "nanodet")
+    if not transposed and count in (three, four, fine) and values >= 5 and not upright.sure:
+        yield upright
     if not transposed and count in (3 * three, 3 * four) and values >= 6:
         yield Proposal("YOLOv5 or YOLOv7", evidence, True, "yolov5", "yolov5")
     if transposed and count in (three, four, fine) and values >= 5:

@@ -157,6 +157,34 @@ def test_a_proposal_says_what_the_sample_has_against_it() -> None:
     assert text.startswith(f"{proposal}; but no score of the sample is above 0")
 
 
+@pytest.mark.parametrize(
+    ("side", "expected"), [(1, "yolox"), (64, "yolox-decoded")], ids=["offsets", "pixels, as YOLOv6 has them"]
+)
+def test_of_what_fits_a_shape_the_sample_chooses(side: float, expected: str) -> None:
+    spec = TensorSpec("output", "FP32", (1, 84, 7))
+    values = np.random.default_rng(4).uniform(0.1, 0.9, spec.shape).astype(np.float32)
+    values[..., :4] *= side
+    values[..., 4] = 1
+    proposal = recognise([IMAGE], [spec])
+    assert proposal is not None and proposal.postprocess == "yolox"
+    found = confirmed(proposal, package_of(values, spec))
+    assert (found.preset, found.doubt) == (expected, "")
+
+
+@pytest.mark.parametrize(("is_whole", "expected"), [(True, "yolov10"), (False, "rtdetr")])
+def test_numbers_of_classes_are_whole(expected: str, *, is_whole: bool) -> None:
+    spec = TensorSpec("output", "FP32", (1, 300, 6))
+    values = np.random.default_rng(4).uniform(0.1, 0.9, spec.shape).astype(np.float32)
+    if is_whole:
+        values[..., :2] *= 20
+        values[..., 2:4] = values[..., :2] + 9
+        values[..., 5] = 1
+    proposal = recognise([IMAGE], [spec])
+    assert proposal is not None and proposal.postprocess == "yolov10"
+    found = confirmed(proposal, package_of(values, spec))
+    assert (found.preset, found.doubt) == (expected, "")
+
+
 def test_a_proposal_is_tried_on_the_picture_if_there_is_one() -> None:
     proposal = recognise([IMAGE], [ROWS])
     assert proposal is not None
