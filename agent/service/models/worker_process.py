@@ -181,7 +181,7 @@ class WorkerProcess:
             head, body = encode(header, payload)
             if len(body) > _JOINED_BYTES:
                 self._transport.write(head)
-                self._transport.write(body)
+                self._transport.write(memoryview(body))  # of bytes, it would copy what is left
             else:
                 # One system call, and the worker wakes up once.
                 self._transport.write(head + body)
