@@ -25,6 +25,7 @@ from agent.reading import open_at_once
 from builder.bundles.integer_work import IntegerWork
 from builder.errors import OTHER_FOLDER, PackageError
 from builder.importer.other_files import instead_of_bundle
+from builder.importer.ultralytics_metadata import NOTHING_SAID, Exported
 from builder.spelling import similar_file
 
 
@@ -107,6 +108,8 @@ class Package:
     integers
         How much of a quantised model's work is done with integers; None for other models, and in a package
         that was loaded.
+    exported
+        What an export of Ultralytics says about itself; nothing in a package that was loaded.
     tried
         The model's outputs for the picture that the user gave; None without one, and in a package that was
         loaded.
@@ -124,6 +127,7 @@ class Package:
     fallbacks: tuple[str, ...] = ()
     quantisation: QuantisingReport | None = None
     tried: Mapping[str, npt.NDArray[Any]] | None = None
+    exported: Exported = NOTHING_SAID
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Package:

@@ -33,7 +33,6 @@ from builder.compiling.options import HALVES, PRECISIONS, Options
 
 if TYPE_CHECKING:
     from agent.bundle.buckets import Buckets
-    from agent.bundle.manifest import Manifest
     from builder.bundles.package import Package
     from builder.compiling.identity import Identity
     from builder.compiling.recognition import Proposal
@@ -187,7 +186,7 @@ def _compile(args: _Compile) -> int:
             progress(note)
         progress("loading the compiler")
         from builder.compiler import compile
-        from builder.compiling.first_look import confirmed
+        from builder.compiling.first_look import confirmed, proposed
         from builder.importer import native
 
         native.start()  # it is ready when the model is read
@@ -199,9 +198,7 @@ def _compile(args: _Compile) -> int:
             tuning_records=args.tuning_records,
             progress=progress,
         )
-        proposal = proposal or _late_proposal(package.manifest)
-        if proposal is not None:
-            proposal = confirmed(proposal, package)
+        proposal = proposed(package) if proposal is None else confirmed(proposal, package)
         if key is not None:
             progress("signing")
             package = package.sign(key)
@@ -284,16 +281,6 @@ def _first_look(
     if states is not None:
         notes.append(f'some outputs may be inputs of the next run: --state "{states}"')
     return proposal, [note for note in notes if note]
-
-
-def _late_proposal(manifest: Manifest) -> Proposal | None:
-    """Return the presets that fit a bundle which declares nothing, whose file did not give its shapes."""
-    from agent.bundle.output_length import answered
-    from builder.compiling.recognition import recognise
-
-    if manifest.postprocess or manifest.states or manifest.audio or manifest.buckets:
-        return None
-    return recognise(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()))
 
 
 def _output(model: str, output: str | None) -> str:

@@ -325,14 +325,9 @@ def _run_one(args: _Run, package: Package, given: str | None) -> int:
 
 def _propose(package: Package) -> None:
     """Say which presets fit a model that declares no postprocess."""
-    from agent.bundle.output_length import answered
-    from builder.compiling.first_look import confirmed
-    from builder.compiling.recognition import recognise
+    from builder.compiling.first_look import proposed
 
-    manifest = package.manifest
-    proposal = recognise(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()))
-    if proposal is not None:
-        proposal = confirmed(proposal, package)
+    if (proposal := proposed(package)) is not None:
         note(f"{proposal} (edgebundle repack adds them)")
 
 

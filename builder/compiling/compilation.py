@@ -150,6 +150,7 @@ def build(
         nodes=layers.fates,
         integers=integer_work(largest, lowered, layers.fates),
         tried=tried,
+        exported=largest.exported,
     )
 
 

@@ -25,8 +25,9 @@ from agent.errors import EdgeError
 from agent.runtime.postprocess import Postprocessor
 from agent.runtime.quantisation import to_real
 from builder.bundles.package import Package
+from builder.compiling.hints import Hints
 from builder.compiling.output_presets import Signature
-from builder.compiling.recognition import LARGEST_STEP, Proposal
+from builder.compiling.recognition import LARGEST_STEP, Proposal, recognise
 from builder.errors import ModelError
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -69,6 +70,17 @@ def look(
                 _check_units(step, found[0], size, text)
                 lines += _boxes(step, *found, size, is_picture=is_picture)
     return lines
+
+
+def proposed(package: Package) -> Proposal | None:
+    """Return the presets that fit a package which declares nothing, or None if none do."""
+    manifest, labels = package.manifest, package.members.get("labels.txt", b"").splitlines()
+    if manifest.postprocess or manifest.states or manifest.audio or manifest.buckets:
+        return None
+    exported = package.exported
+    hints = Hints(exported.task, classes=len(labels), points=exported.points)
+    proposal = recognise(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()), hints)
+    return proposal if proposal is None else confirmed(proposal, package)
 
 
 def confirmed(proposal: Proposal, package: Package) -> Proposal:

@@ -189,6 +189,17 @@ def check_labels(
     return found
 
 
+def numbers_note(lines: Sequence[str], declared: Postprocess | None, counts: Mapping[str, int]) -> str | None:
+    """Return a line on numbers of classes whose labels cannot be checked; None if there are none."""
+    for step in declared.steps if declared is not None and lines else ():
+        if isinstance(step, Objects) and step.class_ids and not _counted(step, counts):
+            return (
+                f"the file does not say which number of {step.class_ids[0].output} is the first class: 0 is "
+                f"taken for {lines[0]!r:.40}; torchvision and TensorFlow begin at 1, and need a line for 0"
+            )
+    return None
+
+
 def _classes_of(step: Step) -> str:
     """Return the name of the output from which the number of classes is known."""
     if isinstance(step, Objects):

@@ -382,10 +382,13 @@ def _several_outputs(
         count = shapes[0][1]
         classes = next((shape[2] for shape in shapes if shape[2] != 4), 4)
         evidence = f"{count} boxes with {classes} scores at {_size(signature)}"
-        if count == 100 and classes >= 5:
+        is_raw = any("logits" in spec.name.lower() for spec in signature.outputs)
+        if count == 100 and (classes >= 5 or is_raw):
             yield Proposal("DETR", evidence, classes - 1 in _COCO_CLASSES, "detr", "detr")
         if count in (300, 900) and classes >= 5:
-            yield Proposal("RT-DETR", evidence, classes in _COCO_CLASSES, "rtdetr", "unit")
+            if classes == _COCO_CLASSES[1]:  # RT-DETR has 80 of them
+                yield Proposal("Deformable or Conditional DETR", evidence, False, "rtdetr", "detr")
+            yield Proposal("RT-DETR", evidence, classes == _COCO_CLASSES[0], "rtdetr", "unit")
         if {shape[2] for shape in shapes} == {2, 4} and count == _ultraface_priors(signature):
             yield Proposal("Ultra-Light-Fast face detectors", evidence, True, "ultraface", "ultraface")
         # SSD's preset takes scores, not what they are computed from.

@@ -75,6 +75,8 @@ def recognise(raw: bytes, name: str) -> OtherFile:
     head = raw[:_HEAD_BYTES]
     if name.lower().endswith(_PICKLED) and _COMPRESSED.match(head):
         return _PICKLE
+    if name.lower().endswith(".torchscript"):
+        return OtherFile("a TorchScript file", "export the model to ONNX: torch.onnx.export, or format=onnx")
     if head.startswith(b"PK\x03\x04"):
         for entry, found in _ARCHIVES:
             if entry in head:

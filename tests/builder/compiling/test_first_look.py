@@ -19,10 +19,11 @@ from agent.bundle.tensor_spec import TensorSpec
 from builder.bundles.package import Package
 from builder.compiler import compile
 from builder.compiling.declarations import postprocess
-from builder.compiling.first_look import confirmed, look
+from builder.compiling.first_look import confirmed, look, proposed
 from builder.compiling.options import Options
 from builder.compiling.recognition import recognise
 from builder.errors import ModelError
+from builder.importer.ultralytics_metadata import Exported
 from tests.bundles import FILES, make_manifest
 
 IMAGE = TensorSpec("images", "FP32", (1, 3, 64, 64))
@@ -196,6 +197,16 @@ def test_a_proposal_is_tried_on_the_picture_if_there_is_one() -> None:
     assert found.doubt.startswith("no score of the picture is above 0.25; the best is 0.09")
     opposite = replace(proposal, postprocess="yolov8,normalised=false")
     assert confirmed(opposite, package).postprocess == "yolov8,normalised=true"
+
+
+def test_nothing_is_proposed_for_a_file_that_says_otherwise() -> None:
+    """Boxes with an angle: one more value than the names; a loaded bundle has only these."""
+    package = package_of(rows(64), ROWS)
+    plain = proposed(package)
+    assert plain is not None and plain.preset == "yolov8"
+    assert proposed(replace(package, exported=Exported(task="obb"))) is None
+    named = replace(package, members={**package.members, "labels.txt": b"a\nb\n"})
+    assert proposed(named) is None
 
 
 @pytest.mark.slow

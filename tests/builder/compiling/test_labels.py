@@ -9,7 +9,10 @@ import pytest
 from agent.bundle.processing import Ctc, Normalise, Postprocess
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.declarations import postprocess
-from builder.compiling.labels import COCO_LABELS, label_lines, read_named_labels
+from builder.compiling.declared import declare
+from builder.compiling.labels import COCO_LABELS, label_lines, numbers_note, read_named_labels
+from builder.compiling.options import Options
+from builder.compiling.outline import Outline
 from builder.errors import ModelError
 
 LOGITS = TensorSpec("logits", "FP32", (1, 3))
@@ -148,3 +151,22 @@ def test_the_background_of_a_mask_of_one_channel_may_be_left_out() -> None:
     assert read_named_labels(["person"], outputs, declared) == b"background\nperson\n"
     with pytest.raises(ModelError, match="expected 2 labels for mask, got 3"):
         read_named_labels(["a", "b", "c"], outputs, declared)
+
+
+def test_numbers_whose_first_class_is_not_known_are_told() -> None:
+    image = TensorSpec("x", "FP32", (1, 3, 64, 64))
+    outputs = [
+        TensorSpec("boxes", "FP32", (5, 4)),
+        TensorSpec("labels", "INT64", (5,)),
+        TensorSpec("scores", "FP32", (5,)),
+    ]
+    declared = postprocess("detections", outputs, [image])
+    note = numbers_note(COCO_LABELS, declared, {})
+    assert note is not None and "0 is taken for 'person'" in note
+    assert numbers_note(COCO_LABELS, declared, {"labels": 80}) is None
+    assert numbers_note([], declared, {}) is None
+    assert numbers_note(["a"], DECLARED, {}) is None
+    told = declare(Outline((image,), tuple(outputs)), Options(postprocess="detections", labels="coco")).notes
+    assert told == (note,)
+    own = Outline((image,), tuple(outputs), COCO_LABELS)
+    assert declare(own, Options(postprocess="detections", labels="coco")).notes == ()

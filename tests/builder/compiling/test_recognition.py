@@ -119,6 +119,31 @@ def test_offsets_from_anchors_are_not_taken_for_decoded_boxes() -> None:
     assert recognise(IMAGE, outputs, Hints(makers={"boxes": "Concat", "scores": "Concat"})) is None
 
 
+@pytest.mark.parametrize(
+    ("rows", "classes", "expected"),
+    [
+        (100, 2, ("detr", "detr", False)),  # one class, and no object
+        (100, 92, ("detr", "detr", True)),
+        (300, 80, ("rtdetr", "unit", True)),
+        (
+            300,
+            91,
+            ("rtdetr", "detr", False),
+        ),  # Deformable and Conditional DETR
+    ],
+)
+def test_logits_of_transformers_are_no_scores_of_ssd(
+    rows: int, classes: int, expected: tuple[str, str, bool]
+) -> None:
+    outputs = [
+        TensorSpec("logits", "FP32", (1, rows, classes)),
+        TensorSpec("pred_boxes", "FP32", (1, rows, 4)),
+    ]
+    found = recognise(IMAGE, outputs)
+    assert found is not None
+    assert (found.postprocess, found.preprocess, found.sure) == expected
+
+
 def test_decoded_boxes_contradict_the_preset_of_raw_ones() -> None:
     outputs = [TensorSpec("y", "FP32", (1, 8400, 85))]
     hints = Hints(operators=frozenset({"Exp"}))
