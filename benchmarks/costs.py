@@ -89,11 +89,11 @@ def first_answer_s(bundle: Path, folder: Path) -> float:
     """Verify a bundle and let a worker answer one request, as the agent does; return the seconds it took."""
     from agent.bundle.keyring import Keyring
     from agent.bundle.verify import verify
-    from agent.service.models.worker_process import worker_command
     from agent.worker.channel import Channel, send_load
     from agent.worker.frames import Answer, Load, Ready, Request
     from builder.bundles.key_files import generate, read_private
     from builder.bundles.package import Package
+    from tests.agent.launching import fork, template
 
     pair = generate(folder / f"keys-{time.monotonic_ns()}")
     signed = folder / "signed.bundle"
@@ -106,9 +106,9 @@ def first_answer_s(bundle: Path, folder: Path) -> float:
     start = time.perf_counter()
     verified = verify(signed, keyring)
     ours, theirs = socket.socketpair()
-    with ours, theirs, verified:
-        worker = subprocess.Popen([*worker_command(), str(theirs.fileno())], pass_fds=[theirs.fileno()])
-        theirs.close()
+    with ours, verified:
+        with theirs, template() as (connection, _):
+            worker = fork(connection, [theirs.fileno(), 2])
         try:
             names = tuple(verified.files)
             descriptors = [verified.files[name] for name in names]

@@ -46,7 +46,7 @@ from agent.service.metrics import host
 from agent.service.metrics.metrics import Metrics, Sample, to_document
 from agent.service.models.cores import Cores
 from agent.service.models.models import Models
-from agent.service.models.worker_process import Spawn, WorkerProcess
+from agent.service.models.worker_process import Spawn
 from agent.service.notify import READY, STOPPING, Notifier
 from agent.service.presence import Presence, Session
 from agent.service.requests.answers import AnswerStore
@@ -93,10 +93,10 @@ class Service:
     notifier
         Sends messages to systemd.
     spawn
-        Makes worker processes.
+        Makes worker processes; None for forks of one template.
     """
 
-    def __init__(self, config: Config, notifier: Notifier, *, spawn: Spawn = WorkerProcess) -> None:
+    def __init__(self, config: Config, notifier: Notifier, *, spawn: Spawn | None = None) -> None:
         self._config = config
         self._notifier = notifier
         self._metrics = Metrics()

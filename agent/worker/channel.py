@@ -188,7 +188,8 @@ def send_load(connection: socket.socket, load: Load, manifest: bytes, descriptor
     head, payload = encode(load, manifest)
     data = head + payload
     sent = socket.send_fds(connection, [data], list(descriptors))
-    connection.sendall(data[sent:])
+    if sent < len(data):  # a worker that has refused all of it may be gone
+        connection.sendall(data[sent:])
 
 
 def _check_load(header: Header, count: int) -> None:

@@ -20,6 +20,10 @@ PREFIX: Final = struct.Struct("<4sIQ")
 
 # What a worker tells through its gate: the version of Landlock's ABI, and whether there is a filter.
 SANDBOX_REPORT: Final = struct.Struct("=B?")
+# What the template of workers answers: a process id, an errno below 0, or 0 once, when it is ready.
+FORK_REPLY: Final = struct.Struct("=i")
+# What a request for a worker brings: its channel, what becomes its standard error, its end of the gate.
+FORK_DESCRIPTORS: Final = 3
 
 # A header names tensors and has one message: a few hundred bytes. The limit keeps a faulty worker from making
 # the agent parse megabytes of JSON.

@@ -11,19 +11,22 @@ import logging
 import mmap
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from agent.bundle.graph import Graph
 from agent.bundle.manifest import Manifest
 from agent.errors import DeadlineError, ExecutionError, FormatError, InputError, RequestError
+from agent.runtime import pictures
 from agent.runtime.bucketed_module import BucketedModule
 from agent.runtime.graph_executor import GraphModule, create
 from agent.runtime.lengths import cut, cut_objects
 from agent.runtime.module import KernelModule
 from agent.runtime.postprocess import Postprocessor, Value
+from agent.runtime.preprocess import Preprocessor
+from agent.runtime.rows import RowReader
 from agent.runtime.self_test import check_samples
 from agent.runtime.storage import Array
 from agent.runtime.streaming import is_streaming
@@ -34,13 +37,6 @@ from agent.worker.codec import Codec, Decoded, Payload, import_cbor
 from agent.worker.fitting import fitting
 from agent.worker.frames import NOT_COMPARABLE, Answer, Load, Request
 from agent.worker.streams import Step, Streams
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from agent.runtime.preprocess import Preprocessor
-    from agent.runtime.rows import RowReader
-
 
 _log = logging.getLogger(__name__)
 
@@ -306,19 +302,13 @@ class Prepared:
         self.cbor = import_cbor()
         self.preprocessor: Preprocessor | None = None
         if manifest.preprocess is not None:
-            # Image decoders take 40 ms and 5 MB, and parse bytes from strangers: imported only for models
-            # that declare a preprocessing.
-            from agent.runtime import pictures, preprocess
-
             spec = next(spec for spec in manifest.smallest_inputs if spec.name == manifest.preprocess.input)
             max_pixels = load.max_pixels or pictures.MAX_PIXELS
-            self.preprocessor = preprocess.Preprocessor(
+            self.preprocessor = Preprocessor(
                 manifest.preprocess, spec, max_pixels, manifest.quantised_inputs.get(spec.name)
             )
         self.rows: RowReader | None = None
         if manifest.columns is not None:
-            from agent.runtime.rows import RowReader
-
             self.rows = RowReader(manifest.columns, manifest.row_inputs, manifest.quantised_inputs)
         labels = members.read("labels.txt").splitlines() if "labels.txt" in members else []
         # What follows a recording is `agent.runtime.audio`'s.

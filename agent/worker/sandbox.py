@@ -40,6 +40,7 @@ from agent.worker.system_calls import Rule
 _PR_SET_NO_NEW_PRIVS: Final = 38
 
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
 
 _FLAG_TSYNC: Final = 1
 _FLAG_NEW_LISTENER: Final = 8
@@ -172,6 +173,11 @@ def end_with_parent() -> None:
     Otherwise a model that holds on to the process would survive an agent that was killed.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def name_process(name: str) -> None:
+    """Set the name that `ps -o comm` and `top` show, at most 15 bytes."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def be_first_when_memory_runs_out() -> None:

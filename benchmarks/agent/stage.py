@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from tests.agent.launching import workers_of
+
 DEVICE: Final = "bench"
 _START_LIMIT_S: Final = 30.0
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -74,8 +76,7 @@ class Stage:
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the agent's workers."""
-        path = Path(f"/proc/{self.agent_pid}/task/{self.agent_pid}/children")
-        return [int(pid) for pid in path.read_text().split()]
+        return workers_of(self.agent_pid)
 
     def log(self) -> str:
         """Return the agent's log."""

@@ -19,6 +19,7 @@ from agent.service.service import Service
 from agent.worker.channel import Decoder
 from benchmarks.hostile.hostile_worker import damage, hostile_frame, valid_frames
 from benchmarks.hostile.outcome import Outcome
+from tests.agent.launching import executed
 from tests.agent.service.conftest import FAKE_WORKER, Client, configure, connected_client, status_of
 from tests.bundles import Signer
 from tests.conftest import BrokerProcess
@@ -100,7 +101,7 @@ async def _serve(number: int, count: int, folder: Path, result: FramesResult) ->
 
     def spawn(name: str, **callbacks: object) -> WorkerProcess:
         command = HOSTILE_WORKER if name == "hostile" else FAKE_WORKER
-        return functools.partial(WorkerProcess, command=command)(name, **callbacks)  # type: ignore[arg-type]
+        return functools.partial(WorkerProcess, launch=executed(command))(name, **callbacks)  # type: ignore[arg-type]
 
     service = Service(config, Notifier({}), spawn=spawn)
     for name in ("hostile", "echo"):

@@ -20,6 +20,7 @@ from typing import Final
 
 from benchmarks.soak.clocked_agent import OFFSET
 from benchmarks.soak.disk import Disk
+from tests.agent.launching import workers_of
 
 DEVICE: Final = "kitchen"
 RESTART_S: Final = 2.0
@@ -82,7 +83,7 @@ class Patient:
         """The processes of its models."""
         pid = self.pid
         try:
-            return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+            return [] if pid is None else workers_of(pid)
         except OSError:
             return []
 

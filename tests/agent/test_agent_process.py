@@ -27,6 +27,7 @@ from agent.mqtt.message import Message
 from agent.mqtt.session import Owner
 from agent.mqtt.settings import BrokerSettings
 from agent.wire.topics import ModelState, State, format_topic
+from tests.agent.launching import workers_of
 from tests.agent.service.conftest import Client, connected_client, status_of
 from tests.agent.worker.conftest import one_kernel, processor_s, shared_kernels
 from tests.bundles import Signer, build
@@ -88,8 +89,7 @@ class Device:
 
     def children(self) -> list[int]:
         assert self.process is not None
-        pid = self.process.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return workers_of(self.process.pid)
 
 
 def pack(signer: Signer, kernel: str, library: bytes, name: str = "", version: str = "1.0.0") -> bytes:
@@ -246,6 +246,51 @@ async def test_request_in_the_hands_of_a_killed_agent_is_answered_by_its_success
         assert status_of(await client.answer(stuck, PATIENCE_S)) == 408
         assert (await client.answer(behind, PATIENCE_S)).payload == numbers(2, 4, 6, 8)
         assert len(await client.answers(behind, 1)) == 1
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_gone(pid: int) -> bool:
+    # Its new parent may not have reaped it.
+    state = Path(f"/proc/{pid}/stat")
+    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+async def test_workers_and_their_template_end_with_an_agent_that_is_killed(
+    device: Device, kernels: Path
+) -> None:
+    device.start()
+    for kernel in ("twice", "threaded"):
+        device.install(kernel, kernels)
+        await model_is_ready(device.port, kernel)
+    assert device.process is not None
+    children = children_of(device.process.pid)
+    assert len(children) == 3
+    assert len(device.children()) == 2
+    # One that cannot notice the end of its channel.
+    os.kill(device.children()[0], signal.SIGSTOP)
+    device.end(signal.SIGKILL)
+    await until(lambda: all(map(is_gone, children)), PATIENCE_S)
+
+
+async def test_a_killed_template_costs_no_answer_and_the_next_model_starts(
+    device: Device, kernels: Path
+) -> None:
+    device.start()
+    device.install("twice", kernels)
+    await model_is_ready(device.port, "twice")
+    assert device.process is not None
+    [template] = set(children_of(device.process.pid)) - set(device.children())
+    os.kill(template, signal.SIGKILL)
+    await until(lambda: is_gone(template), PATIENCE_S)
+    device.install("threaded", kernels)
+    await model_is_ready(device.port, "threaded")
+    async with connected_client(device.port) as client:
+        for model in ("twice", "threaded"):
+            assert (await ask(client, model, numbers(1, 2, 3, 4))).payload == numbers(2, 4, 6, 8)
+    assert device.end() == 0
 
 
 async def test_main_process_holds_neither_numpy_nor_tvm_and_the_worker_no_broker(

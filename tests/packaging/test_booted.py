@@ -54,7 +54,9 @@ class Device:
     def worker_pids(self) -> list[str]:
         """Return the process ids of the workers, oldest first."""
         group = self.system.show("ControlGroup")["ControlGroup"]
-        pids = self.system.run("sh", "-c", f"cat /sys/fs/cgroup{group}/cgroup.procs", ok=False).split()
+        # Not the agent, and not the template of its workers.
+        each = "while read pid; do grep -qx edge-worker /proc/$pid/comm && echo $pid; done"
+        pids = self.system.run("sh", "-c", f"{each} < /sys/fs/cgroup{group}/cgroup.procs", ok=False).split()
         # 0 is a process of a machine that an interrupted run left behind; `kill 0` would end this process.
         return sorted(set(pids) - {self.main_pid(), "0"}, key=int)
 

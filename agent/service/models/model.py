@@ -28,7 +28,7 @@ from agent.deploy.trial import Score
 from agent.errors import DeadlineError, ExecutionError, OverloadedError, PayloadError, RequestError
 from agent.service.models.life_cycle import OUT_OF_SERVICE, PHASES, State
 from agent.service.models.supervisor import Supervisor
-from agent.service.models.worker_process import Spawn, WorkerProcess
+from agent.service.models.worker_process import Spawn
 from agent.service.requests.fair_queue import FairQueue
 from agent.service.requests.pending import Pending
 from agent.service.requests.quarantine import MAX_DEATHS, Verdict
@@ -119,7 +119,7 @@ class Model:
         name: str,
         limits: QueueLimits,
         on_state: Callable[[], None],
-        spawn: Spawn = WorkerProcess,
+        spawn: Spawn,
         is_held: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name

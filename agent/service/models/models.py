@@ -8,6 +8,7 @@ Leaves to others: a model's queue and worker (`model`), which versions there are
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +22,7 @@ from agent.service.metrics.host import is_hot
 from agent.service.models.confinement import weakest
 from agent.service.models.cores import Cores
 from agent.service.models.model import Model, ModelStatus
+from agent.service.models.template import Template
 from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.wire.info import Sandbox
 from agent.wire.model_state import ModelPhase
@@ -36,8 +38,8 @@ class Models:
     """All models, by name, with the limits of each worker and each queue.
 
     `on_change` is called with a model's name when its `status` has changed, or it is gone. They share
-    `cores`; None leaves all of them to every worker. `is_hot` returns whether the device is slowed down, and
-    `revokes` whether the key with this id is revoked.
+    `cores`; None leaves all of them to every worker. `spawn` makes workers; None forks them from a template.
+    `is_hot` returns whether the device is slowed down, and `revokes` whether the key with this id is revoked.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Models:
         limits: QueueLimits,
         on_change: Callable[[str], None],
         cores: Cores | None = None,
-        spawn: Spawn = WorkerProcess,
+        spawn: Spawn | None = None,
         is_hot: Callable[[], bool] = is_hot,
         revokes: Callable[[str], bool] = lambda _key_id: False,
     ) -> None:
@@ -56,7 +58,8 @@ class Models:
         self._cores = cores
         self._limits = limits
         self._on_change = on_change
-        self._spawn = spawn
+        self._template = Template()
+        self._spawn = spawn or functools.partial(WorkerProcess, launch=self._template.fork)
         self._models: dict[str, Model] = {}
         self._held = False
         # Models that have not run yet, whose requests wait for the first worker.
@@ -165,6 +168,8 @@ class Models:
                 self._on_change(name)
                 await model.stop(DRAIN_LIMIT_S)
                 self._share_out()
+                if not self._models:
+                    self._template.close()
                 _log.info("%s is taken out of service", name)
 
     async def suspend(self, name: str, why: str) -> None:
@@ -185,6 +190,7 @@ class Models:
         models = [*self._models.values(), *self._awaited.values()]
         self._models, self._awaited = {}, {}
         await asyncio.gather(*(model.stop(limit_s) for model in models), *self._retiring)
+        self._template.close()
 
     def hold(self, *, held: bool) -> None:
         """Give the workers no more requests, or go on with those that wait."""

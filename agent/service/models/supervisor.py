@@ -133,7 +133,7 @@ class Supervisor:
         settings: WorkerSettings,
         share: Share,
         *,
-        spawn: Spawn = WorkerProcess,
+        spawn: Spawn,
         on_room: Callable[[], None],
         on_state: Callable[[], None],
         on_suspect: Callable[[Pending, Verdict], None] = lambda _pending, _verdict: None,

@@ -28,10 +28,10 @@ _LAST_BYTES: Final = 16 << 10
 
 
 class WorkerLog:
-    """The lines of the worker of one model."""
+    """The lines that one process writes, as `source`'s."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, source: str) -> None:
+        self._source = source
         self._ours, self.theirs = os.pipe()
         os.set_blocking(self._ours, False)
         self._rest = b""
@@ -99,5 +99,5 @@ class WorkerLog:
         text = line[:_LINE_BYTES].decode("utf-8", "backslashreplace")
         shown = "".join(character if character.isprintable() else "?" for character in text)
         if self._lines < _LINES:
-            _log.warning("%s: its worker: %s", self._name, shown)
+            _log.warning("%s: %s", self._source, shown)
         self._lines += 1

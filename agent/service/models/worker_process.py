@@ -1,10 +1,10 @@
 """One worker process and the channel to it, on the event loop.
 
-Promises: the process inherits only its ends of two socket pairs, a pipe for its log, and a small environment;
-it gets the sealed files; its frames are reported in order, then its end, once; a process that was asked to
-end does end, and is reaped. Its processors, processor time and threads are set here, because its sandbox
-keeps it from changing them.
-Leaves to others: what is sent when, and what an end means (`supervisor`).
+Promises: the process gets only its ends of two socket pairs, a pipe for its log, and the sealed files; its
+frames are reported in order, then its end, once; a process that was asked to end does end, and is reaped.
+Its processors, processor time and threads are set here, because its sandbox keeps it from changing them.
+Leaves to others: how there comes to be a process (`template`), what is sent when, and what an end means
+(`supervisor`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-import agent
 from agent.bundle.processors import cores_of
 from agent.errors import ChannelError
 from agent.service.models.processor_meter import ProcessorMeter
@@ -34,9 +31,6 @@ from agent.worker.frames import Answer, Buffer, Frame, Header, Load, Ready, Requ
 
 _log = logging.getLogger(__name__)
 
-# The variables that a worker inherits: how Python finds its modules, how text is shown, what steers kernels.
-_ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
-_ENVIRONMENT_PREFIXES: Final = ("EDGE_",)
 # A worker that has closed its channel is of no use: it gets this long to end before it is killed.
 _END_GRACE_S: Final = 1.0
 # The first write must fit into a new socket's buffer, and be small enough to go with the descriptors.
@@ -57,6 +51,10 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 # Up to this size a copy costs less than another system call.
 _JOINED_BYTES: Final = 16 << 10
 
+# Makes a child process with these descriptors: its channel, its standard error, its end of the gate. Returns
+# its process id, or raises OSError.
+Launch = Callable[[Sequence[int]], Awaitable[int]]
+
 
 class WorkerProcess:
     """A worker process.
@@ -65,9 +63,8 @@ class WorkerProcess:
     ----------
     name
         The model's name, for the log.
-    command
-        The program and its arguments, to which the number of the channel's descriptor is appended; None for
-        our own worker.
+    launch
+        Makes the process: `Template.fork`, or a test's.
     on_frame
         Called with each frame that arrives.
     on_end
@@ -78,15 +75,17 @@ class WorkerProcess:
         self,
         name: str,
         *,
-        command: Sequence[str] | None = None,
+        launch: Launch,
         on_frame: Callable[[Frame], None],
         on_end: Callable[[str], None],
     ) -> None:
         self.name = name
-        self._command = worker_command() if command is None else tuple(command)
+        self._launch = launch
         self._on_frame = on_frame
         self._on_end = on_end
-        self._process: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = None
+        # How it ended, once it is reaped.
+        self._how: str | None = None
         self._gate: ThreadGate | None = None
         self._lines: WorkerLog | None = None
         self._transport: asyncio.Transport | None = None
@@ -106,7 +105,7 @@ class WorkerProcess:
     @property
     def pid(self) -> int | None:
         """The process id, while it runs."""
-        return None if self._process is None or self._ended.is_set() else self._process.pid
+        return None if self._ended.is_set() else self._pid
 
     async def start(self, load: Load, manifest: bytes, descriptors: Sequence[int]) -> None:
         """Start it and send the load frame, which it answers with the frame `ready` or `failed`.
@@ -133,24 +132,14 @@ class WorkerProcess:
         try:
             self._gate = gate = ThreadGate(self.name, thread_limit(load.threads))
             undo.callback(gate.close)
-            self._lines = lines = WorkerLog(self.name)
+            self._lines = lines = WorkerLog(f"{self.name}: its worker")
             undo.callback(lines.close)
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)
             with theirs:
-                passed = (theirs.fileno(), gate.theirs.fileno())
-                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                    [*self._command, *map(str, passed)],
-                    pass_fds=passed,
-                    stdin=subprocess.DEVNULL,
-                    stdout=lines.theirs,
-                    stderr=lines.theirs,
-                    env=_environment(os.environ),
-                    cwd="/",
-                    # Ctrl-C is for the agent, which ends its workers when they have answered their requests.
-                    start_new_session=True,
-                )
-            gate.watch(self._process.pid)
+                passed = (theirs.fileno(), lines.theirs, gate.theirs.fileno())
+                self._pid = await self._launch(passed)
+            gate.watch(self._pid)
             lines.watch()
             ours.setblocking(False)
             head, payload = encode(load, manifest)
@@ -160,9 +149,9 @@ class WorkerProcess:
             self._transport, _ = await loop.create_connection(
                 lambda: _Protocol(self._take, self._lost), sock=ours
             )
-        except OSError:
+        except BaseException:
             undo.close()
-            if self._process is not None:
+            if self._pid is not None:
                 self._lost("")
                 self.kill()
             raise
@@ -188,8 +177,10 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill it."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)
+        if self._pid is not None and self._how is None:
+            # It may be gone if another process is its parent.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
 
     async def stop(self, limit_s: float) -> None:
         """Ask it to answer what it has and to end; kill it after `limit_s`. Returns when it is reaped."""
@@ -318,9 +309,7 @@ class WorkerProcess:
             self._reaping = asyncio.get_running_loop().create_task(self._reap(complaint))
 
     async def _reap(self, complaint: str) -> None:
-        process = self._process
-        assert process is not None
-        exit_ = asyncio.get_running_loop().create_task(_wait_for_exit(process))
+        exit_ = asyncio.get_running_loop().create_task(self._wait_for_exit())
         await asyncio.wait({exit_}, timeout=_END_GRACE_S)
         self.kill()
         await exit_
@@ -331,7 +320,41 @@ class WorkerProcess:
         if self._lines is not None:
             self._lines.close()
         self._ended.set()
-        self._on_end(complaint or _ending(process.returncode))
+        assert self._how is not None
+        self._on_end(complaint or self._how)
+
+    async def _wait_for_exit(self) -> None:
+        """Return when the process has ended and is reaped."""
+        assert self._pid is not None
+        try:
+            descriptor = os.pidfd_open(self._pid)
+        except OSError:  # a kernel before 5.3, a system call filter, or no descriptor left
+            while not self._reap_process(self._pid, os.WNOHANG):
+                await asyncio.sleep(_POLL_INTERVAL_S)
+            return
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        self._reap_process(self._pid, 0)
+
+    def _reap_process(self, pid: int, options: int) -> bool:
+        """Reap it if it has ended: from then on its number may be another process's."""
+        try:
+            ended, status = os.waitpid(pid, options)
+        except ChildProcessError:
+            # Another process is its parent (see `Template`): it has closed its channel, so it must end.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._how = "ended"
+            return True
+        if ended:
+            self._how = _ending(os.waitstatus_to_exitcode(status))
+        return bool(ended)
 
 
 class _Protocol(asyncio.BufferedProtocol):
@@ -370,7 +393,7 @@ class _Protocol(asyncio.BufferedProtocol):
 
 
 class Spawn(Protocol):
-    """How a supervisor makes its processes: `WorkerProcess`, or one with another command."""
+    """How a supervisor makes its processes: `WorkerProcess` with a `Launch`."""
 
     def __call__(
         self, name: str, *, on_frame: Callable[[Frame], None], on_end: Callable[[str], None]
@@ -378,46 +401,8 @@ class Spawn(Protocol):
         """Return a process that has not been started."""
 
 
-def worker_command() -> tuple[str, ...]:
-    """Return the command of our own worker; -P keeps the current directory off its module path."""
-    return (sys.executable, "-P", "-m", "agent.worker")
-
-
-def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in ours.items()
-        if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIXES)
-    }
-    # The worker must come from this installation, however Python found it.
-    root = str(Path(agent.__file__).parent.parent)
-    kept["PYTHONPATH"] = os.pathsep.join(part for part in (root, ours.get("PYTHONPATH", "")) if part)
-    # numpy's thread pool would only cost memory: kernels have their own.
-    kept["OPENBLAS_NUM_THREADS"] = kept["OMP_NUM_THREADS"] = "1"
-    return kept
-
-
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
-
-
-async def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
-    """Return when the process has ended and is reaped."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except OSError:  # a kernel before 5.3, a system call filter, or no descriptor left
-        while process.poll() is None:
-            await asyncio.sleep(_POLL_INTERVAL_S)
-        return
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    loop.add_reader(descriptor, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-    process.wait()
 
 
 def _ending(status: int) -> str:

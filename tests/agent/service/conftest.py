@@ -30,6 +30,7 @@ from agent.service.service import Service
 from agent.wire.reported import Origin
 from agent.wire.topics import Infer, Reply, format_topic, reply_filter
 from tests.agent.disk_guard import disk_guard
+from tests.agent.launching import executed
 from tests.agent.mqtt.peer import socket_of
 from tests.bundles import Signer, sha256
 from tests.patience import PATIENCE_S, until
@@ -183,7 +184,9 @@ def start_service(tmp_path: Path, signer: Signer) -> StartService:
         port: int, *, wait: bool = True, models: Sequence[str] = (), **keys: object
     ) -> AsyncIterator[Rig]:
         config = configure(tmp_path, signer.trust, port, **keys)
-        service = Service(config, Notifier({}), spawn=functools.partial(WorkerProcess, command=FAKE_WORKER))
+        service = Service(
+            config, Notifier({}), spawn=functools.partial(WorkerProcess, launch=executed(FAKE_WORKER))
+        )
         for name in models:
             await service.models.activate(signer.bundle(name))
         stop = asyncio.Event()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.bundle.verify import _seal
 from agent.worker.channel import Channel, send_load
 from agent.worker.frames import Answer, Failed, Frame, Load, Ready, Request
+from tests.agent.launching import Forked, fork, template
 from tests.bundles import make_manifest
 from tests.fake_module import GraphBuilder, params
 from tests.patience import PATIENCE_S
@@ -90,7 +90,7 @@ def one_kernel(name: str, shape: tuple[int, ...] = (4,)) -> Graph:
 class WorkerProcess:
     """A worker as the agent has it: a process and a channel."""
 
-    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    def __init__(self, process: Forked, connection: socket.socket) -> None:
         self.process = process
         self.connection = connection
         self.channel = Channel(connection)
@@ -137,12 +137,8 @@ def spawn(kernel_library: Path) -> Iterator[Spawn]:
             "mod.params": params(**(weights or {})),
         } | dict(files or {})
         ours, theirs = socket.socketpair()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "agent.worker", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-        )
-        theirs.close()
+        with theirs, template() as (connection, _):
+            process = fork(connection, [theirs.fileno(), 2])
         worker = WorkerProcess(process, ours)
         started.append(worker)
         ours.settimeout(PATIENCE_S)

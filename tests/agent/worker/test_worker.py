@@ -25,6 +25,7 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Postprocessor
 from agent.worker.frames import Answer, Failed, Ready, Request, Stop
+from tests.agent.launching import PROJECT, fork, template
 from tests.agent.worker.conftest import Spawn, one_kernel
 from tests.fake_module import GraphBuilder, params
 from tests.patience import PATIENCE_S
@@ -236,19 +237,25 @@ def test_a_bundle_that_does_not_fit_together_is_refused_in_one_line(
     assert worker.process.wait(PATIENCE_S) == 0
 
 
-def test_the_worker_holds_only_what_it_needs(kernel_library: Path, tmp_path: Path) -> None:
+def test_the_worker_holds_only_what_it_needs(
+    kernel_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # tvm-ffi would import it, wherever it is installed.
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{PROJECT}")
     # The process itself says what it holds: its own `main`, over a real channel, with everything declared.
     script = """if True:
-        import sys
+        import os, sys
         sys.argv[0] = "worker"
         from agent.worker import __main__ as worker
+        template = os.getpid()
         status = worker.main([sys.argv[1]])
+        if os.getpid() == template:
+            sys.exit(status)
         held = {name for name, module in sys.modules.items() if module}
         forbidden = "torch ml_dtypes tvm onnx onnxruntime builder paho statistics"
         forbidden += " agent.service agent.deploy agent.mqtt agent.runtime.benchmark"
-        print(status, sorted(held & set(forbidden.split())), "PIL" in held, "cryptography" in held)
+        print(status, sorted(held & set(forbidden.split())), "cryptography" in held, flush=True)
     """
     from agent.worker.channel import Channel, send_load
     from agent.worker.frames import Load
@@ -261,14 +268,11 @@ def test_the_worker_holds_only_what_it_needs(kernel_library: Path, tmp_path: Pat
     }
     specs = (TensorSpec("x", "FP32", (4,)),), (TensorSpec("y", "FP32", (4,)),)
     ours, theirs = socket.socketpair()
-    with ours, theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        )
+    output, log = os.pipe()
+    with ours, open(output) as lines:  # noqa: PTH123 - a descriptor
+        with theirs, template((sys.executable, "-c", script)) as (connection, _):
+            process = fork(connection, [theirs.fileno(), log])
+        os.close(log)
         descriptors = [sealed(each) for each in content.values()]
         send_load(ours, Load(tuple(content)), manifest(content, *specs).to_bytes(), descriptors)
         for descriptor in descriptors:
@@ -280,8 +284,8 @@ def test_the_worker_holds_only_what_it_needs(kernel_library: Path, tmp_path: Pat
         channel.send(Request(1, RAW), X.tobytes())
         assert channel.receive() is not None
         channel.send(Stop())
-        output, _ = process.communicate(timeout=PATIENCE_S)
-    assert output.split("\n")[0] == "0 [] False False"
+        assert process.wait() == 0
+        assert lines.readline() == "0 [] False\n"
 
 
 def test_objects_with_masks_are_decoded_inside_the_sandbox(spawn: Spawn) -> None:

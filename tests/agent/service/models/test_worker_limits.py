@@ -22,9 +22,11 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.service.models import thread_gate, worker_log, worker_process
 from agent.service.models.confinement import sandbox_of
 from agent.service.models.processor_meter import ProcessorMeter
+from agent.service.models.template import Template
 from agent.service.models.thread_gate import ThreadGate, thread_limit
 from agent.service.models.worker_process import WorkerProcess
 from agent.worker.frames import Answer, Failed, Frame, Load, Ready, Request, Share
+from tests.agent.launching import executed
 from tests.agent.worker.conftest import kernel_library, manifest, one_kernel, sealed
 from tests.fake_module import params
 from tests.patience import until
@@ -72,7 +74,7 @@ async def started(script: str, load: Load | None = None) -> AsyncIterator[Worker
     frames: list[Frame] = []
     ends: list[str] = []
     command = (sys.executable, "-c", PRELUDE + script)
-    process = WorkerProcess("echo", command=command, on_frame=frames.append, on_end=ends.append)
+    process = WorkerProcess("echo", launch=executed(command), on_frame=frames.append, on_end=ends.append)
     member = os.memfd_create("mod.so")
     try:
         await process.start(load or Load(("mod.so",)), b"{}", [member])
@@ -414,7 +416,8 @@ async def test_real_worker_has_the_complete_sandbox_and_starts_threads(kernel_li
     descriptors = [sealed(each) for each in files.values()]
     frames: list[Frame] = []
     ends: list[str] = []
-    process = WorkerProcess("probe", on_frame=frames.append, on_end=ends.append)
+    template = Template()
+    process = WorkerProcess("probe", launch=template.fork, on_frame=frames.append, on_end=ends.append)
     try:
         await process.start(Load(tuple(files), require_sandbox=True), described, descriptors)
         await until(lambda: bool(frames))
@@ -427,6 +430,7 @@ async def test_real_worker_has_the_complete_sandbox_and_starts_threads(kernel_li
         assert struct.unpack("=4f", bytes(frames[1].payload)) == (2, 4, 6, 8)
     finally:
         await process.stop(5)
+        template.close()
         for descriptor in descriptors:
             os.close(descriptor)
 

@@ -14,6 +14,7 @@ import pytest
 from agent.service.models import worker_process
 from agent.service.models.worker_process import WorkerProcess
 from agent.worker.frames import Frame, Load
+from tests.agent.launching import executed
 from tests.patience import PATIENCE_S
 
 # The last argument is the number of the channel's descriptor.
@@ -48,7 +49,7 @@ async def start(script: str, member: int) -> tuple[WorkerProcess, Recorder]:
     recorder = Recorder()
     process = WorkerProcess(
         "echo",
-        command=(sys.executable, "-c", PRELUDE + script),
+        launch=executed((sys.executable, "-c", PRELUDE + script)),
         on_frame=recorder.frames.append,
         on_end=recorder.on_end,
     )
@@ -108,7 +109,7 @@ async def test_process_that_cannot_take_its_files_leaves_nothing_behind(member: 
     recorder = Recorder()
     process = WorkerProcess(
         "echo",
-        command=(sys.executable, "-c", PRELUDE + "time.sleep(60)"),
+        launch=executed((sys.executable, "-c", PRELUDE + "time.sleep(60)")),
         on_frame=recorder.frames.append,
         on_end=recorder.on_end,
     )
