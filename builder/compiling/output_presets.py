@@ -86,8 +86,12 @@ class Signature:
     def is_transposed(self, shape: tuple[int, ...]) -> bool:
         """Return whether an output [1, a, b] has b candidate boxes of a values, and not a boxes of b values.
 
-        The number of boxes is that of a pyramid's cells, or three times that; otherwise the larger number.
+        The number of boxes is that of a pyramid's cells, or three times that; or the other number is that of
+        a box and the classes that the file names; otherwise it is the larger number.
         """
+        named = [n == _BOX + self.hints.classes for n in shape[1:]]
+        if self.hints.classes and named[0] != named[1]:
+            return named[0]
         known = [any(map(self.pyramid, (n, n // 3 if n % 3 == 0 else 0))) for n in shape[1:]]
         return known[1] if known[0] != known[1] else shape[1] < shape[2]
 
@@ -168,7 +172,9 @@ def _yolov5(signature: Signature, factors: int = 0) -> Objects:
 def _yolov8(signature: Signature, factors: int = 0) -> Objects:
     expected = "[1, 4 + classes, n] with n cells of strides 8, 16, 32 (and 4, or 64)"
     spec, values, transposed = _rows(signature, expected, smallest=5 + factors)
-    if signature.size is not None and not signature.pyramid(spec.shape[2 if transposed else 1]):
+    is_named = signature.hints.task != "" and values == _BOX + signature.hints.classes + factors
+    rows = spec.shape[2 if transposed else 1]
+    if signature.size is not None and not is_named and not signature.pyramid(rows):
         raise _MisfitError(expected)
     return Objects(
         boxes=(Part(spec.name, 0, _BOX),), coding="centre", transposed=transposed,

@@ -334,7 +334,8 @@ def _one_output(signature: Signature, shape: tuple[int, ...], hints: Hints) -> I
         yield upright
     if not transposed and count in (3 * three, 3 * four) and values >= 6:
         yield Proposal("YOLOv5 or YOLOv7", evidence, True, "yolov5", "yolov5")
-    if transposed and count in (three, four, fine) and values >= 5:
+    is_named = hints.task == "detect" and values == 4 + hints.classes
+    if transposed and (count in (three, four, fine) or is_named) and values >= 5:
         yield Proposal("YOLOv8, YOLO11 or YOLO12", evidence, True, "yolov8", "yolov8")
     if not transposed and count == 300 and values >= 5:
         yield Proposal("RT-DETR", evidence, values - 4 in _COCO_CLASSES, "rtdetr", "unit")

@@ -94,6 +94,9 @@ IMAGE = [TensorSpec("x", "FP32", (1, 3, 640, 640))]
         ((1, 300, 24), Hints(task="pose", classes=3, points=(9, 2)), "yolo26-pose,keypoint_values=2"),
         ((1, 30, 8400), Hints(task="pose", classes=1, points=(12, 2)), None),
         ((1, 84, 8400), Hints(task="detect", classes=3), None),
+        ((1, 84, 2000), Hints(task="detect", classes=80), "yolov8"),  # YOLOv3-tiny, of strides 16 and 32
+        ((1, 84, 80), Hints(task="detect", classes=80), "yolov8"),
+        ((1, 84, 2000), Hints(), None),
         ((1, 8400, 85), Hints(operators=frozenset({"Conv", "Sigmoid"})), "yolox"),
         ((1, 8400, 85), Hints(operators=frozenset({"Conv", "Exp"})), "yolox-decoded"),
         ((1, 1000), Hints(makers={"y": "Softmax"}), "top5"),
