@@ -58,8 +58,10 @@ def write_dot_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
         kind = next((kind for mark, kind in _LOOPS.items() if mark in stmt.annotations), None)
         if kind is None:
             return stmt
+        condition, marked = _without_condition(stmt)
         try:
-            return kind.of(stmt).write(dot)
+            made = kind.of(marked).write(dot)
+            return made if condition is None else tirx.IfThenElse(condition, made, None)
         except BuildError as error:  # TVM, which calls this, would make a RuntimeError of it
             errors.append(error)
             return stmt
@@ -68,6 +70,24 @@ def write_dot_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
     if errors:
         raise errors[0]
     return written
+
+
+def _without_condition(loop: tirx.For) -> tuple[tirx.Expr | None, tirx.For]:
+    """Take out the condition of an incomplete tile, which is the same for all rounds of the loops."""
+    body: tirx.Stmt = loop
+    inside: list[tirx.Var] = []
+    while isinstance(body, tirx.For):
+        inside.append(body.loop_var)
+        body = body.body
+    if not isinstance(body, tirx.IfThenElse) or body.else_case is not None:
+        return None, loop
+    if not isinstance(body.then_case, tirx.BufferStore):
+        return None, loop  # which is an error of the space
+    used: list[tirx.Var] = []
+    tvm_ffi.structural_walk(body.condition, (tirx.Var, used.append))
+    if any(var.same_as(each) for var in used for each in inside):
+        return None, loop
+    return body.condition, tvm_ffi.structural_map(loop, (tirx.IfThenElse, lambda each: each.then_case))
 
 
 @dataclass(frozen=True, slots=True)

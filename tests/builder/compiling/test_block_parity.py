@@ -160,6 +160,11 @@ def test_a_concatenation_beyond_the_bytes_is_limited_by_the_next_kernel() -> Non
     compared(random_model(5), resolve("rpi4"), 5)
 
 
+@pytest.mark.slow
+def test_products_of_a_tile_beyond_an_odd_width_are_left_out() -> None:
+    compared(random_model(303, 3, activations="int8"), resolve("rpi4"), 303)
+
+
 def test_the_self_test_does_not_follow_from_roundings_of_the_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
