@@ -79,7 +79,7 @@ _RECEIVE_BUFFER_BYTES: Final = 256 << 10
 
 
 # A desired document waits until the one before it is stored, and has at most 256 KiB; a block has 64 KiB.
-_CONTROL_RECEIVE_MAXIMUM: Final = 16
+_CONTROL_RECEIVE_MAXIMUM: Final = 32
 _CONTROL_PACKET_BYTES: Final = 512 << 10
 
 

@@ -103,4 +103,4 @@ async def test_control_messages_that_wait_are_few_and_small(
 ) -> None:
     async with start_service(mosquitto.port) as rig:
         settings = rig.service.connections[0].settings
-        assert settings.receive_maximum * settings.max_packet_bytes <= 8 << 20
+        assert settings.receive_maximum * settings.max_packet_bytes <= 16 << 20
