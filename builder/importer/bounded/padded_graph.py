@@ -130,6 +130,12 @@ class PaddedGraph:
                 self.graph.set_initializer(numpy_helper.from_array(value, name))
                 return
 
+    def learn_types(self, node: onnx.NodeProto) -> None:
+        """Infer the types of a node of constants: those of branches that are written out are not recorded."""
+        constants = all(self.graph.is_constant(name) for name in node.input if name)
+        if constants and node.input and not node.domain and defs.has(node.op_type, self.graph.opset, ""):
+            self._infer(node)
+
     def fold(self, node: onnx.NodeProto) -> bool:
         """Compute a node whose inputs are all constants; return whether it was done."""
         values = evaluate(self.graph, node)

@@ -94,6 +94,8 @@ def _pad(node: onnx.NodeProto, g: PaddedGraph) -> list[onnx.NodeProto] | None:
     if node.domain == JOIN:
         join(node, g)
         return None
+    if not known and node.op_type not in SOURCES:
+        g.learn_types(node)
     if not known and g.fold(node):
         return None
     padded = any(name in g.lengths for name in node.input)

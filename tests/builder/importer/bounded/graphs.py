@@ -193,6 +193,20 @@ GRAPHS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             upto = Slice(v, zero, less) places = Range(count, next, one_scalar) last = Gather(more, places)
             """,
         ),
+        "axes that a branch computes": (
+            "float[n,6] y",
+            """
+            high = Greater(v, half) some = Compress(v, high) dims = Shape(some) none = Equal(dims, zero)
+            is_none = Squeeze(none, zero) rows = Compress<axis=0>(x, m)
+            y = If(is_none) <
+                then_branch = taken () => (float[n,6] low) { low = Neg(rows) },
+                else_branch = other () => (float[n,6] part) {
+                    axis = Squeeze(zero, zero) axes = Unsqueeze(axis, zero) step = Squeeze(one, zero)
+                    steps = Unsqueeze(step, zero) part = Slice(rows, zero, far, axes, steps)
+                }
+            >
+            """,
+        ),
         "filled up to a number": (
             "float[n,6] some, float[24] flat, float[4,6] rows, float[8] line",
             """
