@@ -172,7 +172,7 @@ def load_model(path: str, options: Options, progress: Callable[[str], None] | No
     native.start()  # it is ready when the compiler has been loaded, which takes longer
     from builder.importer import load
 
-    return load(path, **options.fixed_inputs(), **options.import_options(), progress=progress)
+    return load(path, **options.fixed_inputs(path), **options.import_options(), progress=progress)
 
 
 def json_flag() -> Any:  # noqa: ANN401 - a field of any type

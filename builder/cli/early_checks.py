@@ -50,7 +50,7 @@ def read_tensors(path: str, options: Options) -> Outline | None:
     from builder.compiling.outline import fixed_outline
 
     try:
-        return fixed_outline(path, **options.fixed_inputs())
+        return fixed_outline(path, **options.fixed_inputs(path))
     except ShapeError as error:
         if (note := sound_note(path, options.preprocess)) is not None:
             raise ShapeError(str(error), hint=note) from error

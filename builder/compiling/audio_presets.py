@@ -159,19 +159,6 @@ def labels_for(preset: AudioPreset, outputs: Sequence[TensorSpec]) -> tuple[str,
     return preset.labels if preset.labels and fits else None
 
 
-def import_options(
-    text: str | None,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
-    input_values: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return the shapes and values for an import: the preset's, unless the user gives others."""
-    preset = preset_of(text) or AudioPreset({})
-    return {
-        "input_shapes": {**preset.input_shapes, **(input_shapes or {})} or None,
-        "input_values": {**preset.input_values, **(input_values or {})} or None,
-    }
-
-
 def audio(text: str, inputs: Sequence[TensorSpec]) -> Audio:
     """Declare how a recording becomes an input.
 

@@ -130,14 +130,24 @@ class Options:
         given = self.input_values or {}
         return parse_input_values(given) if isinstance(given, str) else dict(given)
 
-    def fixed_inputs(self) -> dict[str, Any]:
-        """Return the shapes and values for an import: those given, and of a preset for recordings."""
+    def fixed_inputs(self, path: str | Path) -> dict[str, Any]:
+        """Return the shapes and values for an import: those given, and of a preset for recordings.
+
+        Of a preset's values, those of inputs that the file at `path` has.
+        """
         from builder.compiling import audio_presets
+        from builder.compiling.outline import tensor_names
         from builder.importer.input_shapes import parse_input_shapes
 
         given = self.input_shapes
         shapes = parse_input_shapes(given) if isinstance(given, str) else given
-        return audio_presets.import_options(self.preprocess, shapes, self.values())  # type: ignore[arg-type]
+        preset = audio_presets.preset_of(self.preprocess) or audio_presets.AudioPreset({})
+        found = tensor_names(path) if preset.input_values else None
+        values = {k: v for k, v in preset.input_values.items() if found is None or k in found[0]}
+        return {
+            "input_shapes": {**preset.input_shapes, **(shapes or {})} or None,
+            "input_values": {**values, **self.values()} or None,
+        }
 
     def import_options(self) -> dict[str, Any]:
         """Return the other arguments of `builder.load`."""

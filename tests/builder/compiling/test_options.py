@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from builder.compiling.options import Options
 from builder.errors import InputFault
@@ -45,3 +47,16 @@ def test_options_that_do_not_go_together(
         options.check()
     assert words in str(caught.value)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("names", [("input", "state", "sr"), ("input", "state")])
+def test_a_preset_gives_values_only_to_inputs_that_the_model_has(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in (*names, "y")]
+    node = helper.make_node("Sum", list(names), ["y"])
+    graph = helper.make_graph([node], "g", ends[:-1], ends[-1:])
+    onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
+    found = Options(preprocess="silero").fixed_inputs(tmp_path / "m.onnx")
+    assert found["input_values"] == ({"sr": 16000} if "sr" in names else None)
+    assert found["input_shapes"] == {"input": (1, 576), "state": (2, 1, 128)}
