@@ -93,7 +93,7 @@ def compile(
     else:
         progress(f"importing {os.fspath(model)}")
         if not options.has_bounds:
-            given = options.fixed_inputs(model) | options.import_options()
+            given = options.fixed_inputs(Path(model)) | options.import_options()
             plan = Plan.fixed(quantise(load(model, **given, progress=progress)))
         elif options.states:
             plan, states = _growing(Path(model), options, quantise, progress)

@@ -136,14 +136,17 @@ class Options:
         Of a preset's values, those of inputs that the file at `path` has.
         """
         from builder.compiling import audio_presets
-        from builder.compiling.outline import tensor_names
         from builder.importer.input_shapes import parse_input_shapes
 
         given = self.input_shapes
         shapes = parse_input_shapes(given) if isinstance(given, str) else given
         preset = audio_presets.preset_of(self.preprocess) or audio_presets.AudioPreset({})
-        found = tensor_names(path) if preset.input_values else None
-        values = {k: v for k, v in preset.input_values.items() if found is None or k in found[0]}
+        values = preset.input_values
+        if values:
+            from builder.compiling.outline import tensor_names
+
+            found = tensor_names(path)
+            values = {name: values[name] for name in values if found is None or name in found[0]}
         return {
             "input_shapes": {**preset.input_shapes, **(shapes or {})} or None,
             "input_values": {**values, **self.values()} or None,
