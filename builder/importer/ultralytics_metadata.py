@@ -14,9 +14,10 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import onnx
+if TYPE_CHECKING:
+    import onnx
 
 _MAX_NAMES: Final = 100_000
 _MAX_POINTS: Final = 10_000
