@@ -164,6 +164,46 @@ def test_a_model_that_computes_in_float16_agrees_but_for_rounding(tmp_path: Path
         Judge(replace(model, onnx=wrong)).outputs(inputs)
 
 
+@pytest.mark.parametrize(
+    ("factor", "changed", "words"),
+    [
+        (1e8, "Cos", ""),
+        (1, "Cos", "at least 20 dB"),
+        (1e8, "Neg", r"at least 1\d[.\d]* dB .* got -"),
+    ],
+    ids=["a file that amplifies rounding", "a file that does not", "a fault beyond its noise"],
+)
+def test_a_file_that_amplifies_rounding_is_compared_with_its_own_noise(
+    tmp_path: Path, factor: float, changed: str, words: str
+) -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "factor"], ["m"]),
+        helper.make_node("Sin", ["m"], ["s"]),
+        helper.make_node("Mul", ["s", "part"], ["p"]),
+        helper.make_node("Add", ["x", "p"], ["a"]),
+        helper.make_node("QuantizeLinear", ["a", "step", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "step", "zero"], ["y"]),
+    ]
+    numbers = {"factor": factor, "part": 0.25, "step": 0.02}
+    weights = [numpy_helper.from_array(np.float32(number), name) for name, number in numbers.items()]
+    weights.append(numpy_helper.from_array(np.uint8(128), "zero"))
+    file = saved(made(nodes, [value("x", F, [4096])], [value("y", F, [4096])], weights), tmp_path)
+    model = import_onnx(file)
+    other = onnx.ModelProto()
+    other.CopyFrom(model.onnx)
+    next(node for node in other.graph.node if node.op_type == "Sin").op_type = changed
+    judge = Judge(replace(model, onnx=other))
+    inputs = {"x": np.linspace(-2, 2, 4096, dtype="f4")}
+    if words:
+        with pytest.raises(ParityError, match=words):
+            judge.outputs(inputs)
+    else:
+        judge.outputs(inputs)
+        assert re.search(
+            r"agrees with .* to 1\d dB, as it does with itself if its inputs move", judge.reference
+        )
+
+
 def test_inputs_that_became_constants_are_given_to_the_file(tmp_path: Path) -> None:
     nodes = [helper.make_node("Mul", ["x", "factor"], ["m"]), helper.make_node("Add", ["m", "list"], ["y"])]
     inputs = [value("x", F, ["n"]), value("factor", F, ["n"]), value("list", I64, [3])]
