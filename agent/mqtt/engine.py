@@ -125,9 +125,11 @@ class Engine:
         self._bare = bare
         self._listener = listener = listener or Listener()
         self._socket: BrokerSocket | None = None
-        # Messages of QoS 1 and 2 that are not acknowledged, and how many there may be.
+        # Messages of QoS 1 and 2 that are not acknowledged, how many there may be, and what came beyond.
         self._unacknowledged = 0
         self._receive_maximum = _ALL_IDENTIFIERS
+        self._excess_bytes = 0
+        self._most_excess = (0, 0)
         self._accepted = False
         self._connack: asyncio.Future[Connack] | None = None
         client = PahoClient(
@@ -163,7 +165,8 @@ class Engine:
         self.drop()
         self._epoch = epoch
         self._keepalive_s = settings.keepalive_s
-        self._unacknowledged = 0
+        self._unacknowledged = self._excess_bytes = 0
+        self._most_excess = (settings.excess_messages, settings.excess_bytes)
         sock.max_packet_bytes = settings.max_packet_bytes
         self._socket = sock
         self._connack = asyncio.get_running_loop().create_future()
@@ -309,7 +312,8 @@ class Engine:
     # Called by the turns and the socket.
 
     def _is_over(self) -> bool:
-        return self._unacknowledged > self._receive_maximum
+        excess = self._unacknowledged - self._receive_maximum
+        return excess > 0 and (excess > self._most_excess[0] or self._excess_bytes > self._most_excess[1])
 
     def _turn_ended(self, is_used_up: bool) -> None:
         if self._is_over():
@@ -337,7 +341,8 @@ class Engine:
     def _leave_broker(self) -> None:
         """End the connection to a broker that sends more than we have said that we accept (MQTT 5.0, 4.9)."""
         _log.error(
-            "the broker sent more than %d messages before one was acknowledged, connection dropped",
+            "the broker sent %d messages before one was acknowledged (at most %d), connection dropped",
+            self._unacknowledged,
             self._receive_maximum,
         )
         accepted, self._accepted = self._accepted, False
@@ -372,6 +377,8 @@ class Engine:
     def _received(self, packet: Packet) -> None:
         if packet.first & _QOS:
             self._unacknowledged += 1
+            is_excess = self._unacknowledged > self._receive_maximum
+            self._excess_bytes = self._excess_bytes + len(packet.body) if is_excess else 0
         message = decode_publish(
             packet.first,
             packet.body,

@@ -60,6 +60,9 @@ class BrokerSettings:
     receive_maximum
         How many QoS 1 messages the broker may send before we acknowledge one. Each costs 2 KiB while it
         waits, and the garbage collector a few microseconds, during which nothing else runs.
+    excess_messages, excess_bytes
+        How many more, and how large in all, end the connection. Not the first one: mosquitto 2.0.11, which is
+        that of Debian 12, sends all that it has queued once one message is acknowledged.
     max_packet_bytes
         The largest packet the broker may send (MQTT 5).
     receive_buffer_bytes
@@ -82,6 +85,8 @@ class BrokerSettings:
     session_expiry_s: int = 600
     reconnect_spread_s: float = 0.0
     receive_maximum: int = 1000
+    excess_messages: int = 10_000
+    excess_bytes: int = 64 << 20
     max_packet_bytes: int = 64 << 20
     receive_buffer_bytes: int | None = None
     quick_ack: bool = True

@@ -11,7 +11,7 @@ from agent.mqtt.reason_codes import Reason
 from agent.mqtt.settings import BrokerSettings
 from tests.agent.mqtt.memory_broker import Client, MemoryBroker
 
-SETTINGS = BrokerSettings("broker", receive_maximum=17, max_packet_bytes=1 << 20)
+SETTINGS = BrokerSettings("broker", receive_maximum=17, excess_messages=0, max_packet_bytes=1 << 20)
 
 
 class Rig(Listener):
@@ -54,8 +54,10 @@ class Rig(Listener):
     def client(self) -> Client:
         return self.broker.clients[-1]
 
-    async def connect(self, epoch: int = 1, password: str | None = None) -> Connack:
-        return await self.engine.connect(await self.broker.open_socket(SETTINGS), epoch, SETTINGS, password)
+    async def connect(
+        self, epoch: int = 1, password: str | None = None, settings: BrokerSettings = SETTINGS
+    ) -> Connack:
+        return await self.engine.connect(await self.broker.open_socket(settings), epoch, settings, password)
 
     def publish(
         self,

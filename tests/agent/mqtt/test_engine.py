@@ -391,6 +391,18 @@ async def test_broker_that_exceeds_the_receive_maximum_is_left() -> None:
     assert rig.client.closed
 
 
+@pytest.mark.parametrize(("size", "is_left"), [(10, False), (100, True)])
+@in_virtual_time
+async def test_a_broker_that_sends_all_it_has_queued_is_left_only_if_that_is_much(
+    size: int, is_left: bool
+) -> None:
+    rig = Rig()
+    await rig.connect(settings=replace(SETTINGS, excess_messages=100, excess_bytes=5_000))
+    rig.client.send(b"".join(memory_broker.publish("a/b", b"x" * size, number) for number in range(1, 110)))
+    await settle()
+    assert rig.lost == ([reason(0x93)] if is_left else [])
+
+
 @in_virtual_time
 async def test_broker_that_exceeds_the_receive_maximum_and_does_not_read_is_left_too() -> None:
     rig = Rig()

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 from agent.service.inference import _MAX_BACKLOG_BYTES
-from tests.agent.service.conftest import StartService
+from tests.agent.service.conftest import StartService, status_of
 from tests.conftest import BrokerProcess
 from tests.flooding_broker import CONNECT, PINGREQ, PUBLISH, SUBSCRIBE, numbered, publish, reply_to
 from tests.patience import until
@@ -104,3 +104,16 @@ async def test_control_messages_that_wait_are_few_and_small(
     async with start_service(mosquitto.port) as rig:
         settings = rig.service.connections[0].settings
         assert settings.receive_maximum * settings.max_packet_bytes <= 16 << 20
+
+
+async def test_a_broker_that_sends_all_it_has_queued_is_not_left(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    """Mosquitto 2.0.11 does once one message is acknowledged; the others wait behind a slow one."""
+    async with start_service(mosquitto.port, models=["echo"], broker_receive_maximum=3) as rig:
+        client = await rig.client()
+        sent = [client.send(b"quick"), *(client.send(b"sleep:0.3") for _ in range(2))]
+        sent += [client.send(b"quick") for _ in range(30)]
+        for correlation in sent:
+            assert status_of(await client.answer(correlation)) in (200, 503)
+        assert [connection.connects for connection in rig.service.connections] == [1, 1]
