@@ -59,7 +59,8 @@ class BrokerSettings:
         0 for a client that is not part of a fleet, which tries again at once.
     receive_maximum
         How many QoS 1 messages the broker may send before we acknowledge one. Each costs 2 KiB while it
-        waits, and the garbage collector a few microseconds, during which nothing else runs.
+        waits, and the garbage collector some 10 microseconds, during which nothing else runs. If they are
+        few, the broker's queue fills, and mosquitto drops what it cannot queue, so requests get no 503.
     excess_messages, excess_bytes
         How many more, and how large in all, end the connection. Not the first one: mosquitto 2.0.11, which is
         that of Debian 12, sends all that it has queued once one message is acknowledged.
@@ -84,7 +85,7 @@ class BrokerSettings:
     connect_timeout_s: float = 10.0
     session_expiry_s: int = 600
     reconnect_spread_s: float = 0.0
-    receive_maximum: int = 1000
+    receive_maximum: int = 10_000
     excess_messages: int = 10_000
     excess_bytes: int = 64 << 20
     max_packet_bytes: int = 64 << 20
