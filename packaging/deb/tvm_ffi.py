@@ -52,7 +52,11 @@ def build(release: Release, sdist: Path, headers: Path, packages: Path) -> None:
     if not built.exists():
         with tempfile.TemporaryDirectory(dir=built.parent) as scratch:
             _build(release, _unpack(sdist, Path(scratch)), headers, Path(scratch) / "built")
-            (Path(scratch) / "built").rename(built)
+            try:
+                (Path(scratch) / "built").rename(built)
+            except OSError:
+                if not built.exists():  # another build was faster
+                    raise
     shutil.copytree(built, packages, dirs_exist_ok=True, symlinks=True)
 
 
