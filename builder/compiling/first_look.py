@@ -85,25 +85,25 @@ def proposed(package: Package) -> Proposal | None:
 
 def confirmed(proposal: Proposal, package: Package) -> Proposal:
     """Return the proposal that a picture or the sample speaks least against, with its units and doubts."""
-    tried = [_tried(each, package) for each in (proposal, *proposal.others)]
-    best = next((each for each in tried if not each.doubt), tried[0])
-    return best if best is tried[0] else replace(best, sure=False)
-
-
-def _tried(proposal: Proposal, package: Package) -> Proposal:
-    manifest = package.manifest
     raw = package.members.get("samples/outputs.params", b"")
-    signature = Signature.of(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()))
-    step = proposal.step
-    if signature.size is None or not raw or step is None:
-        return proposal
     values: Arrays = package.tried or {
         entry.spec.name.removeprefix("0/"): np.frombuffer(
             raw, entry.spec.dtype, entry.spec.nbytes // entry.spec.itemsize, entry.offset
         ).reshape(entry.spec.shape)
-        for entry in index_params(raw)
+        for entry in (index_params(raw) if raw else ())
         if entry.spec.name.startswith("0/")
     }
+    tried = [_tried(each, package, values) for each in (proposal, *proposal.others)]
+    best = next((each for each in tried if not each.doubt), tried[0])
+    return best if best is tried[0] else replace(best, sure=False)
+
+
+def _tried(proposal: Proposal, package: Package, values: Arrays) -> Proposal:
+    manifest = package.manifest
+    signature = Signature.of(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()))
+    step = proposal.step
+    if signature.size is None or not values or step is None:
+        return proposal
     quantised = by_name((manifest.quantisation or NO_QUANTISATION).outputs)
     if not isinstance(step, Detect | Objects | Pose) or {*outputs_of(step)} - values.keys():
         return proposal
