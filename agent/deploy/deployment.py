@@ -38,6 +38,7 @@ from agent.deploy.reconcile import Attempts
 from agent.deploy.reported import Serving, reported
 from agent.deploy.restoration import Restoration
 from agent.deploy.store.last_use import LastUse
+from agent.deploy.store.records import Records
 from agent.deploy.store.state_file import SAVE_LIMIT_S, Checkpoint, no_checkpoint
 from agent.deploy.store.store import Store
 from agent.deploy.trial_watch import TrialWatch
@@ -116,6 +117,7 @@ class Deployment:
         self._blocks = BlockSource(control, device, silence_limit_s=silence_limit_s)
         self._inbox = Inbox(store.inbox)
         self._last_use = LastUse(store.root)
+        self._records = Records(store.root)
         self._attempts = Attempts()
         self._journal = Journal(store.root / "jobs.json", checkpoint=checkpoint, on_error=on_disk_error)
         self._history = History(device, control, self._journal)
@@ -131,6 +133,7 @@ class Deployment:
         )
         parts = Parts(
             store=store,
+            records=self._records,
             downloader=Downloader(store, self._blocks, HttpsSource(https)),
             models=models,
             desired=self._desired,
@@ -200,6 +203,7 @@ class Deployment:
         self._store.lock()
         self._journal.load()
         self._last_use.load()
+        self._records.load()
         if self._store.lost_active:
             self._plan.recover()
         return self._desired.read()
@@ -262,15 +266,24 @@ class Deployment:
             and self._installer.running.get(name) != model.digest
         }
 
-    def record_use(self, used: Sequence[str]) -> None:
-        """Store which models were used last, the last one first. This blocks: call it in a thread."""
+    def records(self) -> dict[str, object]:
+        """Return how the bundles have done, for `record_use`."""
+        scores = {digest: self._models.score(name) for name, digest in self._installer.running.items()}
+        active = self._store.active().values()
+        return self._records.document(
+            scores, {each for model in active for each in (model.digest, model.previous)}
+        )
+
+    def record_use(self, used: Sequence[str], records: dict[str, object]) -> None:
+        """Store which models were used last, the last one first, and how they did; call it in a thread."""
         if not used or not self._is_open():
             return
         others = self._last_use.order(set(self._store.active()) - set(used))
         try:
             self._last_use.record([*used, *others])
+            self._records.save(records)
         except StoreError as error:
-            _log.warning("the order of the models is not stored: %s", error)
+            _log.warning("the order and the records of the models are not stored: %s", error)
 
     async def _open_late(self) -> None:
         """Return when the state directory is open."""

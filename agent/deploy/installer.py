@@ -368,8 +368,10 @@ class Installer:
         run.before_failed = run.before is not None and (
             self._running.get(name) != run.before.digest or condition is None or condition.failed
         )
-        run.baseline = self._parts.models.score(name)
+        before = self._running.get(name, "")
+        run.baseline = self._parts.records.whole(before, self._parts.models.score(name))
         await self._activate(verified, run.job.request.digest)
+        self._parts.records.keep(before, run.baseline)  # for when it comes back
 
     async def _activate(self, verified: VerifiedBundle, digest: str) -> None:
         name = verified.manifest.name

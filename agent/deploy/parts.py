@@ -12,6 +12,7 @@ from agent.deploy.history import History
 from agent.deploy.interfaces import Models
 from agent.deploy.jobs import Journal
 from agent.deploy.reconcile import Attempts
+from agent.deploy.store.records import Records
 from agent.deploy.store.state_file import Checkpoint
 from agent.deploy.store.store import Store
 
@@ -26,6 +27,7 @@ class Parts:
     """
 
     store: Store
+    records: Records
     downloader: Downloader
     models: Models
     desired: DesiredState

@@ -22,8 +22,8 @@ serves well              the trial ends after `TRIAL_S` in service and `TRIAL_AN
                          after `LONGEST_S` in service
 =======================  ===========================================================================
 
-A client counts if it has `MIN_SEEN` answers of the version, and had `MIN_KNOWN` good ones of the predecessor;
-if none had, as after a restart of the agent, all count, but not before `AWAIT_S`. One that had, and has asked
+A client counts if it has `MIN_SEEN` answers of the version, and had `MIN_KNOWN` good ones of the predecessor,
+in any run of the agent; if none had, all count, but not before `AWAIT_S`. One that had, and has asked
 less, is held to be content until then: to be the first to ask ends no trial. So a client
 without a record can neither end a trial nor hide that the version fails for those that have one, however
 often it asks.
@@ -82,6 +82,11 @@ class Tally(NamedTuple):
     errors: int = 0
 
     @property
+    def good(self) -> int:
+        """Requests that were answered."""
+        return self.answers - self.errors
+
+    @property
     def error_share(self) -> float:
         """The share of requests that failed."""
         return self.errors / self.answers if self.answers else 0.0
@@ -133,6 +138,17 @@ class Score:
     def answers(self) -> int:
         """Requests that were computed."""
         return sum(tally.answers for tally in self.clients.values())
+
+    def after(self, earlier: Score) -> Score:
+        """Return this score with an earlier one of the same bundle; of times, those of more answers."""
+        clients = dict(earlier.clients)
+        for key, tally in self.clients.items():
+            before = clients.get(key, Tally())
+            clients[key] = Tally(tally.answers + before.answers, tally.errors + before.errors)
+        times = dict(self.times)
+        for kind, known in earlier.times.items():
+            times[kind] = max(times.get(kind, known), known)
+        return replace(self, clients=clients, times=times)
 
     @classmethod
     def from_document(cls, value: Mapping[str, Any]) -> Score:
@@ -219,7 +235,7 @@ def client_of(kind: str) -> str:
 def _counting(before: Score, score: Score, served_s: float) -> tuple[dict[str, Tally], int]:
     """Return the clients that count, with what the version did for them, and how many others are content."""
     seen = {key: tally for key, tally in score.clients.items() if tally.answers >= MIN_SEEN}
-    known = {key for key, tally in before.clients.items() if tally.answers - tally.errors >= MIN_KNOWN}
+    known = {key for key, tally in before.clients.items() if tally.good >= MIN_KNOWN}
     awaits = served_s < AWAIT_S
     if not known:
         return ({}, 0) if awaits else (seen, 0)

@@ -68,7 +68,8 @@ _log = logging.getLogger(__name__)
 _FILES_INTERVAL_S: Final = 30.0
 # A disk that does not respond must not hold up presence for longer than this, at each step of the start.
 _DISK_LIMIT_S: Final = 10.0
-# Rarely, to spare an SD card: if it is not stored, models are only loaded in another order.
+# Rarely, to spare an SD card: if it is not stored, models are loaded in another order, and a version that is
+# deployed soon after a power failure is compared with what its predecessor did until an hour before.
 _USE_INTERVAL_S: Final = 3600.0
 # For the broker to acknowledge the last messages: the state topic's, and the reports of jobs.
 _FAREWELL_S: Final = 2.0
@@ -342,7 +343,7 @@ class Service:
         limit_s = self._config.shutdown_limit_s
         end_s = time.monotonic() + limit_s
         self._inference.refuse_new()
-        used = self.models.used()
+        used, records = self.models.used(), self._deployment.records()
         self._stopping = True
         self._connections_changed()
         await self.models.close(limit_s)
@@ -357,7 +358,7 @@ class Service:
             self._presence.stop()
         await self._outbox.stored(_FAREWELL_S)
         await self._control.close(_FAREWELL_S)
-        await _wait_for_disk(_FAREWELL_S, self._deployment.record_use, used)
+        await _wait_for_disk(_FAREWELL_S, self._deployment.record_use, used, records)
 
     async def _answer_groups(self, connection: Connection) -> None:
         """Wait until every request that the broker has dealt to us is answered: no other member gets it."""
@@ -396,11 +397,12 @@ class Service:
         self._deployment.on_keys_read()
 
     async def _record_use(self) -> None:
-        """Store which models were used last, so that the next start loads these first."""
+        """Store which models were used last, so that the next start loads these first, and how they did."""
         while True:
             await asyncio.sleep(_USE_INTERVAL_S)
+            records = self._deployment.records()
             with contextlib.suppress(StoreError):  # no thread: the next time, then
-                await in_disk_thread(self._deployment.record_use, self.models.used())
+                await in_disk_thread(self._deployment.record_use, self.models.used(), records)
 
     async def _publish_metrics(self) -> None:
         topic = format_topic(MetricsTopic(self._config.device))

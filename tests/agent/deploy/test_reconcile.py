@@ -637,6 +637,28 @@ async def test_slower_version_is_compared_with_its_predecessor(agent: Agent) -> 
     await agent.stop()
 
 
+async def test_restart_before_a_deployment_does_not_make_its_trial_blind(agent: Agent) -> None:
+    """The steady client has a record; a monitor that asked once or twice does not, and cannot outvote it."""
+    await agent.start()
+    await agent.deploy(OLD, "job-1")
+    agent.models.scores["digits"] = Score({"steady": Tally(1000)})
+    agent.deployment.record_use(["digits"], agent.deployment.records())
+    await agent.stop()
+    agent.models.scores.clear()
+    await agent.start()
+    await agent.deploy(NEW, "job-2")
+    agent.models.scores["digits"] = Score({"steady": Tally(200, 200), "monitor": Tally(3)})
+    await until(lambda: agent.models.serving == {"digits": "1.0.0"})
+    await agent.settle()
+    trial = make_bundle(version="3.0.0", counter=3, params=b"newer")
+    await agent.deploy(trial, "job-3")
+    known = agent.store.active()["digits"].trial
+    assert known is not None
+    assert known.baseline is not None
+    assert known.baseline.clients == {"steady": Tally(1000)}, "it came back, and with it what it did before"
+    await agent.stop()
+
+
 async def test_failing_version_without_a_predecessor_stays(agent: Agent) -> None:
     await agent.start()
     await agent.deploy(OLD, "job-1")

@@ -15,6 +15,7 @@ import pytest
 
 from agent.deploy.store import storage
 from agent.deploy.store.storage import Condition, Finding, StorageWatch, examine
+from agent.deploy.trial import Score, Tally
 from tests.agent.deploy.rig import Agent, make_bundle
 from tests.patience import until
 
@@ -181,12 +182,22 @@ async def reported(agent: Agent, condition: Callable[[Any], bool]) -> None:
 @pytest.mark.parametrize("damage", ["empty", "truncated", "folder", "fifo", "link"])
 @pytest.mark.parametrize(
     "name",
-    ["active.json", "counters.json", "desired.json", "jobs.json", "stopped.json", "last_use.json", "format"],
+    [
+        "active.json",
+        "counters.json",
+        "desired.json",
+        "jobs.json",
+        "stopped.json",
+        "last_use.json",
+        "records.json",
+        "format",
+    ],
 )
 async def test_one_damaged_file_of_the_state_is_not_the_end(agent: Agent, name: str, damage: str) -> None:
     await agent.start()
     await agent.deploy(OLD, "job-1")
-    agent.deployment.record_use(["digits"])
+    agent.models.scores["digits"] = Score({"a": Tally(100)})
+    agent.deployment.record_use(["digits"], agent.deployment.records())
     await agent.stop()
     path = agent.root / name
     raw = path.read_bytes() if path.exists() else b""
