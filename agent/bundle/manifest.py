@@ -1,11 +1,8 @@
 """The signed manifest of a bundle: what it is, what it needs, and the digest of everything in it.
 
 Promises that `Manifest.from_bytes` accepts only what `Manifest.to_bytes` writes, and that every value has its
-declared type and lies within its limits. Leaves the signature and the files' contents to `verify`, and
-whether this machine can run the bundle to `admission`.
-
-The rules for values that users choose (`check_model_name`, `check_version`, `check_security_counter`,
-`check_compatible`) can be called without a manifest: the builder refuses a bad value before it compiles.
+declared type and lies within its limits. Leaves the rules for its name, version and counter to `names`, the
+signature and the files' contents to `verify`, and whether this machine can run the bundle to `admission`.
 """
 
 from __future__ import annotations
@@ -22,7 +19,13 @@ from agent.bundle.audio import Audio, Keywords, Speech
 from agent.bundle.buckets import Buckets
 from agent.bundle.columns import InputColumns, check_columns
 from agent.bundle.detection import MAX_ROWS
-from agent.bundle.names import COMPATIBLE, MAX_VERSION_CHARS, MODEL_NAME, SEMVER
+from agent.bundle.names import (
+    check_compatible,
+    check_model_name,
+    check_security_counter,
+    check_sha256,
+    check_version,
+)
 from agent.bundle.output_length import OutputLength, check_lengths
 from agent.bundle.processing import (
     Normalise,
@@ -48,71 +51,12 @@ MAX_TENSORS: Final = 1024
 MAX_SAMPLES: Final = 1024
 # Samples are named "<k>/<tensor name>", and TensorSpec limits that whole name to 256 characters.
 _MAX_TENSOR_NAME_CHARS: Final = 240
-# A 64-bit signed integer, which every language can read.
-MAX_SECURITY_COUNTER: Final = (1 << 63) - 1
-# For device types and for CPU features; a recent x86-64 CPU has some 40 features that kernels use.
-MAX_WORDS: Final = 64
-
+# A recent x86-64 CPU has some 40 features that kernels use.
+_MAX_FEATURES: Final = 64
 # 1 TiB, more memory than any device has.
 _MAX_MEMORY_BYTES: Final = 1 << 40
 _NUMBER_TYPE: Final = re.compile(r"[A-Z][A-Z0-9]{2,15}", re.ASCII)
 _GLIBC: Final = re.compile(r"2\.(0|[1-9]\d{0,2})(\.\d{1,3})?", re.ASCII)
-
-
-def check_model_name(name: str) -> None:
-    """Check a model's name: 1 to 64 of `a-z`, `0-9`, `.`, `_` and `-`, the first a letter or a digit.
-
-    Raises
-    ------
-    ValueError
-        If it breaks that rule.
-    """
-    values.match(
-        "name",
-        name,
-        MODEL_NAME,
-        "1 to 64 lower case letters, digits, '.', '_' and '-', first a letter or digit",
-    )
-
-
-def check_version(version: str) -> None:
-    """Check a model's version: semantic version 2.0.0 (semver.org) of at most 64 characters.
-
-    Raises
-    ------
-    ValueError
-        If it is longer or not a semantic version.
-    """
-    if len(version) > MAX_VERSION_CHARS:
-        raise ValueError(f"version: expected at most {MAX_VERSION_CHARS} characters, got {len(version)}")
-    values.match("version", version, SEMVER, "a semantic version such as 1.0.0")
-
-
-def check_security_counter(counter: int) -> None:
-    """Check a security counter: 0 to 2^63 - 1.
-
-    Raises
-    ------
-    ValueError
-        If it is out of that range.
-    """
-    values.within("security_counter", counter, 0, MAX_SECURITY_COUNTER)
-
-
-def check_compatible(compatible: Sequence[str]) -> None:
-    """Check the device types that a bundle is for: 1 to 64 strings such as `raspberrypi,4-model-b`.
-
-    Each has 1 to 128 of `A-Z`, `a-z`, `0-9` and `,._+-`, and begins with a letter or a digit.
-
-    Raises
-    ------
-    ValueError
-        If there are none or too many, or one breaks that rule.
-    """
-    if not 1 <= len(compatible) <= MAX_WORDS:
-        raise ValueError(f"compatible: expected 1 to {MAX_WORDS} device types, got {len(compatible)}")
-    for device_type in compatible:
-        values.match("compatible", device_type, COMPATIBLE, "a device type such as raspberrypi,4-model-b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +80,8 @@ class Target:
     def __post_init__(self) -> None:
         values.word("triple", self.triple)
         values.word("cpu", self.cpu)
-        if len(self.features) > MAX_WORDS:
-            raise ValueError(f"features: expected at most {MAX_WORDS} entries, got {len(self.features)}")
+        if len(self.features) > _MAX_FEATURES:
+            raise ValueError(f"features: expected at most {_MAX_FEATURES} entries, got {len(self.features)}")
         for feature in self.features:
             values.word("features", feature)
         if list(self.features) != sorted(set(self.features)):
@@ -184,7 +128,7 @@ class FileDigest:
     size: int
 
     def __post_init__(self) -> None:
-        values.sha256("sha256", self.sha256)
+        check_sha256("sha256", self.sha256)
         values.within("size", self.size, 0, MAX_BUNDLE_BYTES)
 
 
@@ -373,11 +317,6 @@ class Manifest:
             if self.preprocess is not None or self.audio is not None:
                 raise ValueError("expected columns, preprocess or audio, got two of them")
             check_columns(self.columns, self.row_inputs)
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether the bundle has a labels.txt."""
-        return "labels.txt" in self.files
 
     @property
     def quantised_inputs(self) -> Mapping[str, Quantised]:

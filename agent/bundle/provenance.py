@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from agent.bundle import canonical_json, values
+from agent.bundle.names import check_sha256
 
 # Kernels of a model, and timed pairs: both stay far below.
 _MAX_COUNT: Final = 1 << 20
@@ -60,7 +61,7 @@ class ShippedRecords:
 
     def __post_init__(self) -> None:
         values.word("name", self.name)
-        values.sha256("sha256", self.sha256)
+        check_sha256("sha256", self.sha256)
         values.within("kernels", self.kernels, 1, _MAX_COUNT)
 
 
@@ -95,10 +96,10 @@ class Provenance:
     shipped_records: ShippedRecords | None = field(default=None, metadata=canonical_json.LATER)
 
     def __post_init__(self) -> None:
-        values.sha256("source_sha256", self.source_sha256)
+        check_sha256("source_sha256", self.source_sha256)
         values.sentence("builder", self.builder)
         if self.tuning_records_sha256 is not None:
-            values.sha256("tuning_records_sha256", self.tuning_records_sha256)
+            check_sha256("tuning_records_sha256", self.tuning_records_sha256)
         if self.parity_error is not None:
             values.not_negative("parity_error", self.parity_error)
         if self.reference is not None:

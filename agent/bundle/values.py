@@ -6,8 +6,6 @@ import math
 import re
 from typing import Final
 
-from agent.bundle.names import SHA256
-
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 _SENTENCE: Final = re.compile(r"[ -~]{1,256}")
 
@@ -20,11 +18,6 @@ def word(name: str, value: str) -> None:
 def sentence(name: str, value: str) -> None:
     """Check one line of text."""
     match(name, value, _SENTENCE, "1 to 256 printable ASCII characters")
-
-
-def sha256(name: str, value: str) -> None:
-    """Check a SHA-256 in hexadecimal."""
-    match(name, value, SHA256, "64 lower case hexadecimal digits")
 
 
 def match(name: str, value: str, pattern: re.Pattern[str], expected: str) -> None:

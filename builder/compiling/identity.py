@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.bundle.counter_time import AHEAD_HINT, day_of, highest_counter
-from agent.bundle.manifest import check_compatible, check_model_name, check_security_counter, check_version
+from agent.bundle.names import check_compatible, check_model_name, check_security_counter, check_version
 from builder.errors import ModelError
 
 # What to do about a manifest that its own rules refuse.
