@@ -91,15 +91,15 @@ bench-odd: .venv-bench/.installed ## compare 400 operators with odd extents with
 
 .PHONY: soak
 soak: needs-broker $(STAMP) ## inject faults under 100,000 requests each, a steady load, a year in an hour (three hours)
-	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
+	$(BIN)/python -m tests.nightly.soak $(SOAK_ARGS)
 
 .PHONY: hostile
 hostile: needs-broker $(STAMP) ## send 100,000 hostile messages to an agent, while an honest client asks (half an hour)
-	$(BIN)/python -m benchmarks.hostile $(HOSTILE_ARGS)
+	$(BIN)/python -m tests.nightly.hostile $(HOSTILE_ARGS)
 
 .PHONY: herd
 herd: needs-broker $(STAMP) ## restart a broker under 1000 agents: at most 150 connects in any second, all back in 30 s
-	$(BIN)/python -m benchmarks.herd $(HERD_ARGS)
+	$(BIN)/python -m tests.nightly.herd $(HERD_ARGS)
 
 .PHONY: bench-agent
 bench-agent: needs-broker $(STAMP) ## measure latency, throughput, overload and version changes of the agent and a bare echo

@@ -19,7 +19,7 @@ from typing import Final
 
 from benchmarks.dashboard.browser import find_browser
 from benchmarks.dashboard.measure import BEAT_MS, MOST_BYTES, MOST_PAINT_S, Result, measure
-from benchmarks.herd.restart import processor
+from tests.nightly.herd.restart import processor
 
 EXAMPLE: Final = """example:
   python -m benchmarks.dashboard --agents 3000 --seconds 20

@@ -1,1 +1,0 @@
-"""Damaged and hostile files of every format that edgebundle reads on a workstation."""

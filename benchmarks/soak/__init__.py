@@ -1,1 +1,0 @@
-"""`make soak`: the agent for hours, with and without faults, with every answer counted."""
