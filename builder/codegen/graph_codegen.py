@@ -28,9 +28,9 @@ from agent.bundle.joins import ALIGNMENT
 from agent.bundle.layer import Layer, shorten
 from agent.bundle.node import JOINS, NOP, Node, NodeEntry
 from agent.bundle.tensor_spec import TensorSpec
+from builder.calls.spans import Names, names_of
 from builder.codegen.memory_plan import Lifetime, plan
 from builder.errors import FAULT, UnsupportedOperatorError
-from builder.importer.spans import Names, names_of
 from builder.kernels.rewriter import RESHAPES
 from builder.kernels.spaces import sorting
 

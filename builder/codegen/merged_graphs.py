@@ -18,8 +18,8 @@ from tvm import tirx
 from agent.bundle.graph import Graph
 from agent.bundle.node import Node
 from agent.bundle.tensor_spec import TensorSpec
+from builder.calls.spans import Names
 from builder.codegen.graph_codegen import GeneratedGraph
-from builder.importer.spans import Names
 
 Weight = tuple[TensorSpec, npt.NDArray[np.generic]]
 

@@ -20,10 +20,10 @@ from tvm.ir import Call
 
 from agent.bundle.layer import Layer
 from builder.bundles.package import Fate, NodeFate
+from builder.calls.spans import names_of
 from builder.importer import ImportedModel
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.source_nodes import SourceNode
-from builder.importer.spans import names_of
 from builder.kernels.rewriter import op_name
 
 # Kernels that only move data between layouts, for the sake of the next kernel.

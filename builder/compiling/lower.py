@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import Call
 
-from builder.importer.spans import carry
+from builder.calls.spans import carry
 from builder.kernels.decisions import UNTUNED, Schedules
 from builder.kernels.passes.blocked import keep_blocks, write_blocks
 from builder.kernels.passes.byte_operands import read_bytes_late

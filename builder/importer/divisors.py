@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from builder.calls.divisors import is_harmless
 from builder.importer.onnx_graph import constant_node_value, copy_node, subgraphs, value_type
 from builder.importer.shapes import infer_shapes
 from builder.importer.weights import without_large_weights
@@ -31,11 +32,6 @@ _INTEGERS: Final = frozenset(
 _LEAST: Final = int(np.iinfo(np.int64).min)
 
 Types = Mapping[str, int]
-
-
-def is_harmless(divisor: np.ndarray) -> bool:
-    """Whether integers can be divided by all of `divisor`: none is 0 or, if they have a sign, -1."""
-    return bool(divisor.all()) and (divisor.dtype.kind == "u" or not (divisor == -1).any())
 
 
 def with_defined_quotients(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -17,8 +17,8 @@ import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst
 
+from builder.calls.byte_weights import ByteWeights
 from builder.errors import FrontEndError
-from builder.importer.byte_weights import ByteWeights
 
 NAME: Final = "ConvInteger"
 _PICTURE: Final = 4

@@ -16,7 +16,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from builder.importer.byte_weights import ByteWeights
+from builder.calls.byte_weights import ByteWeights
 
 NAME: Final = "MatMulInteger"
 _BYTES: Final = ("uint8", "int8")

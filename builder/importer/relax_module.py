@@ -16,6 +16,8 @@ from tvm.ir import IRModule
 from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
 from agent.bundle.tensor_spec import TensorSpec
+from builder.calls.recurrent import GATES
+from builder.calls.spans import TracingBuilder, carry, span_of
 from builder.errors import FrontEndError, ModelError
 from builder.importer import integer_convolutions, integer_products, padding
 from builder.importer.bit_cast import OPERATOR as BIT_CAST
@@ -23,10 +25,9 @@ from builder.importer.bit_cast import BitCast
 from builder.importer.blocked_weights import BlockedDequantisation
 from builder.importer.casts import Cast
 from builder.importer.classic.kept import is_kept, kept_converters, with_placeholders
-from builder.importer.recurrent_call import GATES, recurrent_converters
+from builder.importer.recurrent_call import recurrent_converters
 from builder.importer.relax_cleanup import clean_up
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet_native
-from builder.importer.spans import carry, tracing_front_end
 
 # Errors of Python that the front end does not mean for users, and names inside TVM, which tell them nothing.
 _MISHAPS: Final = (ArithmeticError, AttributeError, LookupError, NameError, TypeError)
@@ -97,13 +98,36 @@ def _own_converters() -> Iterator[None]:
         onnx_frontend._get_convert_map = original
 
 
+class _TracingImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no types
+    """TVM's front end, which marks what it makes of each node."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as in the base class
+        super().__init__(*args, **kwargs)
+        self.bb = TracingBuilder()
+
+    def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> relax.Expr:  # noqa: ANN401
+        self.bb.current = span_of([attrs["tvm_custom"]["name"]])
+        return super()._convert_operator(op_name, inputs, attrs, opset)
+
+
+@contextmanager
+def _tracing_front_end() -> Iterator[None]:
+    """Let TVM's front end mark what it makes of each node with the node's name."""
+    original = onnx_frontend.ONNXGraphImporter
+    onnx_frontend.ONNXGraphImporter = _TracingImporter
+    try:
+        yield
+    finally:
+        onnx_frontend.ONNXGraphImporter = original
+
+
 def convert(model: onnx.ModelProto) -> IRModule:
     """Run the front end with its output suppressed; calls have spans that name the nodes they come from.
 
     Raises `FrontEndError` if the front end refused the model.
     """
     nodes = list(model.graph.node)
-    with quiet_native(), _own_converters(), kept_converters(nodes), tracing_front_end():
+    with quiet_native(), _own_converters(), kept_converters(nodes), _tracing_front_end():
         try:
             mod = from_onnx(_with_placeholders(model), _empty_inputs(model), keep_params_in_input=False)
             return carry(mod, clean_up(mod))

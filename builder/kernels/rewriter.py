@@ -15,7 +15,7 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.ir import Call, GenericConst, Op
 
-from builder.importer.spans import TracingBuilder
+from builder.calls.spans import TracingBuilder
 
 # With fewer, a node to widen them costs more bytes than it saves.
 _FEWEST_HALVES: Final = 1024

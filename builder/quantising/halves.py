@@ -19,12 +19,12 @@ import tvm
 from numpy.typing import NDArray
 from tvm.ir import Call
 
+from builder.calls.spans import bindings_of, names_of
 from builder.compiling.block_parity import is_quantised
 from builder.errors import ModelError
 from builder.importer import ImportedModel
 from builder.importer.multiply_adds import multiply_adds_of
 from builder.importer.onnx_graph import OnnxGraph
-from builder.importer.spans import bindings_of, names_of
 from builder.kernels.passes.half_limits import LARGEST, growth_of_convolution, growth_of_matrix, most_for
 from builder.kernels.passes.halves import mark
 from builder.kernels.rewriter import constant_of, op_name

@@ -8,19 +8,18 @@ by ONNX's own operator. So ONNX Runtime's kernel is the reference for ours, whic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import onnx
 from onnx import TensorProto, helper
 from tvm import relax
-from tvm.ir import Call
+
+from builder.calls.suppression import SuppressionCall
 
 DOMAIN: Final = "edgebundle.bounded"
 NAME: Final = "NonMaxSuppression"
 # Places for chosen boxes; more would be absurd.
 MAX_PLACES: Final = 1 << 20
-_CALL: Final = "edge.non_max_suppression"
 
 
 def make_node(
@@ -118,47 +117,6 @@ def _definition(opset: onnx.OperatorSetIdProto) -> onnx.FunctionProto:
 
 def _from_call(name: str, source: str) -> onnx.AttributeProto:
     return onnx.AttributeProto(name=name, type=onnx.AttributeProto.INT, ref_attr_name=source)
-
-
-@dataclass(frozen=True, slots=True)
-class SuppressionCall:
-    """A non-maximum suppression in a module.
-
-    Attributes
-    ----------
-    inputs
-        The node's inputs, see `make_node`.
-    capacity
-        Places for chosen boxes.
-    centred
-        Whether boxes are centres with sizes.
-    """
-
-    inputs: tuple[relax.Expr, ...]
-    capacity: int
-    centred: bool
-
-    @classmethod
-    def of(cls, call: Call) -> SuppressionCall | None:
-        """Return the suppression that a call stands for, None if it is any other call."""
-        if str(getattr(call.op, "name", "")) != "relax.call_dps_packed":
-            return None
-        name = str(getattr(call.args[0], "global_symbol", ""))
-        if not name.startswith(_CALL):
-            return None
-        capacity = int(call.ty_args[0].fields[0].shape[0])
-        return cls(tuple(call.args[1].fields), capacity, name.endswith(".centred"))
-
-    def emit(self, bb: relax.BlockBuilder) -> relax.Expr:
-        """Emit the call; it returns a tuple: chosen boxes, their count, and the kernel's scratch space."""
-        boxes = int(self.inputs[1].ty.shape[2])
-        results = [
-            relax.TensorType((self.capacity, 3), "int64"),
-            relax.TensorType((1,), "int64"),
-            relax.TensorType((2 * boxes,), "int32"),
-        ]
-        name = f"{_CALL}.centred" if self.centred else _CALL
-        return bb.emit(relax.call_dps_packed(name, relax.Tuple(list(self.inputs)), results))
 
 
 def convert(bb: relax.BlockBuilder, node: onnx.NodeProto, inputs: Sequence[relax.Expr]) -> list[relax.Expr]:

@@ -10,7 +10,7 @@ TreeEnsemble-5.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,15 +19,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-Ints = NDArray[np.int32]
-Floats = NDArray[np.floating[Any]]
+from builder.calls.trees import AGGREGATES, EQUAL, GREATER, LESS, MEMBER, NAN, Ensemble, Floats, Ints
 
-# What makes a test true: each mode is a set of these. Complementing a set exchanges the children.
-LESS: Final = 1
-EQUAL: Final = 2
-GREATER: Final = 4
-NAN: Final = 8
-MEMBER: Final = 16
+# What makes a test true, by mode. Complementing a set exchanges the children.
 MODES: Final[Mapping[bytes, int]] = {
     b"BRANCH_LEQ": LESS | EQUAL,
     b"BRANCH_LT": LESS,
@@ -40,7 +34,6 @@ MODES: Final[Mapping[bytes, int]] = {
 # The numbers of TreeEnsemble-5.
 _MODE_NUMBERS: Final = (*list(MODES.values())[:6], MEMBER)
 MEMBER_NUMBER: Final = 6
-AGGREGATES: Final = ("AVERAGE", "SUM", "MIN", "MAX")
 TRANSFORMS: Final = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 OPERATORS: Final = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})
 
@@ -48,78 +41,8 @@ OPERATORS: Final = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEns
 MAX_LEAF_VALUES: Final = 1 << 26
 # A feature's number is stored with the bits of its test.
 MAX_FEATURES: Final = 1 << 20
-# A boosted tree has ten levels, a random forest's fifty; a longer path is a list.
-MAX_DEPTH: Final = 4096
 # The largest category of a set that is stored as bits; others are tested one by one.
 MAX_CATEGORY: Final = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Ensemble:
-    """Trees over the features of a sample.
-
-    Attributes
-    ----------
-    roots
-        The root of each tree, `[trees]`, in the order in which their leaves are added.
-    feature, tests, true, false
-        For each node, `[nodes]`: the feature, the set of outcomes that lead to the child `true`, and the
-        children. A leaf has no tests and is its own children.
-    threshold
-        What the feature is compared with, `[nodes]`, float32 or float64: the type of the comparison, and of
-        the sums.
-    row
-        For a leaf its row in `values`, for a test of membership its place in `sets`, else 0; `[nodes]`.
-    values
-        The numbers of each leaf, `[leaves, targets]`, of the type of `threshold`. With `MIN` and `MAX`, a
-        target that a leaf says nothing about has infinity.
-    sets
-        The members of each test of membership: a count of words, then that many words of 32 bits, of which
-        each is a category.
-    aggregate
-        One of `AGGREGATES`.
-    """
-
-    roots: Ints
-    feature: Ints
-    tests: NDArray[np.uint8]
-    true: Ints
-    false: Ints
-    threshold: Floats
-    row: Ints
-    values: Floats
-    sets: Ints
-    aggregate: str
-
-    @property
-    def targets(self) -> int:
-        """How many numbers the ensemble computes for a sample."""
-        return int(self.values.shape[1])
-
-    def depth(self) -> int:
-        """Return the number of tests on the longest path.
-
-        Raises
-        ------
-        ValueError
-            If it is longer than `MAX_DEPTH`.
-        """
-        return len(list(self._levels())) - 1
-
-    def reached(self) -> int:
-        """Return how many nodes there are on paths from the roots; a shared one counts each time."""
-        return sum(level.size for level in self._levels())
-
-    def _levels(self) -> Iterator[Ints]:
-        """Iterate over the nodes that are 0, 1, 2 ... tests below a root."""
-        level = self.roots
-        for _ in range(MAX_DEPTH + 1):
-            yield level
-            level = level[self.tests[level] != 0]
-            if not level.size:
-                return
-            level = np.concatenate([self.true[level], self.false[level]])
-        raise ValueError(f"expected trees with at most {MAX_DEPTH} tests on a path")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,22 +6,19 @@ Runtime's rules for two classes and its transforms, is compared with ONNX Runtim
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from tvm import relax
-from tvm.ir import Call
 
+from builder.calls.trees import Ensemble, EnsembleCall, Floats
 from builder.importer.classic.ensemble import (
-    AGGREGATES,
     OPERATORS,
     TRANSFORMS,
     ClassWeights,
-    Ensemble,
-    Floats,
     attribute,
     floats,
     ints,
@@ -32,61 +29,7 @@ from builder.importer.classic.ensemble import (
 )
 from builder.importer.classic.transforms import constant, probit, transform
 
-_PREFIX: Final = "edge.trees"
-
 Labels: TypeAlias = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class EnsembleCall:
-    """An ensemble in a module.
-
-    Attributes
-    ----------
-    samples
-        `[samples, features]`, of the type of the ensemble's thresholds.
-    ensemble
-        The trees.
-    """
-
-    samples: relax.Expr
-    ensemble: Ensemble
-
-    NAMES: ClassVar[tuple[str, ...]] = tuple(f"{_PREFIX}.{aggregate}" for aggregate in AGGREGATES)
-
-    @classmethod
-    def of(cls, call: Call) -> EnsembleCall | None:
-        """Return the ensemble that a call stands for, None if it is any other call."""
-        if str(getattr(call.op, "name", "")) != "relax.call_dps_packed":
-            return None
-        name = str(getattr(call.args[0], "global_symbol", ""))
-        if name not in cls.NAMES:
-            return None
-        samples, *constants = call.args[1].fields
-        roots, nodes, tests, threshold, values, sets = (constant.value.numpy() for constant in constants)
-        feature, true, false, row = nodes
-        return cls(
-            samples,
-            Ensemble(
-                roots, feature, tests, true, false, threshold, row, values, sets, name.rsplit(".", 1)[1]
-            ),
-        )
-
-    def emit(self, bb: relax.BlockBuilder) -> relax.Expr:
-        """Emit the call; it returns what the leaves add up to, `[samples, targets]`, without a transform."""
-        ensemble = self.ensemble
-        arrays = (
-            ensemble.roots,
-            np.stack([ensemble.feature, ensemble.true, ensemble.false, ensemble.row]),
-            ensemble.tests,
-            ensemble.threshold,
-            ensemble.values,
-            ensemble.sets,
-        )
-        arguments = relax.Tuple([self.samples, *(constant(array) for array in arrays)])
-        shape = (int(self.samples.ty.shape[0]), ensemble.targets)
-        result = relax.TensorType(shape, str(ensemble.threshold.dtype))
-        return bb.emit(relax.call_dps_packed(f"{_PREFIX}.{ensemble.aggregate}", arguments, result))
 
 
 def convert(bb: relax.BlockBuilder, node: onnx.NodeProto, samples: relax.Expr) -> list[relax.Expr]:

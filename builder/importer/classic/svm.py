@@ -7,54 +7,23 @@ as in Wu, Lin and Weng, "Probability estimates for multi-class classification by
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from tvm import relax
-from tvm.ir import Call
 
+from builder.calls.coupling import CouplingCall
 from builder.importer.classic.ensemble import attribute, floats, ints, text
 from builder.importer.classic.transforms import constant, transform
 
 OPERATORS: Final = frozenset({"SVMClassifier", "SVMRegressor"})
-_COUPLING: Final = "edge.pairwise_coupling"
 # Each pair of classes has a column of weights, and each class a column of votes.
 MAX_CLASSES: Final = 256
 MAX_WEIGHTS: Final = 1 << 26
 # ONNX Runtime keeps the probability of a pair this far from 0 and 1.
 _LEAST: Final = 1e-7
-
-
-@dataclass(frozen=True, slots=True)
-class CouplingCall:
-    """Probabilities of classes from those of pairs, in a module.
-
-    Attributes
-    ----------
-    pairs
-        `[samples, classes, classes]`, float32: the probability of the first class of each pair; the diagonal
-        is not read.
-    """
-
-    pairs: relax.Expr
-
-    @classmethod
-    def of(cls, call: Call) -> CouplingCall | None:
-        """Return the coupling that a call stands for, None if it is any other call."""
-        if str(getattr(call.op, "name", "")) != "relax.call_dps_packed":
-            return None
-        if str(getattr(call.args[0], "global_symbol", "")) != _COUPLING:
-            return None
-        return cls(call.args[1].fields[0])
-
-    def emit(self, bb: relax.BlockBuilder) -> relax.Expr:
-        """Emit the call; it returns probabilities, `[samples, classes]`."""
-        samples, classes, _ = (int(dim) for dim in self.pairs.ty.shape)
-        result = relax.TensorType((samples, classes), "float32")
-        return bb.emit(relax.call_dps_packed(_COUPLING, relax.Tuple([self.pairs]), result))
 
 
 def score_count(node: onnx.NodeProto) -> int:

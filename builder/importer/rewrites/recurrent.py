@@ -1,6 +1,6 @@
 """Prepare LSTM, GRU and RNN: one kernel runs what common exporters write, and the rest is unrolled.
 
-The kernel (`builder.importer.recurrent_call`) has constant weights, the usual activations and no options; a
+The kernel (`builder.calls.recurrent`) has constant weights, the usual activations and no options; a
 GRU's reset gate is applied after the product, as in PyTorch and Keras.
 Formulas and the order of the gates: ONNX operator specification, LSTM-14, GRU-14 and RNN-14. Products with
 the inputs do not depend on the state, so they are computed for all steps at once.

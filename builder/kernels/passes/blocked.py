@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from builder.importer.blocked_weights import BlockedWeights
+from builder.calls.blocked_weights import BlockedWeights
 from builder.kernels.rewriter import RESHAPES, Values, constant_of, op_name, rewrite_main, shape_of
 from builder.kernels.spaces import blocked_matmul, blocked_rows
 from builder.target.device_target import DeviceTarget

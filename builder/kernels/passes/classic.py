@@ -6,9 +6,9 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from builder.importer.bounded.suppression import SuppressionCall
-from builder.importer.classic.ensemble_call import EnsembleCall
-from builder.importer.classic.svm import CouplingCall
+from builder.calls.coupling import CouplingCall
+from builder.calls.suppression import SuppressionCall
+from builder.calls.trees import EnsembleCall
 from builder.kernels.rewriter import Values, rewrite_main
 from builder.kernels.spaces import coupling, suppression, trees
 from builder.target.device_target import DeviceTarget

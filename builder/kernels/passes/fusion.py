@@ -20,7 +20,7 @@ from tvm import relax, tirx
 from tvm.ir import Call, GenericConst, TensorLoad
 from tvm.relax.expr import _update_type
 
-from builder.importer.spans import Names, bindings_of, names_of, span_of, with_spans
+from builder.calls.spans import Names, bindings_of, names_of, span_of, with_spans
 from builder.kernels.passes.written_out import Body, WrittenOut
 from builder.kernels.spaces.quantisation import ELEMENTWISE
 

@@ -24,7 +24,7 @@ from tvm import relax
 from tvm.ir import Call
 from tvm.tirx import FloatImm
 
-from builder.importer.spans import bindings_of, names_of
+from builder.calls.spans import bindings_of, names_of
 from builder.kernels.passes import half_limits
 from builder.kernels.passes.half_limits import ANY, LARGEST, MOVES, Interval
 from builder.kernels.rewriter import (

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from tvm import relax
 
-from builder.importer.spans import Names, TracingBuilder, span_of
+from builder.calls.spans import Names, TracingBuilder, span_of
 from builder.kernels.rewriter import Values, constant_of
 
 if TYPE_CHECKING:

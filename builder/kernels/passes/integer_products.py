@@ -9,8 +9,8 @@ import numpy as np
 from tvm import relax
 from tvm.ir import Call
 
-from builder.importer.byte_weights import ByteWeights
-from builder.importer.spans import names_of
+from builder.calls.byte_weights import ByteWeights
+from builder.calls.spans import names_of
 from builder.kernels.passes.integer_forms import BYTES, INT32, Forms, Real, Shifted, Sum, centred
 from builder.kernels.passes.paddings import Padding
 from builder.kernels.rewriter import constant_of, op_name, shape_of

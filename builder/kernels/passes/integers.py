@@ -29,7 +29,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from builder.importer.spans import names_of
+from builder.calls.spans import names_of
 from builder.kernels.passes import byte_functions
 from builder.kernels.passes.byte_functions import ByteFunction
 from builder.kernels.passes.integer_forms import BYTES, Forms, Real, Shifted, Sum, centred

@@ -6,7 +6,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from builder.importer.recurrent_call import DIRECTIONS, RecurrentCall
+from builder.calls.recurrent import DIRECTIONS, RecurrentCall
 from builder.kernels.rewriter import Values, constant_of, rewrite_main, shape_of
 from builder.kernels.spaces import recurrent
 from builder.target.device_target import DeviceTarget

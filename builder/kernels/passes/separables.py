@@ -16,7 +16,7 @@ from tvm import s_tir as st
 from tvm.ir import Call
 from tvm.relax.expr import _update_type
 
-from builder.importer.spans import bindings_of, names_of, span_of, with_spans
+from builder.calls.spans import bindings_of, names_of, span_of, with_spans
 from builder.kernels.decisions import SPACE_MARK
 from builder.kernels.rewriter import op_name, shape_of
 from builder.kernels.spaces import convolution, depthwise, separable

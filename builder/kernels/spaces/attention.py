@@ -21,7 +21,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
 
-from builder.importer.spans import Names, TracingBuilder, names_of, span_of
+from builder.calls.spans import Names, TracingBuilder, names_of, span_of
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import Values, constant_of, op_name, shape_of
 from builder.kernels.spaces import rows as rows_space

@@ -24,7 +24,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.importer.blocked_weights import BlockedWeights
+from builder.calls.blocked_weights import BlockedWeights
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.spaces import matmul, tiled

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from tvm import relax, te, tirx
 
-from builder.importer.blocked_weights import BlockedWeights
+from builder.calls.blocked_weights import BlockedWeights
 from builder.kernels.rewriter import emit_weights
 
 _NIBBLES: Final = 2

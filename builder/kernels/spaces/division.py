@@ -14,7 +14,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.ir import Call
 
-from builder.importer.divisors import is_harmless
+from builder.calls.divisors import is_harmless
 from builder.kernels.rewriter import constant_of, legalise_as_tvm, shape_of
 from builder.kernels.spaces.limits import element_of
 

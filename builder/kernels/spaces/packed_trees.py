@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from builder.importer.classic.ensemble import EQUAL, GREATER, LESS, MEMBER, NAN, Ensemble
+from builder.calls.trees import EQUAL, GREATER, LESS, MEMBER, NAN, Ensemble
 
 # Complete trees double with each level; beyond these limits, nodes need less memory.
 _DEEPEST_COMPLETE: Final = 8

@@ -22,7 +22,7 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as ir
 
-from builder.importer.recurrent_call import GATES
+from builder.calls.recurrent import GATES
 from builder.kernels.spaces.epilogue import emit_kernel
 from builder.target.device_target import DeviceTarget
 
@@ -121,7 +121,7 @@ def emit(
 ) -> relax.Expr:
     """Emit a layer.
 
-    `inputs`, `weights`: as in `builder.importer.recurrent_call.RecurrentCall`.
+    `inputs`, `weights`: as in `builder.calls.recurrent.RecurrentCall`.
     Result: as `RecurrentCall.emit` returns it.
     """
     panels = Panels.of(layer, target)

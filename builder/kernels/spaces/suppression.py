@@ -24,7 +24,7 @@ KIND: Final = "non_max_suppression"
 def emit(bb: relax.BlockBuilder, inputs: Sequence[relax.Expr], capacity: int, *, centred: bool) -> relax.Expr:
     """Emit a suppression.
 
-    `inputs`: as `builder.importer.bounded.suppression.make_node` describes them.
+    `inputs`: as `builder.calls.suppression.SuppressionCall` has them.
     `centred`: whether boxes are centres with sizes.
     Result: a tuple: chosen boxes, int64 [capacity, 3]; how many there are, int64 [1]; scratch, int32 [2 n].
     """

@@ -23,7 +23,7 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as ir
 
-from builder.importer.classic.ensemble import EQUAL, LESS, MEMBER, NAN, Ensemble
+from builder.calls.trees import EQUAL, LESS, MEMBER, NAN, Ensemble
 from builder.kernels.instructions import instruction
 from builder.kernels.spaces.epilogue import emit_kernel
 from builder.kernels.spaces.packed_trees import FEATURE_MASK, TEST_SHIFT, Packed, pack

@@ -17,11 +17,11 @@ from tvm import relax, tirx
 from tvm.ir import Call
 
 from agent.bundle.layer import MAX_NAME_CHARS, clean
+from builder.calls.spans import names_of
 from builder.codegen.kernel_object import count_flops
 from builder.compiling.lower import fuse
 from builder.errors import RecordsError
 from builder.importer import ImportedModel, load
-from builder.importer.spans import names_of
 from builder.kernels.decisions import Chooser, heuristic
 from builder.kernels.design_space import DesignSpace, workload_of
 from builder.kernels.rewriter import op_name

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tvm
 
-from builder.importer.recurrent_call import DIRECTIONS, GATES, RecurrentCall
+from builder.calls.recurrent import DIRECTIONS, GATES, RecurrentCall
 
 Array = np.ndarray[Any, Any]
 

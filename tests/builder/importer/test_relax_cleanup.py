@@ -11,8 +11,8 @@ import pytest
 from onnx import helper
 from tvm.ir import Call
 
+from builder.calls.spans import bindings_of, names_of
 from builder.importer.relax_module import convert
-from builder.importer.spans import bindings_of, names_of
 from builder.kernels.rewriter import op_name
 
 ModelMaker = Callable[..., onnx.ModelProto]

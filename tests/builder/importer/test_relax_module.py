@@ -8,7 +8,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from tvm.ir import Call
 
+from builder.calls.spans import bindings_of, names_of
 from builder.errors import FrontEndError
 from builder.importer.relax_module import convert, to_relax
 
@@ -61,3 +63,26 @@ def test_no_reason_has_names_from_inside_tvm(
     with pytest.raises(FrontEndError) as caught:
         convert(relu)
     assert str(caught.value) == "TVM's front end does not take it with these inputs and attributes"
+
+
+def test_the_front_end_marks_what_it_makes_of_each_node(make_model: ModelMaker) -> None:
+    # Two branches: their operators are converted in turn, and normalised late.
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["g"], name="gemm", alpha=0.5),
+        helper.make_node("LeakyRelu", ["x"], ["l"], name="leaky"),
+        helper.make_node("HardSwish", ["g"], ["h"], name="swish"),
+        helper.make_node("Add", ["h", "l"], ["y"], name="sum"),
+    ]
+    weights = {"w": np.ones((4, 4), "f4"), "b": np.ones(4, "f4")}
+    mod = convert(make_model(nodes, {"x": [2, 4]}, {"y": [2, 4]}, weights))
+    values = [binding.value for binding in bindings_of(mod)]
+    found = [(str(value.op.name), names_of(value)) for value in values if isinstance(value, Call)]
+    assert all(names for _, names in found)
+    by_operator: dict[str, set[str]] = {}
+    for operator, names in found:
+        by_operator.setdefault(operator, set()).update(names)
+    assert by_operator["relax.matmul"] == {"gemm"}
+    assert by_operator["relax.nn.leakyrelu"] == {"leaky"}
+    assert by_operator["relax.add"] >= {"gemm", "sum"}
+    assert [names for _, names in found][-1] == ("sum",)
+    assert {name for _, names in found for name in names} == {"gemm", "leaky", "swish", "sum"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from builder.importer.blocked_weights import BlockedWeights
+from builder.calls.blocked_weights import BlockedWeights
 
 _CODES = {("int8", 4): (-8, 8), ("uint8", 4): (0, 16), ("int8", 8): (-128, 128), ("uint8", 8): (0, 256)}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from builder.importer.classic.ensemble import EQUAL, GREATER, LESS, MEMBER, NAN, Ensemble
+from builder.calls.trees import EQUAL, GREATER, LESS, MEMBER, NAN, Ensemble
 
 PLAIN = (LESS | EQUAL,)
 MODES = (LESS | EQUAL, LESS, GREATER | EQUAL, GREATER, EQUAL, LESS | GREATER | NAN)

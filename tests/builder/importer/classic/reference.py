@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from builder.importer.classic.ensemble import AGGREGATES, Ensemble
+from builder.calls.trees import AGGREGATES, Ensemble
 from tests.builder.importer.classic.forests import reference
 
 

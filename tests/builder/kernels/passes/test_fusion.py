@@ -5,7 +5,7 @@ import tvm
 from tvm import relax, te
 from tvm.ir import Call
 
-from builder.importer.spans import TracingBuilder, bindings_of, carry, names_of, span_of
+from builder.calls.spans import TracingBuilder, bindings_of, carry, names_of, span_of
 from builder.kernels.passes.fusion import fuse_operators
 
 

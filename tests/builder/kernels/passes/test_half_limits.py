@@ -15,10 +15,10 @@ from tvm import relax
 from tvm.ir import Call
 
 from benchmarks.interpreter import Interpreter
+from builder.calls.spans import bindings_of
 from builder.compiling.lower import lower
 from builder.compiling.parity import run_as_defined
 from builder.importer import import_onnx
-from builder.importer.spans import bindings_of
 from builder.kernels.passes.canonical import canonicalise
 from builder.kernels.passes.half_limits import ANY, Interval, growth_of_convolution, interval_of, most_for
 from builder.kernels.passes.halves import mark, use_halves

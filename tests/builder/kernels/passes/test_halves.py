@@ -11,9 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 from tvm.ir import Call
 
+from builder.calls.spans import bindings_of
 from builder.compiling.lower import lower
 from builder.importer import import_onnx
-from builder.importer.spans import bindings_of
 from builder.kernels.passes.canonical import canonicalise
 from builder.kernels.passes.halves import floats_of, mark, use_halves
 from tests.builder.kernels.machines import element_machine

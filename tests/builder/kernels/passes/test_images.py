@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from builder.importer.spans import bindings_of
+from builder.calls.spans import bindings_of
 from builder.kernels.rewriter import op_name
 from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.machines import Randn, Result, close, machine, run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from builder.importer.classic.svm import CouplingCall
+from builder.calls.coupling import CouplingCall
 from tests.builder.importer.classic.reference import couple
 from tests.builder.kernels.machines import machine, run
 

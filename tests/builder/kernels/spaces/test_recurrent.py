@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
-from builder.importer.recurrent_call import DIRECTIONS, GATES, RecurrentCall
+from builder.calls.recurrent import DIRECTIONS, GATES, RecurrentCall
 from builder.kernels.spaces.recurrent import Layer, Panels, pack
 from tests.builder.importer.recurrent_reference import run as reference
 from tests.builder.kernels.machines import REGISTERS, Result, close, in_turn, machine, run

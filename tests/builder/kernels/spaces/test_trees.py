@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from builder.calls.trees import EQUAL, GREATER, LESS, MEMBER, EnsembleCall
 from builder.codegen.lowering import build_kernels
-from builder.importer.classic.ensemble import EQUAL, GREATER, LESS, MEMBER
-from builder.importer.classic.ensemble_call import EnsembleCall
 from builder.kernels.spaces.packed_trees import pack
 from builder.target.device_target import resolve
 from tests.builder.importer.classic.forests import MODES, Forest, draw, reference, samples

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from builder.importer.byte_weights import ByteWeights
+from builder.calls.byte_weights import ByteWeights
 
 
 @pytest.mark.parametrize("axis", [0, 1])

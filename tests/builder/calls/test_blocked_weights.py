@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from builder.importer.blocked_weights import BlockedWeights
+from builder.calls.blocked_weights import BlockedWeights
 from tests.builder.kernels.blocked import blocked_weights
 
 

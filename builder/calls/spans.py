@@ -8,16 +8,13 @@ a node of the normalised model, or a sequence of them. Leaves their original nam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import tvm
 from tvm import relax
 from tvm.ir import Call, Op
 from tvm.ir.base import SequentialSpan, SourceName, Span
 from tvm.relax.expr import _update_type
-from tvm.relax.frontend.onnx import onnx_frontend
 
 Names = tuple[str, ...]
 
@@ -104,29 +101,6 @@ def _is_relax_call(expr: relax.Expr) -> bool:
 
 def _same(one: relax.Expr, other: relax.Expr) -> bool:
     return bool(one.same_as(other))
-
-
-class _TracingImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no types
-    """TVM's front end, which marks what it makes of each node."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as in the base class
-        super().__init__(*args, **kwargs)
-        self.bb = TracingBuilder()
-
-    def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> relax.Expr:  # noqa: ANN401
-        self.bb.current = span_of([attrs["tvm_custom"]["name"]])
-        return super()._convert_operator(op_name, inputs, attrs, opset)
-
-
-@contextmanager
-def tracing_front_end() -> Iterator[None]:
-    """Let TVM's front end mark what it makes of each node with the node's name."""
-    original = onnx_frontend.ONNXGraphImporter
-    onnx_frontend.ONNXGraphImporter = _TracingImporter
-    try:
-        yield
-    finally:
-        onnx_frontend.ONNXGraphImporter = original
 
 
 def carry(before: tvm.IRModule, after: tvm.IRModule) -> tvm.IRModule:

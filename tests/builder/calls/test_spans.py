@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import tvm
-from onnx import helper
 from tvm import relax
 from tvm.ir import Call
 
-from builder.importer.relax_module import convert
-from builder.importer.spans import TracingBuilder, bindings_of, carry, names_of, span_of
-from tests.builder.importer.conftest import ModelMaker
+from builder.calls.spans import TracingBuilder, bindings_of, carry, names_of, span_of
 
 X = relax.Var("x", relax.TensorType((2, 3), "float32"))
 
@@ -45,27 +41,6 @@ def test_the_builder_marks_nested_calls_and_keeps_a_value_that_is_used_twice_one
         ("relax.add", ("first",)),
         ("relax.multiply", ("second",)),
     ]
-
-
-def test_the_front_end_marks_what_it_makes_of_each_node(make_model: ModelMaker) -> None:
-    # Two branches: their operators are converted in turn, and normalised late.
-    nodes = [
-        helper.make_node("Gemm", ["x", "w", "b"], ["g"], name="gemm", alpha=0.5),
-        helper.make_node("LeakyRelu", ["x"], ["l"], name="leaky"),
-        helper.make_node("HardSwish", ["g"], ["h"], name="swish"),
-        helper.make_node("Add", ["h", "l"], ["y"], name="sum"),
-    ]
-    weights = {"w": np.ones((4, 4), "f4"), "b": np.ones(4, "f4")}
-    found = calls(convert(make_model(nodes, {"x": [2, 4]}, {"y": [2, 4]}, weights)))
-    assert all(names for _, names in found)
-    by_operator: dict[str, set[str]] = {}
-    for operator, names in found:
-        by_operator.setdefault(operator, set()).update(names)
-    assert by_operator["relax.matmul"] == {"gemm"}
-    assert by_operator["relax.nn.leakyrelu"] == {"leaky"}
-    assert by_operator["relax.add"] >= {"gemm", "sum"}
-    assert [names for _, names in found][-1] == ("sum",)
-    assert {name for _, names in found for name in names} == {"gemm", "leaky", "swish", "sum"}
 
 
 def test_calls_that_a_pass_replaced_get_their_spans_back() -> None:
