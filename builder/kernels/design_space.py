@@ -63,12 +63,7 @@ class DesignSpace:
     default: Decisions
 
     @classmethod
-    def of(
-        cls,
-        func: tirx.PrimFunc,
-        target: DeviceTarget,
-        choose: Chooser = heuristic,
-    ) -> DesignSpace | None:
+    def of(cls, func: tirx.PrimFunc, target: DeviceTarget, choose: Chooser = heuristic) -> DesignSpace | None:
         """Return the space of a function, None if it has no anchor or its schedule does not apply.
 
         Parameters

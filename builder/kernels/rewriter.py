@@ -56,9 +56,7 @@ V = TypeVar("V", bound=Values)
 
 
 def rewrite_main(
-    mod: tvm.IRModule,
-    emit: Callable[[V, relax.Var, Call], bool],
-    values: Callable[[relax.BlockBuilder], V],
+    mod: tvm.IRModule, emit: Callable[[V, relax.Var, Call], bool], values: Callable[[relax.BlockBuilder], V]
 ) -> tvm.IRModule:
     """Rebuild `main`; `emit` decides how to replace each call.
 

@@ -13,7 +13,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir as st
 from tvm import tirx
-from tvm.s_tir.schedule import Trace
+from tvm.s_tir.schedule import SBlockRV, Trace
 
 from builder.errors import BuildError, UnsuitedError, lines_of
 from builder.kernels.decisions import SPACE_MARK, UNTUNED, Chooser, Schedules
@@ -50,7 +50,7 @@ from builder.kernels.spaces import (
 )
 from builder.target.device_target import DeviceTarget
 
-Schedule = Callable[[st.Schedule, st.schedule.SBlockRV, DeviceTarget, Chooser], None]
+Schedule = Callable[[st.Schedule, SBlockRV, DeviceTarget, Chooser], None]
 
 SPACES: Final[Mapping[str, Schedule]] = {
     attention.KIND: attention.schedule,
@@ -214,7 +214,7 @@ def replay(func: tirx.PrimFunc, trace: Trace) -> tirx.PrimFunc:
     return sch.mod["main"].with_attr(SCHEDULE, str(kind))
 
 
-def anchor_of(sch: st.Schedule) -> tuple[st.schedule.SBlockRV, str] | None:
+def anchor_of(sch: st.Schedule) -> tuple[SBlockRV, str] | None:
     """Return the anchor, and the kind of its design space; None if no block is marked as one.
 
     A block that unpacks channels is the anchor only if there is no other.

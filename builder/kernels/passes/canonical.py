@@ -138,11 +138,7 @@ class _Forms:
         return name == "relax.power" and _square(table, var, call)
 
     def _clip(
-        self,
-        table: Values,
-        var: relax.Var,
-        operator: Callable[..., relax.Expr],
-        args: list[relax.Expr],
+        self, table: Values, var: relax.Var, operator: Callable[..., relax.Expr], args: list[relax.Expr]
     ) -> bool:
         """Replace a maximum and a minimum, each with one number, by a clip, which has its bounds in the code.
 

@@ -34,10 +34,7 @@ _SAFE: Final = 0.9 * LARGEST
 
 # Operators that move values without changing them.
 MOVES: Final = frozenset(
-    {
-        *RESHAPES,
-        *(f"relax.{n}" for n in ("permute_dims", "strided_slice", "concat", "nn.max_pool2d")),
-    }
+    {*RESHAPES, *(f"relax.{n}" for n in ("permute_dims", "strided_slice", "concat", "nn.max_pool2d"))}
 )
 # Of these, those that take what they need from each of their operands.
 _COPIES: Final = MOVES - {"relax.strided_slice", "relax.nn.max_pool2d"}

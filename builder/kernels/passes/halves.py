@@ -27,14 +27,7 @@ from tvm.tirx import FloatImm
 from builder.calls.spans import bindings_of, names_of
 from builder.kernels.passes import half_limits
 from builder.kernels.passes.half_limits import ANY, LARGEST, MOVES, Interval
-from builder.kernels.rewriter import (
-    Values,
-    constant_of,
-    op_name,
-    rewrite_main,
-    shape_of,
-    users_of,
-)
+from builder.kernels.rewriter import Values, constant_of, op_name, rewrite_main, shape_of, users_of
 from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.half_sums import LONGEST, MOST
 

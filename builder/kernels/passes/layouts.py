@@ -23,14 +23,7 @@ from builder.kernels.passes import packed_images, routes
 from builder.kernels.passes.packed import LayoutValues, Packed, channel_block, pack_array
 from builder.kernels.passes.packed_convolutions import Convolutions
 from builder.kernels.passes.routes import Route
-from builder.kernels.rewriter import (
-    RESHAPES,
-    constant_of,
-    op_name,
-    rewrite_main,
-    shape_of,
-    users_of,
-)
+from builder.kernels.rewriter import RESHAPES, constant_of, op_name, rewrite_main, shape_of, users_of
 from builder.kernels.spaces import (
     attention,
     channels,

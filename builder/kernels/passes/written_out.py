@@ -45,11 +45,7 @@ class WrittenOut:
     @property
     def fits(self) -> bool:
         """Whether a kernel may have such an expression."""
-        limits = (
-            (self.nodes, MOST_NODES),
-            (self.index, MOST_INDEX_NODES),
-            (self.choices, MOST_CHOICES),
-        )
+        limits = ((self.nodes, MOST_NODES), (self.index, MOST_INDEX_NODES), (self.choices, MOST_CHOICES))
         return all(number <= most for number, most in limits)
 
 

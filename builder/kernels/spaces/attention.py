@@ -20,6 +20,7 @@ from typing import Final
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from builder.calls.spans import Names, TracingBuilder, names_of, span_of
 from builder.kernels.decisions import SPACE_MARK, Chooser
@@ -28,6 +29,7 @@ from builder.kernels.spaces import rows as rows_space
 from builder.kernels.spaces import vector_math
 from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.fallback import is_cheap
+from builder.kernels.spaces.loops import extent_of, unroll_all
 from builder.kernels.spaces.matmul import best_rows
 from builder.kernels.spaces.matrix_view import MatrixView
 from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, tilings
@@ -179,10 +181,7 @@ class Attention:
         return result
 
     def _expression(
-        self,
-        tensors: Sequence[te.Tensor],
-        masked: Callable[..., tirx.Expr],
-        order: Sequence[int],
+        self, tensors: Sequence[te.Tensor], masked: Callable[..., tirx.Expr], order: Sequence[int]
     ) -> te.Tensor:
         """Return the tensor expression of queries, keys and values, the first three of `tensors`."""
         q, k, v = tensors[:3]
@@ -215,9 +214,7 @@ class Attention:
         logits = te.compute((*lead, rows, keys), lambda *i: masked(scores(*i), *i), name="masked")
         top = rows_space.reduced(logits, te.max, rows_space.LOWEST, "top")
         power = te.compute(
-            logits.shape,
-            lambda *i: vector_math.exp_of_negative(logits(*i) - top(*i[:-1])),
-            name="power",
+            logits.shape, lambda *i: vector_math.exp_of_negative(logits(*i) - top(*i[:-1])), name="power"
         )
         total = rows_space.reduced(power, te.sum, 0.0, "total")
         n = te.reduce_axis((0, keys), "n")
@@ -329,7 +326,7 @@ def tiles_of(heads: int, rows: int, keys: int, columns: int, target: DeviceTarge
 _JOBS: Final = 4  # for each core: cores may be unequal
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops: heads and parts of the queries are divided among cores, and each is computed whole."""
     del choose
     marks = sch.get(block).annotations
@@ -351,8 +348,8 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     i = batch.pop(int(marks["edge.row"]))
     heads = 1
     for loop in batch:
-        heads *= int(sch.get(loop).extent)
-    rows, columns = int(sch.get(i).extent), int(sch.get(c).extent)
+        heads *= extent_of(sch, loop)
+    rows, columns = extent_of(sch, i), extent_of(sch, c)
     tiles = tiles_of(heads, rows, keys, columns, target)
     io, ii = sch.split(i, [None, tiles.rows])
     sch.reorder(*batch, io, ii, c)
@@ -369,8 +366,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     if held:
         hold_operand(sch, product, no)
     sch.vectorize(cl)
-    for loop in (ni, i0, ct):
-        sch.unroll(loop)
+    unroll_all(sch, ni, i0, ct)
 
     sch.compute_at(total, outer, preserve_unit_loops=True)
     each, (summed,) = _axes(sch, total)
@@ -402,8 +398,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     if held:
         hold_operand(sch, scores, do)
     sch.vectorize(nl)
-    for loop in (di, i, nt):
-        sch.unroll(loop)
+    unroll_all(sch, di, i, nt)
 
     sch.parallel(outer)
     for part in (*stages, totals):
@@ -417,9 +412,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     sch.parallel(sch.fuse(*lead))
 
 
-def _axes(
-    sch: st.Schedule, block: st.schedule.SBlockRV
-) -> tuple[list[st.schedule.LoopRV], list[st.schedule.LoopRV]]:
+def _axes(sch: st.Schedule, block: SBlockRV) -> tuple[list[LoopRV], list[LoopRV]]:
     """Return the innermost loops of a block, one for each axis: those of the result, and of the reduction."""
     axes = list(sch.get(block).iter_vars)
     loops = list(zip(sch.get_loops(block)[-len(axes) :], axes, strict=True))
@@ -427,6 +420,6 @@ def _axes(
     return spatial, [loop for loop, axis in loops if int(axis.iter_type) == tirx.IterVar.CommReduce]
 
 
-def _producers(sch: st.Schedule, block: st.schedule.SBlockRV) -> Mapping[str, st.schedule.SBlockRV]:
+def _producers(sch: st.Schedule, block: SBlockRV) -> Mapping[str, SBlockRV]:
     """Return the blocks that a block reads, by their names."""
     return {str(sch.get(part).name_hint): part for part in sch.get_producers(block)}

@@ -23,12 +23,14 @@ from typing import Final
 import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.calls.blocked_weights import BlockedWeights
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.spaces import matmul, tiled
 from builder.kernels.spaces.epilogue import NEVER_FUSED, Epilogue, emit_kernel
+from builder.kernels.spaces.loops import extent_of, fact, longer, unroll_all, vectorise_all
 from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, tilings
 from builder.target.device_target import DeviceTarget
 
@@ -250,25 +252,25 @@ def _filled(a: te.Tensor, blocks: int, code: Codes) -> te.Tensor:
     return te.compute((*a.shape[:-1], blocks * code.steps), element, name="filled")
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block`, a product with packed codes.
 
     Panels are divided among cores. A block's sums stay in registers; what is applied to them once for each
     block follows at once.
     """
-    panel = int(sch.get(block).annotations["edge.panel"])
+    panel = int(fact(sch, block, "edge.panel"))
     width = min(panel, target.simd.lanes)
     producers = {str(sch.get(p).name_hint): p for p in sch.get_producers(block)}
     sums = producers["block_sums"]
     epilogue = Epilogue.after(sch, block)
     *lead, j, b = sch.get_loops(block)
     i = tiled.pop_rows(sch, lead)
-    count = int(sch.get(i).extent)
+    count = extent_of(sch, i)
     options = tilings(count, matmul.FEW_ROWS)
     vectors = panel // width
     most = max(1, target.simd.registers // 2 // vectors)
     rows = choose("rows", options, max(r for r in options if r <= most or r == 1))
-    steps = int(sch.get(sch.get_loops(sums)[-1]).extent)
+    steps = extent_of(sch, sch.get_loops(sums)[-1])
     # Codes of four bits are read from a word: their steps are unrolled together.
     is_words = str(sch.get(sums).reads[-1].source.dtype) == "int32"
     sizes = (_NIBBLES, 2 * _NIBBLES) if is_words else (1, 2, 4, 8, 16)
@@ -281,17 +283,15 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     sch.compute_at(sums, b, preserve_unit_loops=True)
     inner = sch.get_loops(sums)[-(len(lead) + 4) :]
     *_, n, k = inner
-    long = [loop for loop in inner[:-3] if int(sch.get(loop).extent) > 1]
+    long = longer(sch, inner[:-3])
     row = long[-1] if long else inner[0]
     nt, ni = sch.split(n, [None, width])
     ko, ki = sch.split(k, [None, unroll])
     sch.reorder(ko, ki, row, nt, ni)
     if multiplies_by_element(target) and unroll % 4 == 0:
         hold_operand(sch, sums, ko)
-    for loop in (ki, row, nt, ii, jt):
-        sch.unroll(loop)
-    for loop in (ni, ji):
-        sch.vectorize(loop)
+    unroll_all(sch, ki, row, nt, ii, jt)
+    vectorise_all(sch, ni, ji)
     sch.parallel(jo)
     sch.decompose_reduction(sums, ko)
     sch.decompose_reduction(block, b)

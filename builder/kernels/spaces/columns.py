@@ -12,11 +12,13 @@ from typing import Final
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.errors import UnsuitedError
 from builder.kernels.decisions import NAN_MARK, SPACE_MARK, Chooser
 from builder.kernels.rewriter import op_name, shape_of
 from builder.kernels.spaces import rows, vector_math
+from builder.kernels.spaces.loops import extent_of
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "columns"
@@ -44,9 +46,7 @@ def softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
         k, m = te.reduce_axis((0, extent), "k"), te.reduce_axis((0, extent), "m")
         top = te.compute((outer, inner), lambda o, i: te.max(x[o, k, i], axis=k), name="top")
         power = te.compute(
-            flat,
-            lambda o, a, i: vector_math.exp_of_negative(x[o, a, i] - top[o, i], smallest),
-            name="power",
+            flat, lambda o, a, i: vector_math.exp_of_negative(x[o, a, i] - top[o, i], smallest), name="power"
         )
         total = te.compute((outer, inner), lambda o, i: te.sum(power[o, m, i], axis=m), name="total")
         one = tirx.const(1.0, "float32")
@@ -155,7 +155,7 @@ def place_of_extremum(bb: relax.BlockBuilder, call: Call) -> relax.Expr | None:
     return relax.op.reshape(result, shape_of(call))
 
 
-def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, last: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops: every stage is computed inside the last block's loop over vectors of columns.
 
     Raises `UnsuitedError` if other blocks were fused that this space does not know.
@@ -167,7 +167,7 @@ def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget,
     if len(loops) != 3:
         raise UnsuitedError("expected columns of three axes, got an operator over others")
     outer, axis, inner = loops
-    lanes, extent = target.simd.lanes, int(sch.get(inner).extent)
+    lanes, extent = target.simd.lanes, extent_of(sch, inner)
     ragged = extent if extent <= _FEW_JOBS * _VECTORS * lanes else _VECTORS * lanes
     width = next((n * lanes for n in range(_VECTORS, 0, -1) if extent % (n * lanes) == 0), ragged)
     job, columns = sch.split(inner, [None, width])

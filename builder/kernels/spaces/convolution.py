@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import emit_weights, shape_of
@@ -21,6 +22,7 @@ from builder.kernels.spaces import prefetch, shares
 from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Columns, Conv2d, Rows
 from builder.kernels.spaces.idle_taps import MARK
+from builder.kernels.spaces.loops import extent_of, extents_of, longer, unroll_all
 from builder.kernels.spaces.padded_copy import pad, read_pixels, schedule_pad, worth_reading_once
 from builder.kernels.spaces.register_tile import (
     TileChoices,
@@ -209,10 +211,7 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int, step: int 
     if step:
         marks["edge.flat"] = step
     return te.compute(
-        (op.batch, out_blocks, op.out_height, op.out_width, out_block),
-        element,
-        name="conv",
-        attrs=marks,
+        (op.batch, out_blocks, op.out_height, op.out_width, out_block), element, name="conv", attrs=marks
     )
 
 
@@ -315,7 +314,7 @@ def _is_picture(in_block: int) -> bool:
     return in_block % 4 != 0
 
 
-def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles) -> None:
+def apply(sch: st.Schedule, block: SBlockRV, tiles: ConvolutionTiles) -> None:
     """Order the loops of a packed convolution, of its padding and of its epilogue."""
     padding = sch.get_producers(block)
     data = sch.get(block).reads[0].source
@@ -332,42 +331,41 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles
         yo, yi = sch.split(y, [None, tiles.oh])
         zo, zi = sch.split(z, [None, tiles.ow])
     oo, oi = sch.split(o, [None, tiles.oc])
-    in_block = int(sch.get(ii).extent)
+    in_block = extent_of(sch, ii)
     io, iu = sch.split(ii, [None, tiles.ii])
     ordered = tiles.held or tiles.row_held or _is_picture(in_block)
     tile_loops = (oi, zi) if ordered else shorter_inside(sch, oi, zi)
     sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, *tile_loops, v)
     if not tiles.held and not tiles.row_held:
-        times = int(sch.get(n).extent) * int(sch.get(yo).extent)
+        times = extent_of(sch, n) * extent_of(sch, yo)
         # A 1x1 window has no loop over its columns: the first loop of the reduction reads the panel.
-        long = [loop for loop in (kw, ic, io) if int(sch.get(loop).extent) > 1]
-        prefetch.mark(sch, long[0] if tiles.flat and long else kw, rows=int(sch.get(yi).extent), times=times)
+        long = longer(sch, (kw, ic, io))
+        prefetch.mark(sch, long[0] if tiles.flat and long else kw, rows=extent_of(sch, yi), times=times)
         if not epilogue.apart:
             sch.set_scope(block, 0, "local")
     outer = sch.fuse(n, yo, oo, yi)
     epilogue.place(zo)
     if tiles.held:
         hold_operand(sch, block, io)
-        if int(sch.get(kw).extent) == 1:  # measured: unrolling a wider window spills
+        if extent_of(sch, kw) == 1:  # measured: unrolling a wider window spills
             ic = unroll_rounds(sch, ic, plane_bytes)
     if tiles.row_held:
         hold_operand(sch, block, kh)
         sch.unroll(kw)
     sch.parallel(outer)
     sch.vectorize(v)
-    for loop in (zi, oi, iu):
-        sch.unroll(loop)
+    unroll_all(sch, zi, oi, iu)
     sch.decompose_reduction(block, ic)
     for producer in padding:
         schedule_pad(sch, producer)
 
 
-def _flatten(sch: st.Schedule, block: st.schedule.SBlockRV, last: st.schedule.SBlockRV) -> None:
+def _flatten(sch: st.Schedule, block: SBlockRV, last: SBlockRV) -> None:
     """Make one axis of the rows and columns of a convolution and of its epilogue, the block `last`.
 
     Axes of the window and others without extent are no longer those of a reduction.
     """
-    width = int(sch.get(sch.get_loops(block)[3]).extent)
+    width = extent_of(sch, sch.get_loops(block)[3])
 
     def flat(
         n: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var, *rest: tirx.Var
@@ -380,13 +378,13 @@ def _flatten(sch: st.Schedule, block: st.schedule.SBlockRV, last: st.schedule.SB
     sch.transform_block_layout(last, image)
 
 
-def _step(sch: st.Schedule, block: st.schedule.SBlockRV) -> int:
+def _step(sch: st.Schedule, block: SBlockRV) -> int:
     """Return the anchor's step; 0 if what is fused to the convolution changes the picture."""
     shape, stored = _shapes(sch, block)
     return int(sch.get(block).annotations.get("edge.flat", 0)) if shape == stored else 0
 
 
-def _shapes(sch: st.Schedule, block: st.schedule.SBlockRV) -> list[list[int]]:
+def _shapes(sch: st.Schedule, block: SBlockRV) -> list[list[int]]:
     """Return the shapes of what a convolution computes, and of what the last block fused to it stores."""
     last = block
     while consumers := sch.get_consumers(last):
@@ -394,9 +392,9 @@ def _shapes(sch: st.Schedule, block: st.schedule.SBlockRV) -> list[list[int]]:
     return [[int(d) for d in sch.get(b).writes[0].source.shape] for b in (block, last)]
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
-    extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
+    extents = extents_of(sch, sch.get_loops(block))
     marks = sch.get(block).annotations
     data = sch.get(block).reads[0].source
     groups = int(marks.get("edge.groups", 1))
@@ -414,11 +412,11 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     apply(sch, block, s.decide(choose))
 
 
-def _is_gate(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:
+def _is_gate(sch: st.Schedule, block: SBlockRV) -> bool:
     """Whether the convolution has a single pixel, and the epilogue multiplies a whole picture by it.
 
     Then the picture takes the time, and a round of the parallel loop has as many of its channels as a tile.
     """
     pixels, elements = map(math.prod, _shapes(sch, block))
-    height, width = (int(sch.get(loop).extent) for loop in sch.get_loops(block)[2:4])
+    height, width = extents_of(sch, sch.get_loops(block)[2:4])
     return height * width == 1 and elements > pixels

@@ -10,12 +10,14 @@ from typing import Final
 import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.spaces import shares
 from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d
+from builder.kernels.spaces.loops import extent_of, extents_of
 from builder.kernels.spaces.padded_copy import pad
 from builder.kernels.spaces.register_tile import tilings
 from builder.target.device_target import DeviceTarget
@@ -153,7 +155,7 @@ def space(
     return Space(DepthwiseTiles(ow, oh, narrow), {"ow": ows, "oh": ohs})
 
 
-def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: DepthwiseTiles, lanes: int) -> None:
+def apply(sch: st.Schedule, block: SBlockRV, tiles: DepthwiseTiles, lanes: int) -> None:
     """Order the loops of a depthwise convolution, of its padding and of its epilogue.
 
     A block of bytes may have several vectors of float32, of `lanes` each; float16 has twice as many lanes.
@@ -162,7 +164,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: DepthwiseTiles, 
     n, c, y, z, v, kh, kw = sch.get_loops(block)
     yo, yi = sch.split(y, [None, tiles.oh])
     zo, zi = sch.split(z, [None, tiles.ow])
-    wide = int(sch.get(v).extent) > lanes
+    wide = extent_of(sch, v) > lanes
     vectors = []
     if wide:
         vo, v = sch.split(v, [None, lanes])
@@ -173,7 +175,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: DepthwiseTiles, 
     epilogue.place(zo)
     sch.parallel(outer)
     sch.vectorize(v)
-    taps = [int(sch.get(loop).extent) for loop in (kh, kw)]
+    taps = extents_of(sch, (kh, kw))
     for loop in (zi, kw, kh) if math.prod(taps) <= MOST_TAPS else (zi,):
         sch.unroll(loop)
     sch.decompose_reduction(block, kh)
@@ -181,9 +183,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: DepthwiseTiles, 
         order_padding(sch, producer, outer, zeros_first=tiles.zeros_first)
 
 
-def order_padding(
-    sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.LoopRV, *, zeros_first: bool
-) -> None:
+def order_padding(sch: st.Schedule, block: SBlockRV, loop: LoopRV, *, zeros_first: bool) -> None:
     """Compute the padded copy `block` inside `loop`, where what it reads is needed."""
     sch.compute_at(block, loop, preserve_unit_loops=True)
     parts = [block]
@@ -194,20 +194,20 @@ def order_padding(
     for part in parts:
         *_, z, v = sch.get_loops(part)
         if len(parts) > 1:
-            _, zi = sch.split(z, [None, max(tilings(int(sch.get(z).extent), 16))])
+            _, zi = sch.split(z, [None, max(tilings(extent_of(sch, z), 16))])
             sch.unroll(zi)
         sch.vectorize(v)
 
 
-def _converts(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:
+def _converts(sch: st.Schedule, block: SBlockRV) -> bool:
     """Whether a padded copy also converts bytes."""
     region = sch.get(block)
     return str(region.reads[0].source.dtype) != str(region.writes[0].source.dtype)
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
-    extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
+    extents = extents_of(sch, sch.get_loops(block))
     batch, blocks, height, width, lanes, _, kernel_w = extents
     in_width = int(sch.get(block).reads[0].source.shape[3])
     in_rows = int(sch.get(block).reads[0].source.shape[2])

@@ -24,10 +24,7 @@ _QUOTIENTS: Final[Mapping[str, Quotient]] = {
     "relax.divide": tirx.truncdiv,
     "relax.floor_divide": tirx.floordiv,
 }
-_REMAINDERS: Final[Mapping[str, Quotient]] = {
-    "relax.mod": tirx.truncmod,
-    "relax.floor_mod": tirx.floormod,
-}
+_REMAINDERS: Final[Mapping[str, Quotient]] = {"relax.mod": tirx.truncmod, "relax.floor_mod": tirx.floormod}
 OPERATORS: Final = (*_QUOTIENTS, *_REMAINDERS)
 
 

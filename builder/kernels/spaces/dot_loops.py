@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from tvm import s_tir as st
 from tvm import te, tirx
+from tvm.s_tir.schedule import LoopRV
 
 from builder.target.dot import Dot
 
@@ -15,12 +16,12 @@ DOT_MARK: Final = "edge.dot"
 LANES_MARK: Final = "edge.dot_lanes"
 
 
-def mark_dot(sch: st.Schedule, loop: st.schedule.LoopRV) -> None:
+def mark_dot(sch: st.Schedule, loop: LoopRV) -> None:
     """Mark the loop over the lanes of a vector of sums; only the loop over a group may be inside it."""
     sch.annotate(loop, DOT_MARK, 1)
 
 
-def mark_lanes(sch: st.Schedule, loop: st.schedule.LoopRV) -> None:
+def mark_lanes(sch: st.Schedule, loop: LoopRV) -> None:
     """Mark the loop over the lanes of a vector of sums if each lane has data of its own, in several rows.
 
     Only the loop over the rows, which are the elements of a group, may be inside it.

@@ -13,8 +13,10 @@ from typing import Any, Final
 
 from tvm import relax, tirx
 from tvm import s_tir as st
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from builder.kernels.spaces.fallback import is_cheap
+from builder.kernels.spaces.loops import extent_of
 
 # Attributes of a function (TVM's OpPatternKind): whether fusion appends element-wise operators to it.
 # For a result that is larger than its operand, although TVM may take it for element-wise by its indices.
@@ -47,11 +49,11 @@ class Epilogue:
     """
 
     sch: st.Schedule
-    block: st.schedule.SBlockRV
+    block: SBlockRV
     apart: bool = False
 
     @classmethod
-    def after(cls, sch: st.Schedule, anchor: st.schedule.SBlockRV) -> Epilogue:
+    def after(cls, sch: st.Schedule, anchor: SBlockRV) -> Epilogue:
         """Inline all blocks after `anchor` into the last of them.
 
         Raises `ScheduleError` if several outputs of the function read the anchor.
@@ -69,14 +71,14 @@ class Epilogue:
         return cls(sch, sch.cache_write(anchor, 0, "global"))
 
     @staticmethod
-    def _inline_operands(sch: st.Schedule, block: st.schedule.SBlockRV, anchor: st.schedule.SBlockRV) -> None:
+    def _inline_operands(sch: st.Schedule, block: SBlockRV, anchor: SBlockRV) -> None:
         """Inline what computes the other operands of an epilogue, such as a residual that is dequantised."""
         name = sch.get(anchor).name_hint
         while others := [p for p in sch.get_producers(block) if sch.get(p).name_hint != name]:
             for other in others:
                 sch.compute_inline(other)
 
-    def place(self, loop: st.schedule.LoopRV, vector: int | None = None, *, unrolled: bool = True) -> None:
+    def place(self, loop: LoopRV, vector: int | None = None, *, unrolled: bool = True) -> None:
         """Compute the epilogue inside `loop`: its last axis is vectorised, the axes of the tile are unrolled.
 
         `loop`: a loop of the anchor that encloses one tile.
@@ -92,10 +94,10 @@ class Epilogue:
         sch.reverse_compute_at(self.block, loop, preserve_unit_loops=True)
         inner = sch.get_loops(self.block)[_depth(sch, loop) :]
         last = inner.pop()
-        if vector is not None and int(sch.get(last).extent) > vector:
+        if vector is not None and extent_of(sch, last) > vector:
             outer, last = sch.split(last, [None, vector])
             inner.append(outer)
-            if not unrolled and int(sch.get(outer).extent) <= _JOINED and is_cheap(sch.get(self.block)):
+            if not unrolled and extent_of(sch, outer) <= _JOINED and is_cheap(sch.get(self.block)):
                 sch.unroll(outer)
         sch.vectorize(last)
         # A long formula unrolled over a tile would be more code than the product itself. It stays a loop, and
@@ -103,18 +105,18 @@ class Epilogue:
         if unrolled and is_cheap(sch.get(self.block)):
             vectors = 1
             for rest in inner:
-                vectors *= int(sch.get(rest).extent)
+                vectors *= extent_of(sch, rest)
                 if vectors > _MAX_UNROLLED:
                     break
                 sch.unroll(rest)
 
 
-def _columns(sch: st.Schedule, block: st.schedule.SBlockRV) -> int:
+def _columns(sch: st.Schedule, block: SBlockRV) -> int:
     """Return the extent of the last axis of what a block computes."""
     return int(sch.get(block).writes[0].source.shape[-1])
 
 
-def _depth(sch: st.Schedule, loop: st.schedule.LoopRV) -> int:
+def _depth(sch: st.Schedule, loop: LoopRV) -> int:
     """Count the loops from the outermost to `loop`, including both."""
     depth = 0
     sref = sch.get_sref(loop)

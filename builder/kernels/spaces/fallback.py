@@ -17,8 +17,10 @@ import tvm_ffi
 from tvm import s_tir as st
 from tvm import sym, tirx
 from tvm.ir import Call, TensorLoad
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.rewriter import op_name
+from builder.kernels.spaces.loops import extents_of
 from builder.kernels.spaces.quantisation import is_look_up
 from builder.target.device_target import DeviceTarget
 
@@ -92,7 +94,7 @@ def inline(sch: st.Schedule) -> None:
             break
 
 
-def _split_axes(sch: st.Schedule, block: st.schedule.SBlockRV) -> tuple[list[object], list[object]]:
+def _split_axes(sch: st.Schedule, block: SBlockRV) -> tuple[list[object], list[object]]:
     """Return the loops of a block's spatial axes, and those of its reduction axes.
 
     Raises `ScheduleError` if loops and axes do not correspond one to one, or an axis is neither.
@@ -112,13 +114,13 @@ def _split_axes(sch: st.Schedule, block: st.schedule.SBlockRV) -> tuple[list[obj
     return spatial, reduction
 
 
-def _order(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
+def _order(sch: st.Schedule, block: SBlockRV, target: DeviceTarget) -> None:
     """Divide a block's outer loops among the cores, and vectorise its last axis."""
     spatial, reduction = _split_axes(sch, block)
     if not spatial:
         return
     lanes = target.simd.lanes
-    extents = [int(sch.get(loop).extent) for loop in spatial]
+    extents = extents_of(sch, spatial)
     elements = math.prod(extents)
     inner = spatial[-1]
     if reduction:
@@ -211,7 +213,7 @@ def _vectors_per_job(elements: int, chunk: int, jobs: int) -> int:
     return next((m for m in range(most, most // 2, -1) if vectors % m == 0), most)
 
 
-def _parallel_only(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
+def _parallel_only(sch: st.Schedule, block: SBlockRV, target: DeviceTarget) -> None:
     """Divide a block's first axis among the cores."""
     del target
     spatial, _ = _split_axes(sch, block)

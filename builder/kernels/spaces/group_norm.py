@@ -14,6 +14,7 @@ from typing import Final
 
 from tvm import relax, te, tirx
 from tvm import s_tir as st
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import shape_of
@@ -110,7 +111,7 @@ def _of_groups(moments: te.Tensor, channels: int, groups: int, pixels: int, epsi
     return te.compute((n, blocks, 2, lanes), element, name="group_moments", attrs={SPACE_MARK: KIND})
 
 
-def schedule(sch: st.Schedule, anchor: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, anchor: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the moments of groups: partial sums are a vector."""
     del choose, anchor
     for block in sch.get_child_blocks(sch.get_sblock("root")):

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import shape_of
@@ -21,6 +22,7 @@ from builder.kernels.spaces.convolution import filled
 from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.half_sums import chunk_of
+from builder.kernels.spaces.loops import extents_of, unroll_all
 from builder.kernels.spaces.padded_copy import pad, schedule_pad
 from builder.kernels.spaces.register_tile import (
     TileChoices,
@@ -156,7 +158,7 @@ def space(out_blocks: int, out_width: int, target: DeviceTarget, groups: int = 1
     return HalfTiles(*best_tile(choices, target, held=multiplies_by_element(target), spare=_SPARE))
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block`: the sums of chunks, or the products of a single one."""
     marks = sch.get(block).annotations
     groups = int(marks.get("edge.groups", 1))
@@ -166,7 +168,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     data = sch.get(products).reads[0].source.shape
     epilogue = Epilogue.after(sch, block)
     n, o, y, z, v, *reduction = sch.get_loops(block)
-    blocks, height, width = (int(sch.get(loop).extent) for loop in (o, y, z))
+    blocks, height, width = extents_of(sch, (o, y, z))
     tiles = space(blocks, width, target, groups)
     oc = choose("oc", tilings(blocks, 8) if groups == 1 else divisors(blocks // groups, 8), tiles.oc)
     ow = choose("ow", tilings(width, 32), tiles.ow)
@@ -185,13 +187,11 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
         sch.compute_at(products, reduction[-1], preserve_unit_loops=True)
         _, io, _, iz, _, _, _, lane, ci, hi, wi, ii = sch.get_loops(products)[-12:]
         sch.reorder(ci, hi, wi, ii, io, iz, lane)
-        for loop in (oi, zi):
-            sch.unroll(loop)
+        unroll_all(sch, oi, zi)
         sch.vectorize(v)
     if multiplies_by_element(target):
         hold_operand(sch, products, wi)
-    for loop in (ii, io, iz):
-        sch.unroll(loop)
+    unroll_all(sch, ii, io, iz)
     sch.vectorize(lane)
     sch.parallel(outer)
     sch.decompose_reduction(products, ci)

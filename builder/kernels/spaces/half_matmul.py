@@ -12,11 +12,13 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import Values, constant_of, shape_of
 from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.half_sums import MOST
+from builder.kernels.spaces.loops import extent_of, fact, longer, unroll_all, vectorise_all
 from builder.kernels.spaces.matmul import best_rows, pack
 from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, tilings
 from builder.kernels.spaces.tiled import most_rows, pop_rows
@@ -94,16 +96,16 @@ def product(a: te.Tensor, b: te.Tensor, columns: int, width: int) -> te.Tensor:
     return te.compute((*lead, columns), result, name="columns")
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block`, the sums of chunks."""
-    panel = int(sch.get(block).annotations["edge.panel"])
+    panel = int(fact(sch, block, "edge.panel"))
     width = min(panel, 2 * target.simd.lanes)
     products = sch.get_producers(block)[0]
     filled = sch.get_producers(products)
     epilogue = Epilogue.after(sch, block)
     *lead, j, chunk = sch.get_loops(block)
     i = pop_rows(sch, lead)
-    count = int(sch.get(i).extent)
+    count = extent_of(sch, i)
     options = tilings(count, 32)
     vectors = panel // width
     best = best_rows(count, options, vectors, most_rows(vectors, target, held=multiplies_by_element(target)))
@@ -114,17 +116,15 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     epilogue.place(io, vector=width)
     sch.compute_at(products, chunk, preserve_unit_loops=True)
     *outer, n, k = sch.get_loops(products)[-(len(lead) + 4) :]
-    long = [loop for loop in outer if int(sch.get(loop).extent) > 1]
+    long = longer(sch, outer)
     row = long[-1] if long else outer[0]
     nt, ni = sch.split(n, [None, width])
     ko, ki = sch.split(k, [None, _UNROLLED])
     sch.reorder(ko, ki, row, nt, ni)
     if multiplies_by_element(target):
         hold_operand(sch, products, ko)
-    for loop in (ki, row, nt, ii, jt):
-        sch.unroll(loop)
-    for loop in (ni, ji):
-        sch.vectorize(loop)
+    unroll_all(sch, ki, row, nt, ii, jt)
+    vectorise_all(sch, ni, ji)
     sch.parallel(jo)
     sch.decompose_reduction(products, ko)
     sch.decompose_reduction(block, chunk)

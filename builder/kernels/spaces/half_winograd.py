@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import Chooser
 from builder.kernels.rewriter import shape_of
@@ -26,6 +27,7 @@ from builder.kernels.spaces.convolution import pack_weights
 from builder.kernels.spaces.epilogue import NEVER_FUSED, Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.half_sums import chunk_of
+from builder.kernels.spaces.loops import extent_of, unroll_all, vectorise_all
 from builder.kernels.spaces.register_tile import (
     TileChoices,
     best_tile,
@@ -148,7 +150,7 @@ def space(tiles: int, out_blocks: int, target: DeviceTarget) -> tuple[int, int]:
     return best_tile(choices, target, held=multiplies_by_element(target))
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the three stages and of the epilogue; `block` is the last stage."""
     m, _ = (int(extent) for extent in sch.get(block).annotations["edge.tile"])
     half_out = sch.get_producers(block)[0]
@@ -159,7 +161,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     order_input(sch)
 
     xi, o, tile, v, co = sch.get_loops(product)
-    blocks, tiles = int(sch.get(o).extent), int(sch.get(tile).extent)
+    blocks, tiles = extent_of(sch, o), extent_of(sch, tile)
     best = space(tiles, blocks, target)
     oc = choose("oc", tilings(blocks, 8), best[0])
     beside = choose("tiles", tilings(tiles, 32), best[1])
@@ -171,10 +173,8 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     sch.reorder(ic, ii, io, it, lane)
     if multiplies_by_element(target):
         hold_operand(sch, products, ic)
-    for loop in (ii, io, it, oi, ti):
-        sch.unroll(loop)
-    for loop in (lane, v):
-        sch.vectorize(loop)
+    unroll_all(sch, ii, io, it, oi, ti)
+    vectorise_all(sch, lane, v)
     sch.parallel(sch.fuse(xi, oo))
     sch.decompose_reduction(products, ic)
     sch.decompose_reduction(product, co)

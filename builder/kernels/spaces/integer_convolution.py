@@ -20,21 +20,16 @@ from typing import Final
 import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import constant_of, shape_of
 from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.convolution import filled
-from builder.kernels.spaces.dot_loops import (
-    group_axes,
-    in_pairs,
-    lane_index,
-    mark_dot,
-    member,
-    words_group,
-)
+from builder.kernels.spaces.dot_loops import group_axes, in_pairs, lane_index, mark_dot, member, words_group
 from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d, Rows
+from builder.kernels.spaces.loops import extent_of, extents_of, unroll_all
 from builder.kernels.spaces.padded_copy import pad, read_pixels, schedule_pad, worth_reading_once
 from builder.kernels.spaces.register_tile import TileChoices, hold_operand, tilings
 from builder.target.device_target import DeviceTarget
@@ -221,7 +216,7 @@ def tile_cost(vectors: int, columns: int, width: int, target: DeviceTarget, grou
     return 2 * weights + columns + 1 if weights * columns <= most else None
 
 
-def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, target: DeviceTarget) -> None:
+def apply(sch: st.Schedule, block: SBlockRV, tiles: IntegerTiles, target: DeviceTarget) -> None:
     """Order the loops of an integer convolution, of its padding and of its epilogue."""
     padding = sch.get_producers(block)
     epilogue = Epilogue.after(sch, block)
@@ -230,8 +225,8 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, ta
     yo, yi = sch.split(y, [None, tiles.oh])
     zo, zi = sch.split(z, [None, tiles.ow])
     is_prefetched = not target.dot.held and _worth_prefetching(sch, tiles, zo, (kh, kw, iq, oi, v, *ig))
-    group = math.prod(int(sch.get(loop).extent) for loop in ig)
-    is_group = int(sch.get(iq).extent) == 1 < group and not is_longer_group(sch, ig, target)
+    group = math.prod(extents_of(sch, ig))
+    is_group = extent_of(sch, iq) == 1 < group and not is_longer_group(sch, ig, target)
     io, iu = sch.split(iq, [None, tiles.iq])
     *vectors, v = lane_loops(sch, v, len(ig))
     if is_longer_group(sch, ig, target):
@@ -255,8 +250,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, ta
     elif target.dot.held:
         hold_operand(sch, block, io)
     sch.parallel(outer)
-    for loop in (zi, oi, iu, *vectors):
-        sch.unroll(loop)
+    unroll_all(sch, zi, oi, iu, *vectors)
     start_sums(sch, block, ic)
     mark_dot(sch, v)
     for producer in padding:
@@ -264,10 +258,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, ta
 
 
 def _has_short_rounds(
-    sch: st.Schedule,
-    window: Sequence[st.schedule.LoopRV],
-    blocks: st.schedule.LoopRV,
-    target: DeviceTarget,
+    sch: st.Schedule, window: Sequence[LoopRV], blocks: LoopRV, target: DeviceTarget
 ) -> bool:
     """Whether the loop over `blocks` of input channels takes much of its time for itself.
 
@@ -276,16 +267,11 @@ def _has_short_rounds(
     """
     if target.dot.halves or not target.dot.name or not target.dot.held:
         return False
-    extent = int(sch.get(blocks).extent)
-    return all(int(sch.get(loop).extent) == 1 for loop in window) and extent % 2 == 0 and extent > 2
+    extent = extent_of(sch, blocks)
+    return all(extent_of(sch, loop) == 1 for loop in window) and extent % 2 == 0 and extent > 2
 
 
-def _shares_columns(
-    sch: st.Schedule,
-    block: st.schedule.SBlockRV,
-    loops: Sequence[st.schedule.LoopRV],
-    target: DeviceTarget,
-) -> bool:
+def _shares_columns(sch: st.Schedule, block: SBlockRV, loops: Sequence[LoopRV], target: DeviceTarget) -> bool:
     """Whether the columns that a row of the window reads for a tile overlap, and fit the registers.
 
     A row of 3x3 reads 7 columns for a tile of 5; one by one, its columns read 15.
@@ -293,7 +279,7 @@ def _shares_columns(
     `loops`: those over the columns of the window, over parts of a block of input channels, over the blocks
         and the columns of a tile, and over the groups of a part.
     """
-    kernel_w, parts, oc, ow, groups = (int(sch.get(loop).extent) for loop in loops)
+    kernel_w, parts, oc, ow, groups = extents_of(sch, loops)
     steps = sch.get(block).annotations
     # Halves of a group are repeated in a vector for each product, whether or not their column is held.
     if target.dot.halves or not target.dot.name or kernel_w == 1 or parts > 1:
@@ -305,7 +291,7 @@ def _shares_columns(
     return registers <= target.simd.registers and vectors * ow * groups * kernel_w <= _MOST_UNROLLED
 
 
-def _hold_row(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.LoopRV) -> None:
+def _hold_row(sch: st.Schedule, block: SBlockRV, loop: LoopRV) -> None:
     """Load the pixels that a row of the window reads for a tile into vector registers, several in each.
 
     A pixel is a single group, so few bytes that a vector of its own would take several instructions to fill.
@@ -319,7 +305,7 @@ def _hold_row(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.L
     sch.vectorize(vector)
 
 
-def order_padding(sch: st.Schedule, copy: st.schedule.SBlockRV) -> None:
+def order_padding(sch: st.Schedule, copy: SBlockRV) -> None:
     """Order the loops of the padded copy.
 
     If a pixel has few bytes, a test for each pixel takes longer than to copy it. So rows are filled with the
@@ -327,7 +313,7 @@ def order_padding(sch: st.Schedule, copy: st.schedule.SBlockRV) -> None:
     """
     itemsize = np.dtype(str(sch.get(copy).writes[0].source.dtype)).itemsize
     *rows, columns, channels = sch.get_loops(copy)
-    in_pixel = int(sch.get(channels).extent)
+    in_pixel = extent_of(sch, channels)
     if len(sch.get(copy).reads) != 1 or len(rows) != 3 or in_pixel * itemsize >= _PIXEL_BYTES:
         schedule_pad(sch, copy)
         return
@@ -338,12 +324,12 @@ def order_padding(sch: st.Schedule, copy: st.schedule.SBlockRV) -> None:
     sch.parallel(outer)
     for part in parts:
         *_, columns, channels = sch.get_loops(part)
-        vector = min(_COPIED_BYTES // itemsize, in_pixel * int(sch.get(columns).extent))
+        vector = min(_COPIED_BYTES // itemsize, in_pixel * extent_of(sch, columns))
         sch.vectorize(sch.split(sch.fuse(columns, channels), [None, vector])[1])
 
 
 def _worth_prefetching(
-    sch: st.Schedule, tiles: IntegerTiles, columns: st.schedule.LoopRV, step: Sequence[st.schedule.LoopRV]
+    sch: st.Schedule, tiles: IntegerTiles, columns: LoopRV, step: Sequence[LoopRV]
 ) -> bool:
     """Whether each tile can prefetch at least a line of cache in a round of the loop over input blocks.
 
@@ -352,22 +338,22 @@ def _worth_prefetching(
 
     `step`: the loops over the weights of a round.
     """
-    weights = math.prod(int(sch.get(loop).extent) for loop in step)
-    served = tiles.oh * int(sch.get(columns).extent)
+    weights = math.prod(extents_of(sch, step))
+    served = tiles.oh * extent_of(sch, columns)
     return bool(weights >= prefetch.LINE_BYTES * served)
 
 
-def lane_loops(sch: st.Schedule, loop: st.schedule.LoopRV, axes: int) -> list[st.schedule.LoopRV]:
+def lane_loops(sch: st.Schedule, loop: LoopRV, axes: int) -> list[LoopRV]:
     """Return the loop over lanes, with one over vectors before it if a group has halves, so two `axes`."""
     return [loop] if axes == 1 else list(sch.split(loop, [None, 4]))
 
 
-def is_longer_group(sch: st.Schedule, loops: Sequence[st.schedule.LoopRV], target: DeviceTarget) -> bool:
+def is_longer_group(sch: st.Schedule, loops: Sequence[LoopRV], target: DeviceTarget) -> bool:
     """Whether the group of these loops is longer than that of the instruction (`dot_loops.words_group`)."""
-    return math.prod(int(sch.get(loop).extent) for loop in loops) > target.dot.group
+    return math.prod(extents_of(sch, loops)) > target.dot.group
 
 
-def start_sums(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.LoopRV) -> None:
+def start_sums(sch: st.Schedule, block: SBlockRV, loop: LoopRV) -> None:
     """Set the sums of a tile to zero before `loop`, as vectors."""
     zeros = sch.decompose_reduction(block, loop)
     *_, vectors, lanes = sch.get_loops(zeros)
@@ -375,9 +361,9 @@ def start_sums(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.
     sch.vectorize(lanes)
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
-    extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
+    extents = extents_of(sch, sch.get_loops(block))
     _, blocks, height, width, out_block, _, _, _, groups, *group = extents
     rows = Rows.of(height, sch.get(block).reads[0].source)
     tiles = space(blocks, width, out_block, target, rows, groups, math.prod(group)).decide(choose)

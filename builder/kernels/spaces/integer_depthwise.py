@@ -28,6 +28,7 @@ from typing import Final
 import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import constant_of, shape_of
@@ -35,6 +36,7 @@ from builder.kernels.spaces import shares
 from builder.kernels.spaces.dot_loops import mark_lanes
 from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d
+from builder.kernels.spaces.loops import extent_of, extents_of
 from builder.kernels.spaces.padded_copy import pad
 from builder.kernels.spaces.register_tile import tilings
 from builder.target.device_target import DeviceTarget
@@ -323,7 +325,7 @@ def space(
     return Space(IntegerDepthwiseTiles(ow, oh), {"ow": ows, "oh": ohs})
 
 
-def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerDepthwiseTiles) -> None:
+def apply(sch: st.Schedule, block: SBlockRV, tiles: IntegerDepthwiseTiles) -> None:
     """Order the loops of a depthwise convolution of bytes, of its padding and of its epilogue."""
     padding = sch.get_producers(block)
     epilogue = Epilogue.after(sch, block)
@@ -342,7 +344,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerDepthwise
     sch.unroll(zi)
     groups = 1
     for loop in reversed(taps):
-        groups *= int(sch.get(loop).extent) if by_columns else 1
+        groups *= extent_of(sch, loop) if by_columns else 1
         if groups <= _MOST_GROUPS:
             sch.unroll(loop)
     if is_dot:
@@ -360,17 +362,17 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerDepthwise
         _order_padding(sch, producer)
 
 
-def _reads_four(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:
+def _reads_four(sch: st.Schedule, block: SBlockRV) -> bool:
     """Whether an instruction adds four rows, or columns, to a sum; a pair of columns has no axis."""
     return len(sch.get(block).iter_vars) > 6
 
 
-def _reads_four_columns(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:
+def _reads_four_columns(sch: st.Schedule, block: SBlockRV) -> bool:
     """Whether they are columns: the weights then have an axis for outputs that read the same columns."""
     return len(sch.get(block).reads[1].source.shape) == 6
 
 
-def _order_padding(sch: st.Schedule, copy: st.schedule.SBlockRV) -> None:
+def _order_padding(sch: st.Schedule, copy: SBlockRV) -> None:
     """Write the padded copy: the zero point where it is a constant, then what is inside it."""
     parts = [copy]
     if len(sch.get(copy).reads) == 1:
@@ -378,14 +380,14 @@ def _order_padding(sch: st.Schedule, copy: st.schedule.SBlockRV) -> None:
             parts.insert(0, sch.decompose_padding(copy, sch.get_loops(copy)[1]))
     for part in parts:
         *_, z, v = sch.get_loops(part)
-        _, zi = sch.split(z, [None, min(int(sch.get(z).extent), _COPIED)])
+        _, zi = sch.split(z, [None, min(extent_of(sch, z), _COPIED)])
         sch.unroll(zi)
         sch.vectorize(v)
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
-    extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
+    extents = extents_of(sch, sch.get_loops(block))
     batch, blocks, height, width, lanes, *taps = extents
     data, weights = (region.source for region in sch.get(block).reads)
     in_rows = int(data.shape[2])

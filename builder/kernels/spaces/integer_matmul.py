@@ -17,20 +17,15 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import Values, constant_of, shape_of
 from builder.kernels.spaces import prefetch, tiled
-from builder.kernels.spaces.dot_loops import (
-    group_axes,
-    in_pairs,
-    lane_index,
-    mark_dot,
-    member,
-    words_group,
-)
+from builder.kernels.spaces.dot_loops import group_axes, in_pairs, lane_index, mark_dot, member, words_group
 from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.integer_convolution import is_longer_group, start_sums, tile_cost
+from builder.kernels.spaces.loops import extent_of, extents_of, fact, unroll_all
 from builder.kernels.spaces.register_tile import hold_operand, tilings
 from builder.target.device_target import DeviceTarget
 
@@ -140,10 +135,7 @@ def product(a: te.Tensor, b: te.Tensor, columns: int) -> te.Tensor:
         return te.sum(value * factor, axis=[ko, *kg])
 
     full = te.compute(
-        (*a.shape[:-1], panels * panel),
-        element,
-        name="matmul",
-        attrs={SPACE_MARK: KIND, "edge.panel": panel},
+        (*a.shape[:-1], panels * panel), element, name="matmul", attrs={SPACE_MARK: KIND, "edge.panel": panel}
     )
     if columns == panels * panel:
         return full
@@ -178,9 +170,7 @@ def space(
     return Space(IntegerMatmulTiles(best, max(k for k in ks if k <= wanted)), {"rows": options, "k": ks})
 
 
-def _loops(
-    sch: st.Schedule, block: st.schedule.SBlockRV
-) -> tuple[list[st.schedule.LoopRV], list[st.schedule.LoopRV]]:
+def _loops(sch: st.Schedule, block: SBlockRV) -> tuple[list[LoopRV], list[LoopRV]]:
     """Return the loops over the result, and those of the reduction."""
     kinds = [var.iter_type for var in sch.get(block).iter_vars]
     count = kinds.count(tirx.IterVar.DataPar)
@@ -189,7 +179,7 @@ def _loops(
 
 
 def apply(
-    sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerMatmulTiles, panel: int, target: DeviceTarget
+    sch: st.Schedule, block: SBlockRV, tiles: IntegerMatmulTiles, panel: int, target: DeviceTarget
 ) -> None:
     """Order the loops of a product with packed panels, of its operand and of its epilogue."""
     operands = sch.get_producers(block)
@@ -209,8 +199,7 @@ def apply(
     else:
         prefetch.mark(sch, ko, rows=1)
     sch.parallel(jo)
-    for loop in (jt, ii, ki):
-        sch.unroll(loop)
+    unroll_all(sch, jt, ii, ki)
     start_sums(sch, block, ko)
     mark_dot(sch, ji)
     for operand in operands:
@@ -219,11 +208,11 @@ def apply(
         sch.parallel(sch.fuse(*rows) if len(rows) > 1 else rows[0])
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
-    panel = int(sch.get(block).annotations["edge.panel"])
+    panel = int(fact(sch, block, "edge.panel"))
     (*lead, _), (k, *kg) = _loops(sch, block)
-    group = math.prod(int(sch.get(loop).extent) for loop in kg)
-    rows, steps = [int(sch.get(loop).extent) for loop in lead], int(sch.get(k).extent)
+    group = math.prod(extents_of(sch, kg))
+    rows, steps = extents_of(sch, lead), extent_of(sch, k)
     tiles = space(tiled.whole_rows(rows), steps, panel, target, group).decide(choose)
     apply(sch, block, tiles, panel, target)

@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import shape_of
@@ -29,6 +30,7 @@ from builder.kernels.spaces.dot_loops import mark_dot
 from builder.kernels.spaces.epilogue import NEVER_FUSED, Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.integer_convolution import pack_weights, start_sums
+from builder.kernels.spaces.loops import extents_of, unroll_all
 from builder.kernels.spaces.register_tile import TileChoices, hold_operand, shorter_inside, tilings
 from builder.kernels.spaces.winograd_loops import order_input, order_output
 from builder.kernels.spaces.winograd_stages import Stages, shares_sums
@@ -162,14 +164,7 @@ def transform_weights(w: te.Tensor, m: int) -> te.Tensor:
 
 
 def convolve(
-    x: te.Tensor,
-    zero: te.Tensor,
-    u: te.Tensor,
-    op: Conv2d,
-    m: int,
-    beside: int = 1,
-    *,
-    sharing: bool = False,
+    x: te.Tensor, zero: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int = 1, *, sharing: bool = False
 ) -> te.Tensor:
     """Return the three stages on packed `x` and transformed weights `u`.
 
@@ -243,7 +238,7 @@ def space(
 
 
 def apply(
-    sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerWinogradTiles, m: int, target: DeviceTarget
+    sch: st.Schedule, block: SBlockRV, tiles: IntegerWinogradTiles, m: int, target: DeviceTarget
 ) -> None:
     """Order the loops of the three stages and of the epilogue; `block` is the last stage."""
     half_out = sch.get_producers(block)[0]
@@ -261,8 +256,7 @@ def apply(
     sch.reorder(xi, oo, to, ic, io, iu, *tile_loops, v, ig)
     if held:
         hold_operand(sch, product, io)
-    for loop in (oi, ti, iu):
-        sch.unroll(loop)
+    unroll_all(sch, oi, ti, iu)
     sch.parallel(sch.fuse(xi, oo))
     start_sums(sch, product, ic)
     mark_dot(sch, v)
@@ -270,12 +264,10 @@ def apply(
     order_output(sch, half_out, epilogue, (m, m))
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
     m, _ = (int(extent) for extent in sch.get(block).annotations["edge.tile"])
     product = sch.get_sblock("product")
-    _, out_blocks, tiles, out_block, _, steps, group = (
-        int(sch.get(q).extent) for q in sch.get_loops(product)
-    )
+    _, out_blocks, tiles, out_block, _, steps, group = extents_of(sch, sch.get_loops(product))
     s = space(tiles, out_blocks, steps * group, out_block, target)
     apply(sch, block, s.decide(choose), m, target)

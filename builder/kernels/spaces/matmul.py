@@ -18,6 +18,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import (
@@ -31,6 +32,7 @@ from builder.kernels.rewriter import (
 )
 from builder.kernels.spaces import prefetch, shares, tiled
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue, emit_kernel
+from builder.kernels.spaces.loops import extent_of, extents_of, fact, unroll_all, vectorise_all
 from builder.kernels.spaces.register_tile import even_part, hold_operand, multiplies_by_element, tilings
 from builder.target.device_target import DeviceTarget
 
@@ -210,17 +212,17 @@ def blocks_of_depth(rows: int, depth: int, panel: int, tile: int, target: Device
     return depth // block if depth % block == 0 else 1
 
 
-def _apply_in_blocks(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, width: int) -> None:
+def _apply_in_blocks(sch: st.Schedule, block: SBlockRV, tiles: MatmulTiles, width: int) -> None:
     """Order the loops of a product whose depth is divided into blocks, and of its epilogue."""
-    panel = int(sch.get(block).annotations["edge.panel"])
+    panel = int(fact(sch, block, "edge.panel"))
     chunk, _ = sch.split(sch.get_loops(block)[-1], [tiles.blocks, None])
     part = sch.rfactor(chunk, 0)
     epilogue = Epilogue.after(sch, block)
     *lead, j, ji, chunk = sch.get_loops(block)
-    extents = [int(sch.get(loop).extent) for loop in lead]
+    extents = extents_of(sch, lead)
     i = tiled.pop_rows(sch, lead)
     jo, jt = sch.split(j, [None, panel // width])
-    whole = math.prod(extents) < _MANY_ROWS or shares.is_even(int(sch.get(jo).extent))
+    whole = math.prod(extents) < _MANY_ROWS or shares.is_even(extent_of(sch, jo))
     groups = 1 if whole else _GROUPS
     group, io, ii = sch.split(i, [groups, None, tiles.rows])
     sch.reorder(jo, group, chunk, *lead, io, ii, jt, ji)
@@ -233,26 +235,22 @@ def _apply_in_blocks(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Matmu
     sch.set_scope(part, 0, "local")
     prefetch.mark(sch, ko, rows=groups, always=True, panels=tiles.blocks)
     sch.parallel(outer)
-    for loop in (ji, ni):
-        sch.vectorize(loop)
-    for loop in (jt, ii, nt, *rows, ki):
-        sch.unroll(loop)
+    vectorise_all(sch, ji, ni)
+    unroll_all(sch, jt, ii, nt, *rows, ki)
     sch.decompose_reduction(part, ko)
     sch.decompose_reduction(block, chunk)
 
 
-def apply(
-    sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, width: int, target: DeviceTarget
-) -> None:
+def apply(sch: st.Schedule, block: SBlockRV, tiles: MatmulTiles, width: int, target: DeviceTarget) -> None:
     """Order the loops of a product with packed panels, and of its epilogue."""
-    panel = int(sch.get(block).annotations["edge.panel"])
+    panel = int(fact(sch, block, "edge.panel"))
     if tiles.blocks > 1:
         _apply_in_blocks(sch, block, tiles, width)
         return
     epilogue = Epilogue.after(sch, block)
     *lead, j, ji, k = sch.get_loops(block)
-    panel_bytes = 4 * panel * int(sch.get(k).extent)
-    extents = [int(sch.get(loop).extent) for loop in lead]
+    panel_bytes = 4 * panel * extent_of(sch, k)
+    extents = extents_of(sch, lead)
     i = tiled.pop_rows(sch, lead)
     io, ii = sch.split(i, [None, tiles.rows])
     jo, jt = sch.split(j, [None, panel // width])
@@ -261,25 +259,24 @@ def apply(
     epilogue.place(io, vector=width)
     if tiles.held:
         hold_operand(sch, block, ko)
-    whole = math.prod(extents) < _MANY_ROWS or shares.is_even(int(sch.get(jo).extent))
-    several = int(sch.get(ii).extent) > 1
+    whole = math.prod(extents) < _MANY_ROWS or shares.is_even(extent_of(sch, jo))
+    several = extent_of(sch, ii) > 1
     if several and target.core.prefetches and panel_bytes <= target.core.l2_bytes // 2:
         # A single row reads all weights in order, which the processor sees by itself.
         sch.set_scope(block, 0, "local")
-        rounds = math.prod(int(sch.get(loop).extent) for loop in (*lead, io))
+        rounds = math.prod(extents_of(sch, (*lead, io)))
         prefetch.mark(sch, ko, rows=1 if whole else rounds, always=True)
     sch.parallel(jo if whole else sch.fuse(jo, *lead, io))
     sch.vectorize(ji)
-    for loop in (jt, ii, ki):
-        sch.unroll(loop)
+    unroll_all(sch, jt, ii, ki)
     sch.decompose_reduction(block, ko)
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block`, a product with panels, by the decisions of `choose`."""
-    panel = int(sch.get(block).annotations["edge.panel"])
+    panel = int(fact(sch, block, "edge.panel"))
     width = min(panel, target.simd.lanes)
-    *rows, _, _, depth = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
+    *rows, _, _, depth = extents_of(sch, sch.get_loops(block))
     s = space(tiled.whole_rows(rows), depth, panel // width, target)
     blocks = blocks_of_depth(math.prod(rows), depth, panel, int(s.default.rows), target)
     apply(sch, block, replace(s.decide(choose), blocks=blocks), width, target)
@@ -367,9 +364,7 @@ def _without_head_swap(table: Values, expr: relax.Expr) -> tuple[relax.Expr, boo
     return (call.args[0], True) if call is not None and swaps_heads_and_rows(call) else (expr, False)
 
 
-def schedule_batched(
-    sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser
-) -> None:
+def schedule_batched(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops around a product of computed matrices by the decisions of `choose`.
 
     A tile of rows x vectors is kept in registers; matrices and blocks of rows are divided among cores.
@@ -378,7 +373,7 @@ def schedule_batched(
     *batch, i, j, k = sch.get_loops(block)
     if int(sch.get(block).annotations.get("edge.turned", 0)):
         i, batch[-1] = batch[-1], i
-    rows, columns, depth = (int(sch.get(loop).extent) for loop in (i, j, k))
+    rows, columns, depth = extents_of(sch, (i, j, k))
     lanes = target.simd.lanes
     width = min(lanes, columns)
     count = -(-columns // width)
@@ -394,6 +389,5 @@ def schedule_batched(
         hold_operand(sch, block, ko)
     sch.parallel(outer)
     sch.vectorize(ji)
-    for loop in (jt, ii, ki):
-        sch.unroll(loop)
+    unroll_all(sch, jt, ii, ki)
     sch.decompose_reduction(block, ko)

@@ -7,8 +7,10 @@ from typing import Final
 
 from tvm import s_tir as st
 from tvm import te, tirx
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.spaces.geometry import Conv2d
+from builder.kernels.spaces.loops import extent_of
 
 # Columns of an image that are copied together: one vector, or several of the narrower ones.
 _COPIED: Final = 16
@@ -67,7 +69,7 @@ def worth_reading_once(op: Conv2d, panels: int) -> bool:
     return plain and op.strides[1] > 1 and panels >= _FEWEST_PANELS
 
 
-def schedule_pad(sch: st.Schedule, block: st.schedule.SBlockRV) -> None:
+def schedule_pad(sch: st.Schedule, block: SBlockRV) -> None:
     """Order the loops of the padded copy: rows are divided among cores, a block of channels is a vector.
 
     If a block is a single channel, a row is filled with zeros, and then copied into as vectors of columns.
@@ -76,7 +78,7 @@ def schedule_pad(sch: st.Schedule, block: st.schedule.SBlockRV) -> None:
     if len(loops) != 5:
         return
     *rows, columns, channels = loops
-    if int(sch.get(channels).extent) > 1:
+    if extent_of(sch, channels) > 1:
         sch.vectorize(channels)
         sch.parallel(sch.fuse(*rows))
         return

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 from tvm import s_tir as st
 from tvm import te, tirx
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.spaces.geometry import Conv2d
 
@@ -79,7 +80,7 @@ def divide(x: te.Tensor, op: Conv2d) -> te.Tensor:
     return te.compute(shape, element, name="phases")
 
 
-def order(sch: st.Schedule, block: st.schedule.SBlockRV) -> None:
+def order(sch: st.Schedule, block: SBlockRV) -> None:
     """Order the loops of `divide`: rows are divided among cores."""
     *rows, _, phase = sch.get_loops(block)
     sch.unroll(phase)

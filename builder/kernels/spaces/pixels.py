@@ -14,11 +14,13 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import NAN_MARK, SPACE_MARK, Chooser
 from builder.kernels.rewriter import op_name, shape_of
 from builder.kernels.spaces import rows
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.loops import extent_of
 from builder.kernels.spaces.register_tile import tilings
 from builder.target.device_target import DeviceTarget
 
@@ -135,7 +137,7 @@ def _halved(part: te.Tensor, reducer: Callable[..., tirx.Expr], name: str) -> te
     return te.compute(shape, element, name=f"{name}_{half}", attrs={NAN_MARK: 1})
 
 
-def schedule(sch: st.Schedule, anchor: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, anchor: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops: every stage is computed for a tile of pixels, whose sums stay in registers."""
     del choose
     last = Epilogue.after(sch, anchor).block
@@ -143,7 +145,7 @@ def schedule(sch: st.Schedule, anchor: st.schedule.SBlockRV, target: DeviceTarge
     others = sch.get_child_blocks(sch.get_sblock("root"))
     stages = [block for block in others if not sch.get(block).same_as(sch.get(last))]
     image, block, row, column, lane = sch.get_loops(last)
-    width = int(sch.get(column).extent)
+    width = extent_of(sch, column)
     tile, pixel = sch.split(column, [None, max(tilings(width, target.simd.registers // 4))])
     sch.reorder(image, row, tile, block, pixel, lane)
     job = sch.fuse(image, row, tile)
@@ -156,7 +158,7 @@ def schedule(sch: st.Schedule, anchor: st.schedule.SBlockRV, target: DeviceTarge
     sch.vectorize(lane)
 
 
-def _order_stage(sch: st.Schedule, block: st.schedule.SBlockRV) -> None:
+def _order_stage(sch: st.Schedule, block: SBlockRV) -> None:
     """Unroll the pixels of one stage, and vectorise its lanes if it has any."""
     axes = list(sch.get(block).iter_vars)
     loops = sch.get_loops(block)[-len(axes) :]

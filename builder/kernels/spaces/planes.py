@@ -11,6 +11,7 @@ from typing import Final
 
 from tvm import relax, te, tirx
 from tvm import s_tir as st
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import shape_of
@@ -71,7 +72,7 @@ def summed(data: te.Tensor, value: Callable[..., tirx.Expr], name: str) -> te.Te
     return te.compute((n, blocks, b), lambda i, c, v: te.sum(partial[i, c, k, v], axis=k), name=name)
 
 
-def schedule(sch: st.Schedule, anchor: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, anchor: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops: every stage is computed inside the last block's loop over planes."""
     del choose
     last = Epilogue.after(sch, anchor).block
@@ -87,5 +88,5 @@ def schedule(sch: st.Schedule, anchor: st.schedule.SBlockRV, target: DeviceTarge
     sch.vectorize(vector)
 
 
-def _is(sch: st.Schedule, block: st.schedule.SBlockRV, other: st.schedule.SBlockRV) -> bool:
+def _is(sch: st.Schedule, block: SBlockRV, other: SBlockRV) -> bool:
     return bool(sch.get(block).same_as(sch.get(other)))

@@ -10,11 +10,13 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import NAN_MARK, SPACE_MARK, Chooser
 from builder.kernels.rewriter import op_name, shape_of
 from builder.kernels.spaces import rows
 from builder.kernels.spaces.epilogue import Epilogue
+from builder.kernels.spaces.loops import extent_of
 from builder.kernels.spaces.register_tile import tilings
 from builder.target.device_target import DeviceTarget
 
@@ -164,7 +166,7 @@ def mean_of_bytes(bb: relax.BlockBuilder, x: relax.Expr, scale: float, zero: int
     return bb.emit(bb.call_te(compute, x, factor, offset, primfunc_name_hint="integer_avg_pool2d"))
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops: rows are divided among cores, and a tile of columns is kept in registers."""
     del choose
     padding = sch.get_producers(block)
@@ -173,7 +175,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
             sch.compute_inline(producer)
     epilogue = Epilogue.after(sch, block)
     n, c, y, z, v, kh, kw = sch.get_loops(block)
-    width = int(sch.get(z).extent)
+    width = extent_of(sch, z)
     zo, zi = sch.split(z, [None, max(tilings(width, target.simd.registers // 4))])
     sch.reorder(n, c, y, zo, kh, kw, zi, v)
     outer = sch.fuse(n, c, y)

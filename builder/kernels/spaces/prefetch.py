@@ -21,6 +21,7 @@ import tvm_ffi
 from tvm import s_tir as st
 from tvm import tirx
 from tvm.ir import Call, Op, TensorLoad
+from tvm.s_tir.schedule import LoopRV
 from tvm_ffi import WalkResult
 
 from builder.target.device_target import DeviceTarget
@@ -36,13 +37,7 @@ _READ, _L2, _DATA = 0, 2, 1
 
 
 def mark(
-    sch: st.Schedule,
-    loop: st.schedule.LoopRV,
-    rows: int,
-    *,
-    always: bool = False,
-    panels: int = 1,
-    times: int = 1,
+    sch: st.Schedule, loop: LoopRV, rows: int, *, always: bool = False, panels: int = 1, times: int = 1
 ) -> None:
     """Mark `loop` as the one that reads a panel of weights.
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tvm import s_tir as st
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from builder.kernels.spaces.loops import extent_of, longer
 from builder.target.device_target import DeviceTarget
 
 
@@ -41,12 +43,12 @@ def multiplies_by_element(target: DeviceTarget) -> bool:
     return target.arch in ("aarch64", "armv7l") and target.simd.fma
 
 
-def hold_operand(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.LoopRV) -> None:
+def hold_operand(sch: st.Schedule, block: SBlockRV, loop: LoopRV) -> None:
     """Load the part of its first operand that `block` reads in a round of `loop` into vector registers."""
     copy = sch.cache_read(block, 0, "local", consumer_blocks=[block])
     sch.compute_at(copy, loop, preserve_unit_loops=True)
     loops = sch.get_loops(copy)[-len(sch.get(copy).iter_vars) :]
-    long = [q for q in loops if int(sch.get(q).extent) > 1]
+    long = longer(sch, loops)
     for rest in long[:-1]:
         sch.unroll(rest)
     if long:
@@ -57,7 +59,7 @@ def hold_operand(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedul
 _FARTHEST: Final = 4095 * 16
 
 
-def unroll_rounds(sch: st.Schedule, loop: st.schedule.LoopRV, bytes_apart: int = 0) -> st.schedule.LoopRV:
+def unroll_rounds(sch: st.Schedule, loop: LoopRV, bytes_apart: int = 0) -> LoopRV:
     """Unroll `loop` by 4, 3 or 2 if that divides its extent and leaves a loop.
 
     With a held operand its rounds are short. Four steps of 14 products are 66 instructions on ARM, of which
@@ -69,7 +71,7 @@ def unroll_rounds(sch: st.Schedule, loop: st.schedule.LoopRV, bytes_apart: int =
     `bytes_apart`: from the operand of a round to that of the next.
     Result: the loop around the unrolled one, or `loop` itself if it was not unrolled.
     """
-    extent = int(sch.get(loop).extent)
+    extent = extent_of(sch, loop)
     near = [n for n in (4, 3, 2) if (n - 1) * bytes_apart <= _FARTHEST]
     rounds = next((n for n in near if extent % n == 0 and n < extent), 1)
     if rounds == 1:
@@ -118,11 +120,7 @@ class TileChoices:
 
 
 def best_row_tile(
-    choices: TileChoices,
-    target: DeviceTarget,
-    *,
-    window: int,
-    reach: Callable[[int], int],
+    choices: TileChoices, target: DeviceTarget, *, window: int, reach: Callable[[int], int]
 ) -> tuple[int, int]:
     """Choose the tile for an input of single channels, a row of which is held in registers.
 
@@ -139,13 +137,13 @@ def best_row_tile(
     return choices.least(cost)
 
 
-def shorter_inside(sch: st.Schedule, *loops: st.schedule.LoopRV) -> tuple[st.schedule.LoopRV, ...]:
+def shorter_inside(sch: st.Schedule, *loops: LoopRV) -> tuple[LoopRV, ...]:
     """Return the loops over a tile's vectors and columns, the shorter one last: it is to be the inner one.
 
     LLVM keeps the operands of the inner loop in registers while the outer one runs. Measured for 16 registers
     and a tile of 2 vectors and 6 columns: in the other order, half of the operands are spilled.
     """
-    return tuple(sorted(loops, key=lambda loop: -int(sch.get(loop).extent)))
+    return tuple(sorted(loops, key=lambda loop: -extent_of(sch, loop)))
 
 
 def best_tile(

@@ -19,11 +19,13 @@ import numpy as np
 from tvm import relax, te, tirx, topi
 from tvm import s_tir as st
 from tvm.ir import Call
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.errors import UnsuitedError
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import op_name, shape_of
 from builder.kernels.spaces.epilogue import emit_kernel
+from builder.kernels.spaces.loops import extent_of, extents_of
 from builder.kernels.spaces.unpacking import unpack
 from builder.target.device_target import DeviceTarget
 
@@ -137,7 +139,7 @@ def _as_tvm(call: Call, data: te.Tensor) -> te.Tensor:
     return te.compute((n, blocks, *size, b), element, name="resize")
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of a bilinear resize: a row of a block of channels is one job.
 
     Raises `UnsuitedError` if a few pixels of the result need more than the same pixels of the resized
@@ -154,13 +156,13 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     if plain:
         resized_block = int(sch.get(before).writes[0].source.shape[4])
         image, channel, row, column = sch.get_loops(last)
-        outer, inner = sch.split(channel, [None, min(resized_block, int(sch.get(channel).extent))])
-        pixels, vector = sch.split(column, [None, min(target.simd.lanes, int(sch.get(column).extent))])
+        outer, inner = sch.split(channel, [None, min(resized_block, extent_of(sch, channel))])
+        pixels, vector = sch.split(column, [None, min(target.simd.lanes, extent_of(sch, column))])
         sch.reorder(image, outer, row, pixels, inner, vector)
         sch.set_scope(before, 0, "local")
         sch.compute_at(before, pixels)
         outside = len(sch.get_loops(last)) - 2  # its last two loops are over pixels and channels of a tile
-        tile = math.prod(int(sch.get(loop).extent) for loop in sch.get_loops(before)[outside:])
+        tile = math.prod(extents_of(sch, sch.get_loops(before)[outside:]))
         if tile > _MOST_BLOCKS * resized_block * target.simd.lanes:
             raise UnsuitedError(f"expected the pixels of a tile, got {tile} elements of the picture")
         sch.vectorize(sch.get_loops(before)[-1])

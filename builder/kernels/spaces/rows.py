@@ -14,12 +14,14 @@ from typing import Final
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from builder.errors import UnsuitedError
 from builder.kernels.decisions import NAN_MARK, SPACE_MARK, Chooser
 from builder.kernels.rewriter import legalise_as_tvm, op_name, shape_of
 from builder.kernels.spaces import vector_math
 from builder.kernels.spaces.fallback import is_cheap
+from builder.kernels.spaces.loops import extent_of
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "rows"
@@ -224,7 +226,7 @@ def reduced(
     return te.compute(rows, element, name=name, attrs=dict(attrs or {}))
 
 
-def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, last: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops: every stage is computed inside the last block's loop over rows.
 
     Raises `UnsuitedError` if there is a single row, which cannot be divided among cores.
@@ -248,11 +250,11 @@ def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget,
         order_stage(sch, block, target.simd.lanes)
 
 
-def order_stage(sch: st.Schedule, block: st.schedule.SBlockRV, lanes: int) -> None:
+def order_stage(sch: st.Schedule, block: SBlockRV, lanes: int) -> None:
     """Vectorise one pass, such as that over a row: along it, or across its partial sums."""
     axes = list(sch.get(block).iter_vars)
     loops = sch.get_loops(block)[-len(axes) :]
-    long = [(loop, axis) for loop, axis in zip(loops, axes, strict=True) if int(sch.get(loop).extent) > 1]
+    long = [(loop, axis) for loop, axis in zip(loops, axes, strict=True) if extent_of(sch, loop) > 1]
     spatial = [loop for loop, axis in long if int(axis.iter_type) == tirx.IterVar.DataPar]
     reduction = [loop for loop, axis in long if int(axis.iter_type) == tirx.IterVar.CommReduce]
     if reduction:
@@ -273,23 +275,23 @@ def _inline_producers(sch: st.Schedule) -> None:
             sch.compute_inline(block)
 
 
-def _is_reduction(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:
+def _is_reduction(sch: st.Schedule, block: SBlockRV) -> bool:
     return any(int(v.iter_type) == tirx.IterVar.CommReduce for v in sch.get(block).iter_vars)
 
 
-def split_sum(sch: st.Schedule, block: st.schedule.SBlockRV, lanes: int) -> st.schedule.SBlockRV | None:
+def split_sum(sch: st.Schedule, block: SBlockRV, lanes: int) -> SBlockRV | None:
     """Split a reduction into `lanes` partial ones and return their block, if that divides the row."""
     loop = sch.get_loops(block)[-1]
-    extent = int(sch.get(loop).extent)
+    extent = extent_of(sch, loop)
     if extent % lanes or extent == lanes:  # TVM's `rfactor` forgets the condition of an incomplete part
         return None
     _, lane = sch.split(loop, [None, lanes])
     return sch.rfactor(lane, len(sch.get(block).iter_vars) - 1)
 
 
-def vectorise(sch: st.Schedule, loop: st.schedule.LoopRV, lanes: int) -> None:
+def vectorise(sch: st.Schedule, loop: LoopRV, lanes: int) -> None:
     """Vectorise a loop, in vectors of `lanes` elements."""
-    extent = int(sch.get(loop).extent)
+    extent = extent_of(sch, loop)
     if extent > lanes:
         _, loop = sch.split(loop, [None, lanes])
     sch.vectorize(loop)

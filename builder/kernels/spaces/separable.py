@@ -13,17 +13,14 @@ from typing import Final
 
 from tvm import s_tir as st
 from tvm import sym
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.spaces import convolution, depthwise, shares
 from builder.kernels.spaces.epilogue import Epilogue
 from builder.kernels.spaces.fallback import is_cheap
-from builder.kernels.spaces.register_tile import (
-    hold_operand,
-    shorter_inside,
-    tilings,
-    unroll_rounds,
-)
+from builder.kernels.spaces.loops import extent_of, extents_of, unroll_all
+from builder.kernels.spaces.register_tile import hold_operand, shorter_inside, tilings, unroll_rounds
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "separable"
@@ -105,7 +102,7 @@ class Pair:
         return weights <= between and self._fits(rows, target) and self._cost(rows) <= _MOST_COST
 
 
-def mark(sch: st.Schedule, first: st.schedule.SBlockRV, second: st.schedule.SBlockRV) -> None:
+def mark(sch: st.Schedule, first: SBlockRV, second: SBlockRV) -> None:
     """Make the 1x1 convolution `second` the anchor of a function, and `first` what it reads."""
     geometry = ["x".join(str(int(d)) for d in region.source.shape) for region in sch.get(first).reads]
     sch.unannotate(first, SPACE_MARK)
@@ -115,14 +112,12 @@ def mark(sch: st.Schedule, first: st.schedule.SBlockRV, second: st.schedule.SBlo
     sch.annotate(second, "edge.depthwise", " ".join(geometry))
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block`, the 1x1 convolution, by the decisions of `choose`."""
-    _, out_blocks, height, width, lanes, _, _, _, in_block = (
-        int(sch.get(loop).extent) for loop in sch.get_loops(block)
-    )
+    _, out_blocks, height, width, lanes, _, _, _, in_block = extents_of(sch, sch.get_loops(block))
     first = _first(sch)
     pair = Pair.of(sch.get(first), out_blocks * lanes)
-    columns = int(sch.get(sch.get_loops(first)[-1]).extent)
+    columns = extent_of(sch, sch.get_loops(first)[-1])
     s = convolution.space(out_blocks, width, in_block, target, on_stack=False)
     d = s.default
     dw = depthwise.space(height, width, columns, 1, target, stride=max(1, pair.in_width // width))
@@ -139,7 +134,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     _apply(sch, block, first, tiles, of_first)
 
 
-def _first(sch: st.Schedule) -> st.schedule.SBlockRV:
+def _first(sch: st.Schedule) -> SBlockRV:
     """Return the depthwise convolution of a function that `mark` has marked, without its mark."""
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     (first,) = (block for block in blocks if _FIRST in sch.get(block).annotations)
@@ -149,8 +144,8 @@ def _first(sch: st.Schedule) -> st.schedule.SBlockRV:
 
 def _apply(
     sch: st.Schedule,
-    block: st.schedule.SBlockRV,
-    first: st.schedule.SBlockRV,
+    block: SBlockRV,
+    first: SBlockRV,
     tiles: convolution.ConvolutionTiles,
     dw: depthwise.DepthwiseTiles,
 ) -> None:
@@ -172,8 +167,7 @@ def _apply(
         ic = unroll_rounds(sch, ic)
     sch.parallel(band)
     sch.vectorize(v)
-    for loop in (zi, oi, iu):
-        sch.unroll(loop)
+    unroll_all(sch, zi, oi, iu)
     sch.decompose_reduction(block, ic)
     sch.compute_at(between, band, preserve_unit_loops=True)
     *_, c, y, z, v = sch.get_loops(between)
@@ -183,7 +177,7 @@ def _apply(
         sch.unroll(zi)
     sch.compute_at(first, zo, preserve_unit_loops=True)
     *_, z, v, kh, kw = sch.get_loops(first)
-    taps = math.prod(int(sch.get(loop).extent) for loop in (kh, kw))
+    taps = math.prod(extents_of(sch, (kh, kw)))
     sch.reorder(kh, kw, z, v)
     sch.vectorize(v)
     for loop in (z, kw, kh) if taps <= depthwise.MOST_TAPS else (z,):
@@ -193,9 +187,7 @@ def _apply(
         depthwise.order_padding(sch, producer, c, zeros_first=dw.zeros_first)
 
 
-def _between(
-    sch: st.Schedule, first: st.schedule.SBlockRV, second: st.schedule.SBlockRV
-) -> st.schedule.SBlockRV:
+def _between(sch: st.Schedule, first: SBlockRV, second: SBlockRV) -> SBlockRV:
     """Inline what is between the two convolutions into one block, and return it."""
     name = sch.get(first).name_hint
     (last,) = sch.get_producers(second)

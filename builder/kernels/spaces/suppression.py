@@ -8,6 +8,7 @@ the heap as it takes to fill the places of a class, so most boxes are never sort
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from tvm import relax, te, tirx
@@ -32,11 +33,18 @@ def emit(bb: relax.BlockBuilder, inputs: Sequence[relax.Expr], capacity: int, *,
     shapes = [(capacity, 3), (1,), (2 * count,)]
     dtypes = ["int64", "int64", "int32"]
 
+    def write(ins: Sequence[tirx.Buffer], outs: Sequence[tirx.Buffer]) -> tirx.Stmt:
+        with IRBuilder() as builder:
+            with ir.seq_scope():
+                tensors = map(ir.buffer_proxy, (*ins, *outs))
+                _Suppression(*tensors, classes, count, capacity, centred).write(batches)
+            return builder.get()
+
     def compute(*arguments: te.Tensor) -> list[te.Tensor]:
         made: list[te.Tensor] = te.extern(
             shapes,
             list(arguments),
-            lambda ins, outs: _write(_Sizes(batches, classes, count, capacity, centred), ins, outs),
+            write,
             name=KIND,
             dtype=dtypes,
             in_buffers=[tirx.decl_buffer(a.shape, a.dtype) for a in arguments],
@@ -47,86 +55,93 @@ def emit(bb: relax.BlockBuilder, inputs: Sequence[relax.Expr], capacity: int, *,
     return emit_kernel(bb, KIND, compute, *inputs, attrs={"edge.written": KIND})
 
 
-class _Sizes:
-    """Extents of one suppression."""
+@dataclass(frozen=True, slots=True)
+class _Suppression:
+    """Writes one suppression: TVM's proxies of its inputs and outputs, and their extents.
 
-    def __init__(self, batches: int, classes: int, count: int, capacity: int, centred: bool) -> None:
-        self.batches = batches
-        self.classes = classes
-        self.count = count
-        self.capacity = capacity
-        self.centred = centred
+    `heap`: scratch; of `n` boxes, `heap[0:n]` is the heap, and `heap[n:2n]` holds what is chosen of a class.
+    """
 
+    boxes: Any
+    scores: Any
+    most: Any
+    overlap: Any
+    lowest: Any
+    valid: Any
+    chosen: Any
+    number: Any
+    heap: Any
+    classes: int
+    count: int
+    capacity: int
+    centred: bool
 
-def _write(sizes: _Sizes, ins: Sequence[tirx.Buffer], outs: Sequence[tirx.Buffer]) -> tirx.Stmt:
-    with IRBuilder() as builder:
-        with ir.seq_scope():
-            _all(sizes, [ir.buffer_proxy(b) for b in ins], [ir.buffer_proxy(b) for b in outs])
-        return builder.get()
+    def write(self, batches: int) -> None:
+        """Write the whole kernel."""
+        self.number[0] = tirx.const(0, "int64")
+        with ir.serial(0, self.capacity * 3) as i:
+            self.chosen[i] = tirx.const(0, "int64")
+        real = _local(1, "int32")
+        real[0] = tirx.max(tirx.min(self.valid[0], tirx.const(self.count, "int64")).astype("int32"), 0)
+        with ir.serial(0, batches) as batch, ir.serial(0, self.classes) as kind:
+            self._class(real, batch, kind)
 
+    def _class(self, real: Any, batch: tirx.Expr, kind: tirx.Expr) -> None:  # noqa: ANN401 - TVM's proxy
+        """Choose the boxes of one class, of the first `real[0]`."""
+        heap, scores, n = self.heap, self.scores, self.count
+        first = (batch * self.classes + kind) * n
+        size, kept, left = _local(1, "int32"), _local(1, "int32"), _local(1, "int32")
+        size[0], kept[0] = 0, 0
+        left[0] = tirx.min(self.most[0], tirx.const(n, "int64")).astype("int32")
+        with (
+            ir.serial(0, n) as i,
+            ir.If(tirx.all(i < real[0], scores[first + i] > self.lowest[0])),
+            ir.Then(),
+        ):
+            heap[size[0]] = i
+            size[0] = size[0] + 1
+        with ir.serial(0, n // 2) as i, ir.If(i < size[0] // 2), ir.Then():
+            _sift(heap, scores, first, size[0], size[0] // 2 - 1 - i)
+        with ir.While(tirx.all(size[0] > 0, left[0] > 0)):
+            top = _local(1, "int32")
+            top[0] = heap[0]
+            size[0] = size[0] - 1
+            heap[0] = heap[size[0]]
+            with ir.If(size[0] > 1), ir.Then():
+                _sift(heap, scores, first, size[0], tirx.const(0, "int32"))
+            mine = self._corners(batch, top[0])
+            free, j = _local(1, "int32"), _local(1, "int32")
+            free[0], j[0] = 1, 0
+            with ir.While(tirx.all(free[0] != 0, j[0] < kept[0])):
+                other = self._corners(batch, heap[n + j[0]])
+                with ir.If(_overlaps(mine, other, self.overlap[0])), ir.Then():
+                    free[0] = 0
+                j[0] = j[0] + 1
+            with ir.If(free[0] != 0), ir.Then():
+                heap[n + kept[0]] = top[0]
+                kept[0] = kept[0] + 1
+                left[0] = left[0] - 1
+                place = self.number[0] * 3
+                with ir.If(self.number[0] < tirx.const(self.capacity, "int64")), ir.Then():
+                    self.chosen[place] = batch.astype("int64")
+                    self.chosen[place + 1] = kind.astype("int64")
+                    self.chosen[place + 2] = top[0].astype("int64")
+                    self.number[0] = self.number[0] + tirx.const(1, "int64")
 
-def _all(sizes: _Sizes, ins: list[Any], outs: list[Any]) -> None:
-    boxes, scores, most, overlap, lowest, valid = ins
-    chosen, number, scratch = outs
-    number[0] = tirx.const(0, "int64")
-    with ir.serial(0, sizes.capacity * 3) as i:
-        chosen[i] = tirx.const(0, "int64")
-    real = _local(1, "int32")
-    real[0] = tirx.max(tirx.min(valid[0], tirx.const(sizes.count, "int64")).astype("int32"), 0)
-    with ir.serial(0, sizes.batches) as batch, ir.serial(0, sizes.classes) as kind:
-        _class(sizes, boxes, scores, most, overlap, lowest, real, chosen, number, scratch, batch, kind)
-
-
-def _class(
-    sizes: _Sizes,
-    boxes: Any,  # noqa: ANN401 - TVM's proxies
-    scores: Any,  # noqa: ANN401
-    most: Any,  # noqa: ANN401
-    overlap: Any,  # noqa: ANN401
-    lowest: Any,  # noqa: ANN401
-    real: Any,  # noqa: ANN401
-    chosen: Any,  # noqa: ANN401
-    number: Any,  # noqa: ANN401
-    heap: Any,  # noqa: ANN401
-    batch: tirx.Expr,
-    kind: tirx.Expr,
-) -> None:
-    """Choose the boxes of one class. `heap[0:n]` is the heap, `heap[n:2n]` holds what is chosen."""
-    n = sizes.count
-    first = (batch * sizes.classes + kind) * n
-    size, kept, left = _local(1, "int32"), _local(1, "int32"), _local(1, "int32")
-    size[0], kept[0] = 0, 0
-    left[0] = tirx.min(most[0], tirx.const(n, "int64")).astype("int32")
-    with ir.serial(0, n) as i, ir.If(tirx.all(i < real[0], scores[first + i] > lowest[0])), ir.Then():
-        heap[size[0]] = i
-        size[0] = size[0] + 1
-    with ir.serial(0, n // 2) as i, ir.If(i < size[0] // 2), ir.Then():
-        _sift(heap, scores, first, size[0], size[0] // 2 - 1 - i)
-    with ir.While(tirx.all(size[0] > 0, left[0] > 0)):
-        top = _local(1, "int32")
-        top[0] = heap[0]
-        size[0] = size[0] - 1
-        heap[0] = heap[size[0]]
-        with ir.If(size[0] > 1), ir.Then():
-            _sift(heap, scores, first, size[0], tirx.const(0, "int32"))
-        mine = _corners(sizes, boxes, batch, top[0])
-        free, j = _local(1, "int32"), _local(1, "int32")
-        free[0], j[0] = 1, 0
-        with ir.While(tirx.all(free[0] != 0, j[0] < kept[0])):
-            other = _corners(sizes, boxes, batch, heap[n + j[0]])
-            with ir.If(_overlaps(mine, other, overlap[0])), ir.Then():
-                free[0] = 0
-            j[0] = j[0] + 1
-        with ir.If(free[0] != 0), ir.Then():
-            heap[n + kept[0]] = top[0]
-            kept[0] = kept[0] + 1
-            left[0] = left[0] - 1
-            place = number[0] * 3
-            with ir.If(number[0] < tirx.const(sizes.capacity, "int64")), ir.Then():
-                chosen[place] = batch.astype("int64")
-                chosen[place + 1] = kind.astype("int64")
-                chosen[place + 2] = top[0].astype("int64")
-                number[0] = number[0] + tirx.const(1, "int64")
+    def _corners(self, batch: tirx.Expr, index: tirx.Expr) -> Any:  # noqa: ANN401
+        """The lower and upper corner and the area of a box, in this order: y0, x0, y1, x1, area."""
+        at = (batch * self.count + index) * 4
+        box = _local(5, "float32")
+        a, b, c, d = (self.boxes[at + k] for k in range(4))
+        half = tirx.const(0.5, "float32")
+        if self.centred:
+            box[0], box[1] = b - d * half, a - c * half
+            box[2], box[3] = b + d * half, a + c * half
+        else:
+            box[0], box[1] = tirx.min(a, c), tirx.min(b, d)
+            box[2], box[3] = tirx.max(a, c), tirx.max(b, d)
+        box[4] = (box[2] - box[0]) * (box[3] - box[1])
+        return box
 
 
 def _sift(heap: Any, scores: Any, first: tirx.Expr, size: tirx.Expr, start: tirx.Expr) -> None:  # noqa: ANN401
@@ -154,22 +169,6 @@ def _sift(heap: Any, scores: Any, first: tirx.Expr, size: tirx.Expr, start: tirx
 def _precedes(scores: Any, first: tirx.Expr, a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:  # noqa: ANN401
     ours, theirs = scores[first + a], scores[first + b]
     return tirx.any(ours > theirs, tirx.all(ours == theirs, a < b))
-
-
-def _corners(sizes: _Sizes, boxes: Any, batch: tirx.Expr, index: tirx.Expr) -> Any:  # noqa: ANN401
-    """The lower and upper corner and the area of a box, in this order: y0, x0, y1, x1, area."""
-    at = (batch * sizes.count + index) * 4
-    box = _local(5, "float32")
-    a, b, c, d = (boxes[at + k] for k in range(4))
-    half = tirx.const(0.5, "float32")
-    if sizes.centred:
-        box[0], box[1] = b - d * half, a - c * half
-        box[2], box[3] = b + d * half, a + c * half
-    else:
-        box[0], box[1] = tirx.min(a, c), tirx.min(b, d)
-        box[2], box[3] = tirx.max(a, c), tirx.max(b, d)
-    box[4] = (box[2] - box[0]) * (box[3] - box[1])
-    return box
 
 
 def _overlaps(a: Any, b: Any, limit: tirx.Expr) -> tirx.Expr:  # noqa: ANN401

@@ -21,6 +21,7 @@ from typing import Final
 import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import shape_of
@@ -29,6 +30,7 @@ from builder.kernels.spaces.convolution import filled
 from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d, Rows
 from builder.kernels.spaces.integer_convolution import order_padding, pack_weights, padding_number
+from builder.kernels.spaces.loops import extent_of, extents_of, fact
 from builder.kernels.spaces.padded_copy import pad
 from builder.kernels.spaces.register_tile import divisors, even_part
 from builder.kernels.spaces.tile_loops import FEWEST_ROWS, GROUP, MOST_SUMS, STEPS, start_tiles
@@ -54,12 +56,7 @@ def _is_row_of_pixels(op: Conv2d) -> bool:
 
 
 def emit(
-    bb: relax.BlockBuilder,
-    op: Conv2d,
-    x: relax.Expr,
-    zero: relax.Expr,
-    weight: np.ndarray,
-    out_block: int,
+    bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, zero: relax.Expr, weight: np.ndarray, out_block: int
 ) -> relax.Expr:
     """Emit the convolution of packed `x`, without groups, as a call of a tensor expression.
 
@@ -251,7 +248,7 @@ def space(
     return Space(TileShape(m, zt, yt, max(nts), oh), {"zt": zts, "yt": yts, "nt": nts, "oh": ohs})
 
 
-def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: TileShape) -> None:
+def apply(sch: st.Schedule, block: SBlockRV, tiles: TileShape) -> None:
     """Order the loops of a convolution on tiles, of its padding and of its epilogue."""
     padding = sch.get_producers(block)
     epilogue = Epilogue.after(sch, block)
@@ -269,10 +266,10 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: TileShape) -> No
         order_padding(sch, producer)
 
 
-def schedule_flat(sch: st.Schedule, block: st.schedule.SBlockRV, choose: Chooser) -> None:
+def schedule_flat(sch: st.Schedule, block: SBlockRV, choose: Chooser) -> None:
     """Order the loops of a convolution of an image in one row, whose tiles are all in registers."""
-    tiles = int(sch.get(block).annotations["edge.flat"])
-    parts = int(sch.get(sch.get_loops(block)[4]).extent) // TILE.columns
+    tiles = int(fact(sch, block, "edge.flat"))
+    parts = extent_of(sch, sch.get_loops(block)[4]) // TILE.columns
     nts = divisors(parts, MOST_SUMS // tiles)
     panels = choose("nt", nts, max(nts))
     padding = sch.get_producers(block)
@@ -290,9 +287,9 @@ def schedule_flat(sch: st.Schedule, block: st.schedule.SBlockRV, choose: Chooser
         order_padding(sch, producer)
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
-    _, _, height, width, out_block, *_ = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
+    _, _, height, width, out_block, *_ = extents_of(sch, sch.get_loops(block))
     data = next(r.source for r in sch.get(block).reads if str(r.source.dtype) == target.dot.data)
     if "edge.flat" in sch.get(block).annotations:
         schedule_flat(sch, block, choose)

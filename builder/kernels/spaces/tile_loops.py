@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tvm import s_tir as st
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from builder.kernels.spaces.dot_loops import mark_dot
 from builder.target.dot import TILE
@@ -23,12 +24,7 @@ FEWEST_ROWS: Final = 8
 
 
 def start_tiles(
-    sch: st.Schedule,
-    block: st.schedule.SBlockRV,
-    sums: st.schedule.LoopRV,
-    tiles: Sequence[st.schedule.LoopRV],
-    rows: st.schedule.LoopRV,
-    vector: st.schedule.LoopRV,
+    sch: st.Schedule, block: SBlockRV, sums: LoopRV, tiles: Sequence[LoopRV], rows: LoopRV, vector: LoopRV
 ) -> None:
     """Set the sums to zero before the loop `sums`, and mark the three parts of a product on tiles.
 

@@ -15,12 +15,14 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision
 from builder.kernels.rewriter import Values, constant_of, shape_of
 from builder.kernels.spaces import prefetch, tiled
 from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.integer_matmul import filled_rows, pack
+from builder.kernels.spaces.loops import extents_of
 from builder.kernels.spaces.register_tile import divisors, even_part
 from builder.kernels.spaces.tile_loops import FEWEST_ROWS, GROUP, MOST_SUMS, STEPS, start_tiles
 from builder.target.device_target import DeviceTarget
@@ -108,7 +110,7 @@ class MatmulTiles:
     nt: Decision
 
 
-def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, *, few: bool) -> None:
+def apply(sch: st.Schedule, block: SBlockRV, tiles: MatmulTiles, *, few: bool) -> None:
     """Order the loops of a product on tiles, of its operand and of its epilogue.
 
     `few`: whether there are too few panels to divide only these among cores.
@@ -120,7 +122,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, *, 
     io, it, m = sch.split(i, [None, tiles.mt, tiles.m])
     jo, jt, v = sch.split(j, [None, tiles.nt, TILE.columns])
     sch.reorder(jo, *lead, io, ko, it, jt, m, kq, v, kg)
-    rounds = math.prod(int(sch.get(loop).extent) for loop in (*lead, io)) if few else 1
+    rounds = math.prod(extents_of(sch, (*lead, io))) if few else 1
     prefetch.mark(sch, ko, rows=rounds)
     outer = sch.fuse(jo, *lead, io) if few else jo
     epilogue.place(outer if few else io, vector=TILE.columns, unrolled=False)
@@ -133,9 +135,9 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, *, 
         sch.parallel(sch.fuse(*rows) if len(rows) > 1 else rows[0])
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
-    *lead, columns, _, _, _ = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
+    *lead, columns, _, _, _ = extents_of(sch, sch.get_loops(block))
     rows, panels = tiled.whole_rows(lead), columns // TILE.columns
     m = even_part(rows, TILE.rows)
     mts = divisors(rows_at_once(rows), 2)

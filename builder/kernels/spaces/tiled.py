@@ -18,9 +18,11 @@ from typing import Final
 
 from tvm import relax, te, tirx
 from tvm import s_tir as st
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.spaces.epilogue import NEVER_FUSED, Epilogue, emit_kernel
+from builder.kernels.spaces.loops import extent_of, extents_of, unroll_all
 from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, unroll_rounds
 from builder.target.device_target import DeviceTarget
 
@@ -79,9 +81,9 @@ def whole_rows(lead: Sequence[int]) -> int:
     return long[-1] if long else 1
 
 
-def pop_rows(sch: st.Schedule, lead: list[st.schedule.LoopRV]) -> st.schedule.LoopRV:
+def pop_rows(sch: st.Schedule, lead: list[LoopRV]) -> LoopRV:
     """Take the loop that is divided into tiles out of those over rows: the last with more than one round."""
-    several = (at for at, loop in enumerate(lead) if int(sch.get(loop).extent) > 1)
+    several = (at for at, loop in enumerate(lead) if extent_of(sch, loop) > 1)
     return lead.pop(max(several, default=len(lead) - 1))
 
 
@@ -204,7 +206,7 @@ def _ravelled(indices: Sequence[tirx.Var], lead: Sequence[int]) -> tirx.Expr:
     return row
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops: panels are divided among cores; their products stay in the L1 cache until used."""
     part = sch.get_producers(block)[0]
     left = sch.get_producers(part)[0]
@@ -212,7 +214,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     sch.compute_inline(block)
     lanes = target.simd.lanes
     o, p, tile, i, j, ko, ki = sch.get_loops(part)
-    count, panel, s = (int(sch.get(loop).extent) for loop in (p, j, ki))
+    count, panel, s = extents_of(sch, (p, j, ki))
     strassen = count > 1
     width = min(lanes, panel)
     unroll = choose("k", tuple(d for d in (1, 2, 4, 8, 16) if s % d == 0), min(4, s))
@@ -220,7 +222,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     *rows, columns = sch.get_loops(epilogue.block)
     row = sch.fuse(*rows)
     jo, half, jv, ji = sch.split(columns, [None, 2 if strassen else 1, panel // width, width])
-    if strassen and int(sch.get(row).extent) % 2 == 0:
+    if strassen and extent_of(sch, row) % 2 == 0:
         row, pair = sch.split(row, [None, 2])
         sch.reorder(jo, row, jv, pair, half, ji)
         sch.unroll(pair)
@@ -239,8 +241,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
         hold_operand(sch, part, kio)
         outermost = unroll_rounds(sch, ko)
     sch.vectorize(jl)
-    for loop in (i, jt, kii):
-        sch.unroll(loop)
+    unroll_all(sch, i, jt, kii)
     sch.parallel(jo)
     sch.decompose_reduction(part, outermost)
 
@@ -251,9 +252,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     sch.parallel(t)
 
 
-def schedule_weights(
-    sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser
-) -> None:
+def schedule_weights(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the sums of weights: panels are divided among cores."""
     del choose
     o, p, k, j = sch.get_loops(block)

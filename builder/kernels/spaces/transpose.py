@@ -11,11 +11,13 @@ from typing import Final
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.errors import UnsuitedError
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import legalise_as_tvm, shape_of
 from builder.kernels.spaces import fallback
+from builder.kernels.spaces.loops import extent_of, fact
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "transpose"
@@ -39,7 +41,7 @@ def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     return bb.call_te(compute, call.args[0], primfunc_name_hint="transpose")
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops: blocks of columns are divided among cores, and each is computed for all of its rows.
 
     Each result of a split is a block of its own with these loops, such as queries, keys and values that are
@@ -49,7 +51,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
         whole vectors.
     """
     del choose
-    axis, rank = int(sch.get(block).annotations["edge.axis"]), len(sch.get_loops(block))
+    axis, rank = int(fact(sch, block, "edge.axis")), len(sch.get_loops(block))
     fallback.inline(sch)
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     if any(len(sch.get_loops(each)) != rank for each in blocks):
@@ -58,11 +60,11 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
         _order(sch, each, axis, target.simd.lanes)
 
 
-def _order(sch: st.Schedule, block: st.schedule.SBlockRV, axis: int, lanes: int) -> None:
+def _order(sch: st.Schedule, block: SBlockRV, axis: int, lanes: int) -> None:
     """Order the loops of one result: its rows, along `axis`, inside blocks of columns."""
     *loops, columns = sch.get_loops(block)
     rows = loops.pop(axis)
-    outer, vector = sch.split(columns, [None, min(lanes, int(sch.get(columns).extent))])
+    outer, vector = sch.split(columns, [None, min(lanes, extent_of(sch, columns))])
     sch.reorder(*loops, outer, rows, vector)
     sch.parallel(sch.fuse(*loops, outer))
     sch.vectorize(vector)

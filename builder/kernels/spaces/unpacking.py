@@ -10,10 +10,12 @@ from typing import Final
 
 from tvm import s_tir as st
 from tvm import te, tirx
+from tvm.s_tir.schedule import SBlockRV
 
 from builder.errors import UnsuitedError
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.spaces import fallback
+from builder.kernels.spaces.loops import extent_of, fact
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "unpack"
@@ -36,20 +38,20 @@ def unpack(x: te.Tensor, channels: int, group: int, kind: str = KIND) -> te.Tens
     return te.compute((n, channels, h, w), element, name="unpack", attrs=mark)
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops: a few pixels of a block of channels are one job.
 
     Raises `UnsuitedError` if the function holds more than the conversion and element-wise blocks.
     """
     del choose
-    size = int(sch.get(block).annotations["edge.block"])
+    size = int(fact(sch, block, "edge.block"))
     fallback.inline(sch)
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     if len(blocks) != 1 or len(sch.get_loops(blocks[0])) != _RANK:
         raise UnsuitedError("expected a conversion and element-wise blocks, got another block")
     image, channel, row, column = sch.get_loops(blocks[0])
-    lanes = min(target.simd.lanes, int(sch.get(column).extent))
-    outer, inner = sch.split(channel, [None, min(size, int(sch.get(channel).extent))])
+    lanes = min(target.simd.lanes, extent_of(sch, column))
+    outer, inner = sch.split(channel, [None, min(size, extent_of(sch, channel))])
     pixels, vector = sch.split(column, [None, lanes])
     sch.reorder(image, outer, row, pixels, inner, vector)
     sch.parallel(sch.fuse(image, outer, row))

@@ -25,6 +25,7 @@ from typing import Final
 import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import emit_weights, shape_of
@@ -32,6 +33,7 @@ from builder.kernels.spaces import phases, prefetch
 from builder.kernels.spaces.convolution import pack_weights, reduction_block
 from builder.kernels.spaces.epilogue import NEVER_FUSED, Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d
+from builder.kernels.spaces.loops import extent_of, extents_of, longer, unroll_all
 from builder.kernels.spaces.register_tile import (
     TileChoices,
     best_tile,
@@ -352,13 +354,13 @@ def space(tiles: int, out_blocks: int, block: tuple[int, int], target: DeviceTar
     return Space(WinogradTiles(tile, oc, min(4, in_block), held), {"tiles": ts, "oc": ocs, "ii": ii})
 
 
-def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, size: Tile) -> None:
+def apply(sch: st.Schedule, block: SBlockRV, tiles: WinogradTiles, size: Tile) -> None:
     """Order the loops of the three stages and of the epilogue; `block` is the last stage."""
     half_out = sch.get_producers(block)[0]
     product = sch.get_producers(half_out)[0]
     *bands, _, _, tile, _, _, _ = sch.get_loops(product)
-    columns = -(-int(sch.get(sch.get_loops(block)[3]).extent) // size[1])
-    band = int(sch.get(tile).extent) // columns if bands else None
+    columns = -(-extent_of(sch, sch.get_loops(block)[3]) // size[1])
+    band = extent_of(sch, tile) // columns if bands else None
     epilogue = Epilogue.after(sch, block)
     sch.compute_inline(block)
     shared, panel = order_output(sch, half_out, epilogue, size, band, tiles.oc if tiles.held else None)
@@ -382,47 +384,42 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, s
         prefetch.mark(sch, ic, rows=1)
         _keep_sums_apart(sch, product, to)
     sch.vectorize(v)
-    for loop in (oi, ti, iu):
-        sch.unroll(loop)
+    unroll_all(sch, oi, ti, iu)
     if band is None:
         sch.parallel(sch.fuse(xi, oo))
     sch.decompose_reduction(product, ic)
 
 
-def _keep_sums_apart(sch: st.Schedule, product: st.schedule.SBlockRV, tile: st.schedule.LoopRV) -> None:
+def _keep_sums_apart(sch: st.Schedule, product: SBlockRV, tile: LoopRV) -> None:
     """Let a tile's sums be local until they are complete: beside a prefetch, LLVM would store all others."""
     copy = sch.cache_write(product, 0, "local")
     sch.reverse_compute_at(copy, tile, preserve_unit_loops=True)
     *_, blocks, tiles, vector = sch.get_loops(copy)
     sch.vectorize(vector)
-    for loop in (tiles, blocks):
-        sch.unroll(loop)
+    unroll_all(sch, tiles, blocks)
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
     high, wide = (int(extent) for extent in sch.get(block).annotations["edge.tile"])
     product = sch.get_sblock("product")
-    *_, out_blocks, tiles, out_block, _, in_block = (int(sch.get(q).extent) for q in sch.get_loops(product))
+    *_, out_blocks, tiles, out_block, _, in_block = extents_of(sch, sch.get_loops(product))
     s = space(tiles, out_blocks, (in_block, out_block), target)
     apply(sch, block, s.decide(choose), (high, wide))
 
 
-def schedule_weights(
-    sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser
-) -> None:
+def schedule_weights(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the transform of weights: blocks of channels are divided among cores."""
     del target, choose
     half = sch.get_producers(block)[0]
     xi, o, i, a, s, b = sch.get_loops(block)
-    high = int(sch.get(sch.get_loops(half)[2]).extent)
+    high = extent_of(sch, sch.get_loops(half)[2])
     e, nu = sch.split(xi, [high, None])
     sch.reorder(o, i, a, s, e, nu, b)
     sch.compute_at(half, s, preserve_unit_loops=True)
     loops = sch.get_loops(half)[4:]
-    long = [loop for loop in loops if int(sch.get(loop).extent) > 1]
-    for loop in (*long[:-1], e, nu):
-        sch.unroll(loop)
+    long = longer(sch, loops)
+    unroll_all(sch, *long[:-1], e, nu)
     sch.vectorize(long[-1])
     sch.vectorize(b)
     sch.parallel(sch.fuse(o, i))

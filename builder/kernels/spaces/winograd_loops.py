@@ -6,12 +6,14 @@ The product between them, where the time is spent, is ordered by each of them.
 from __future__ import annotations
 
 from tvm import s_tir as st
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from builder.kernels.spaces.epilogue import Epilogue
+from builder.kernels.spaces.loops import extent_of, unroll_all, vectorise_all
 from builder.kernels.spaces.winograd_stages import Tile
 
 
-def order_input(sch: st.Schedule, band: st.schedule.LoopRV | None = None) -> None:
+def order_input(sch: st.Schedule, band: LoopRV | None = None) -> None:
     """Order the loops of the stages `pad`, `half_in` and `data`: tile after tile, each from the picture.
 
     `band`: the loop of a band of rows, inside which the stages are computed; None if each does all tiles.
@@ -20,7 +22,7 @@ def order_input(sch: st.Schedule, band: st.schedule.LoopRV | None = None) -> Non
     if band is not None:
         sch.compute_at(data, band, preserve_unit_loops=True)
     xi, group, c, tile, v = sch.get_loops(data)[-5:]
-    high = int(sch.get(sch.get_loops(half_in)[-3]).extent)
+    high = extent_of(sch, sch.get_loops(half_in)[-3])
     e, nu = sch.split(xi, [high, None])
     sch.reorder(c, group, tile, e, nu, v)
     sch.compute_at(half_in, tile, preserve_unit_loops=True)
@@ -28,22 +30,20 @@ def order_input(sch: st.Schedule, band: st.schedule.LoopRV | None = None) -> Non
     # The transform reads each element of the window several times: check once whether it is in the picture.
     sch.compute_at(pad, tile, preserve_unit_loops=True)
     *_, y, z, channel = sch.get_loops(pad)
-    for loop in (a, b, e, nu, y, z):
-        sch.unroll(loop)
-    for loop in (lane, v, channel):
-        sch.vectorize(loop)
+    unroll_all(sch, a, b, e, nu, y, z)
+    vectorise_all(sch, lane, v, channel)
     if band is None:
         sch.parallel(sch.fuse(c, group, tile))
 
 
 def order_output(
     sch: st.Schedule,
-    half_out: st.schedule.SBlockRV,
+    half_out: SBlockRV,
     epilogue: Epilogue,
     size: Tile,
     band: int | None = None,
     panel: int | None = None,
-) -> tuple[st.schedule.LoopRV, st.schedule.LoopRV | None]:
+) -> tuple[LoopRV, LoopRV | None]:
     """Order the loops of the output's transform and of what follows it: tile after tile.
 
     `half_out`: the first half of the transform.
@@ -55,8 +55,8 @@ def order_output(
     `inside`: the loop in which the product is computed; None without bands.
     """
     i, o, y, z, v = sch.get_loops(epilogue.block)
-    outer: st.schedule.LoopRV | None = None
-    first: st.schedule.LoopRV | None = None
+    outer: LoopRV | None = None
+    first: LoopRV | None = None
     if band is not None:
         outer, y = sch.split(y, [None, band * size[0]])
         if panel is not None:
@@ -67,10 +67,8 @@ def order_output(
     sch.reorder(i, *around, o, yo, zo, yi, zi, v)
     sch.compute_at(half_out, zo, preserve_unit_loops=True)
     *_, a, nu, lane = sch.get_loops(half_out)
-    for loop in (a, nu, yi, zi):
-        sch.unroll(loop)
-    for loop in (lane, v):
-        sch.vectorize(loop)
+    unroll_all(sch, a, nu, yi, zi)
+    vectorise_all(sch, lane, v)
     shared = sch.fuse(i, o, yo) if outer is None else sch.fuse(i, outer)
     sch.parallel(shared)
     if outer is None:
