@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -27,7 +27,21 @@ from builder.kernels.spaces import (
     winograd,
 )
 from builder.kernels.spaces.integer_convolution import block_of, in_block_of
+from builder.kernels.spaces.layer import Layer
 from builder.target.device_target import DeviceTarget
+
+Emit = Callable[[Layer], relax.Expr | None]
+
+# The algorithms of convolutions that are not depthwise. The first that applies to a layer computes it; the
+# last one of each list applies to all that is left.
+_OF_NUMBERS: Final[Sequence[Emit]] = (
+    half_winograd.emit,
+    half_convolution.emit,
+    gaps.emit,
+    winograd.emit,
+    convolution.emit,
+)
+_OF_BYTES: Final[Sequence[Emit]] = (tile_convolution.emit, integer_winograd.emit, integer_convolution.emit)
 
 # A convolution rather closes gaps than multiply more than this share of zeros.
 _WIDEST_GAPS: Final = 1.25
@@ -64,39 +78,22 @@ class Convolutions:
             bytes_ = self._bytes_before(call.args[0])
             x = table.as_packed(call.args[0] if bytes_ is None else bytes_[0], block)
             zero = None if bytes_ is None else relax.const(np.int32(bytes_[1]))
-            new = depthwise.emit(table.bb, op, x.expr, weight, zero)
+            new = depthwise.emit(Layer(table.bb, op, x.expr, weight, block, self._target, zero))
         else:
             out_block = channel_block(op.out_channels, lanes)
             if op.groups > 1:
                 op, weight, out_block = geometry.merge_groups(op, weight, lanes)
                 group = channels // op.groups
             have = table.packed(call.args[0])
-            in_floats = halves and half_winograd.is_faster_in_floats(op, self._target)
-            if in_floats:
-                x = table.as_packed(call.args[0], 1)
+            if halves and half_winograd.is_faster_in_floats(op, self._target):
+                x, weight = table.as_packed(call.args[0], 1), weight.astype(np.float32)
             elif have is not None and self._may_read_gaps(op, have):
                 weight = geometry.with_gaps(weight, 1, have.group, have.block)
                 op, x = replace(op, in_channels=op.groups * weight.shape[1]), have
             else:
                 x = table.as_packed(call.args[0], self._in_block(table, call.args[0], op, lanes))
-            tile = None if halves and not in_floats else winograd.output_tile(op, x.block, self._target)
-            apart = None if halves else gaps.output_tile(op, x.block, self._target)
-            # What `half_limits` bounds are the sums of the whole window.
-            if halves and op.kernel == window and half_winograd.applies(op, x.block, self._target):
-                new = half_winograd.emit(table.bb, op, x.expr, weight, out_block, self._target)
-            elif halves and tile is None:
-                new = half_convolution.emit(table.bb, op, x.expr, weight, out_block, self._target, dtype)
-            elif apart is not None:
-                new = gaps.emit(
-                    table.bb, op, x.expr, weight, out_block=out_block, tile=apart, target=self._target
-                )
-            elif tile is None:
-                new = convolution.emit(table.bb, op, x.expr, weight, out_block, self._target)
-            else:
-                floats = weight.astype(np.float32, copy=False)
-                new = winograd.emit(
-                    table.bb, op, x.expr, floats, out_block=out_block, tile=tile, target=self._target
-                )
+            layer = Layer(table.bb, op, x.expr, weight, out_block, self._target, dtype=dtype)
+            new = _first(replace(layer, is_whole=op.kernel == window), _OF_NUMBERS)
         if str(new.ty.dtype) != dtype:
             new = table.bb.emit(relax.op.astype(new, dtype))
         table.define_packed(var, Packed(new, channels, group))
@@ -110,12 +107,12 @@ class Convolutions:
         if op.is_depthwise:
             have = table.packed(x)
             block = have.block if have is not None else channel_block(op.in_channels, self._lanes)
-            new = depthwise.emit(table.bb, op, table.as_packed(x, block).expr, table.plain(weight))
+            data = table.as_packed(x, block)
+            new = depthwise.emit(Layer(table.bb, op, data.expr, table.plain(weight), block, self._target))
         elif op.groups == 1:
             data = table.as_packed(x, self._in_block(table, x, op, self._lanes))
             block = channel_block(op.out_channels, self._lanes)
-            filters = table.plain(weight)
-            new = convolution.emit(table.bb, op, data.expr, filters, block, self._target)
+            new = convolution.emit(Layer(table.bb, op, data.expr, table.plain(weight), block, self._target))
         else:
             return False
         table.define_packed(var, Packed.dense(new, op.out_channels))
@@ -147,29 +144,17 @@ class Convolutions:
         takes = self._target.dot.data
         if takes in ("int8", "uint8") and takes != str(data.ty.dtype):
             return False
-        have = table.packed(data)
-        if op.is_depthwise and integer_depthwise.taps_at_once(weight, self._target, op.dilation[1]):
-            fits = have is not None and have.is_dense and have.block % max(8, self._target.dot.lanes) == 0
-            block = have.block if have is not None and fits else block_of(op.in_channels, self._target)
-            x = table.as_packed(data, block)
-            new = integer_depthwise.emit(table.bb, op, x.expr, point, weight, self._target)
-            table.define_packed(var, Packed.dense(new, op.out_channels))
-            return True
-        if op.groups > 1:
+        have, target = table.packed(data), self._target
+        depthwise = op.is_depthwise and integer_depthwise.taps_at_once(weight, target, op.dilation[1]) > 0
+        if op.groups > 1 and not depthwise:
             return False
-        fits = have is not None and have.is_dense and have.block % max(4, self._target.dot.group) == 0
-        block = have.block if have is not None and fits else in_block_of(op.in_channels, self._target)
+        least = max(8, target.dot.lanes) if depthwise else max(4, target.dot.group)
+        block = (block_of if depthwise else in_block_of)(op.in_channels, target)
+        if have is not None and have.is_dense and have.block % least == 0:
+            block = have.block
         x = table.as_packed(data, block)
-        out_block = block_of(op.out_channels, self._target)
-        m = integer_winograd.output_tile(op, weight, str(data.ty.dtype), self._target)
-        if tile_convolution.fits(op, block, str(data.ty.dtype), self._target):
-            new = tile_convolution.emit(table.bb, op, x.expr, point, weight, out_block)
-        elif m is None:
-            new = integer_convolution.emit(table.bb, op, x.expr, point, weight, out_block, self._target)
-        else:
-            new = integer_winograd.emit(
-                table.bb, op, x.expr, point, weight, out_block=out_block, m=m, target=self._target
-            )
+        layer = Layer(table.bb, op, x.expr, weight, block_of(op.out_channels, target), target, point)
+        new = _first(layer, (integer_depthwise.emit,) if depthwise else _OF_BYTES)
         table.define_packed(var, Packed.dense(new, op.out_channels))
         return True
 
@@ -193,3 +178,9 @@ class Convolutions:
             block = channel_block(per_group, lanes)
             return block if per_group % block == 0 else 1
         return channel_block(per_group, lanes)
+
+
+def _first(layer: Layer, candidates: Sequence[Emit]) -> relax.Expr:
+    """Emit a layer by the first algorithm that applies."""
+    made = (emit(layer) for emit in candidates)
+    return next(new for new in made if new is not None)

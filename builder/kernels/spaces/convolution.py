@@ -17,11 +17,12 @@ from tvm import s_tir as st
 from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
-from builder.kernels.rewriter import emit_weights, shape_of
+from builder.kernels.rewriter import emit_weights
 from builder.kernels.spaces import prefetch, shares
 from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Columns, Conv2d, Rows
 from builder.kernels.spaces.idle_taps import MARK
+from builder.kernels.spaces.layer import Layer
 from builder.kernels.spaces.loops import extent_of, extents_of, longer, unroll_all
 from builder.kernels.spaces.padded_copy import pad, read_pixels, schedule_pad, worth_reading_once
 from builder.kernels.spaces.register_tile import (
@@ -92,31 +93,18 @@ def packed_weights(weight: te.Tensor, in_block: int, out_block: int, together: i
     return te.compute(shape, element, name="pack_weights")
 
 
-def emit(
-    bb: relax.BlockBuilder,
-    op: Conv2d,
-    x: relax.Expr,
-    weight: np.ndarray | relax.Expr,
-    out_block: int,
-    target: DeviceTarget,
-) -> relax.Expr:
-    """Emit the convolution of packed `x` as a call of a tensor expression with packed weights.
-
-    `x`: the input, `[N, IC/bi, H, W, bi]`.
-    `weight`: `[OC, IC/groups, KH, KW]`, float32: a constant, or computed, which is packed at each run.
-    `out_block`: `bo`, the channels in a block of the output.
-    `target`: its heuristic tile decides how weights are packed.
-    """
-    in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
+def emit(layer: Layer) -> relax.Expr:
+    """Emit a convolution of float32 as a call of a tensor expression with packed weights."""
+    bb, op, blocks, in_block = layer.bb, layer.op, layer.out_blocks, layer.in_block
     if op.groups == 1:  # do not multiply the zeros that fill the last block
         in_block = reduction_block(in_block, op.in_channels)
-    once, step, tiles = _tiles_of(op, blocks, in_block, target)
+    once, step, tiles = _tiles_of(op, blocks, in_block, layer.target)
+    sizes = (in_block, layer.out_block, tiles.oc)
     packed: relax.Expr
-    if isinstance(weight, np.ndarray):
-        packed = emit_weights(bb, pack_weights(weight, in_block, out_block, tiles.oc))
+    if isinstance(layer.weight, np.ndarray):
+        packed = emit_weights(bb, pack_weights(layer.weight, *sizes))
     else:
-        sizes = (in_block, out_block, tiles.oc)
-        packed = bb.emit(bb.call_te(packed_weights, weight, *sizes, primfunc_name_hint="pack_weights"))
+        packed = bb.emit(bb.call_te(packed_weights, layer.weight, *sizes, primfunc_name_hint="pack_weights"))
 
     def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
         if once:
@@ -124,7 +112,7 @@ def emit(
             return convolve(pixels, w, plain, blocks, step)
         return convolve(pad(data, op), w, op, blocks, step)
 
-    return emit_kernel(bb, "conv2d", compute, x, packed)
+    return emit_kernel(bb, "conv2d", compute, layer.x, packed)
 
 
 def _tiles_of(

@@ -17,6 +17,7 @@ from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.spaces import shares
 from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d
+from builder.kernels.spaces.layer import Layer
 from builder.kernels.spaces.loops import extent_of, extents_of
 from builder.kernels.spaces.padded_copy import pad
 from builder.kernels.spaces.register_tile import tilings
@@ -28,35 +29,28 @@ KIND: Final = "depthwise"
 MOST_TAPS: Final = 81
 
 
-def emit(
-    bb: relax.BlockBuilder,
-    op: Conv2d,
-    x: relax.Expr,
-    weight: np.ndarray | relax.Expr,
-    zero: relax.Expr | None = None,
-) -> relax.Expr:
-    """Emit the depthwise convolution of packed `x` as a call of a tensor expression with packed weights.
+def emit(layer: Layer) -> relax.Expr:
+    """Emit a depthwise convolution, whose output has the blocks of its input.
 
-    `x`: the input, `[N, C/b, H, W, b]`: float32, or bytes.
-    `weight`: `[C, 1, KH, KW]`, float32: a constant, or computed, which is packed at each run.
-    `zero`: the zero point of bytes, int32, a scalar. They become float32 numbers as they are padded.
+    Bytes become float32 as they are padded.
     """
-    _, blocks, _, _, b = shape_of(x)
+    bb, op, b = layer.bb, layer.op, layer.in_block
+    blocks = shape_of(layer.x)[1]
     packed: relax.Expr
-    if isinstance(weight, np.ndarray):
-        full = np.zeros((blocks * b, *op.kernel), weight.dtype)
-        full[: op.in_channels] = weight[:, 0]
+    if isinstance(layer.weight, np.ndarray):
+        full = np.zeros((blocks * b, *op.kernel), layer.weight.dtype)
+        full[: op.in_channels] = layer.weight[:, 0]
         packed = emit_weights(
             bb, np.ascontiguousarray(full.reshape(blocks, b, *op.kernel).transpose(0, 2, 3, 1))
         )
     else:
-        packed = bb.emit(bb.call_te(packed_weights, weight, b, primfunc_name_hint="pack_weights"))
+        packed = bb.emit(bb.call_te(packed_weights, layer.weight, b, primfunc_name_hint="pack_weights"))
 
     def compute(data: te.Tensor, w: te.Tensor, *point: te.Tensor) -> te.Tensor:
         return convolve(_numbers(data, point[0], op) if point else pad(data, op), w, op)
 
-    operands = [x, packed, *([] if zero is None else [zero])]
-    name = "depthwise" if zero is None else "integer_depthwise"
+    operands = [layer.x, packed, *([] if layer.zero is None else [layer.zero])]
+    name = "depthwise" if layer.zero is None else "integer_depthwise"
     return emit_kernel(bb, name, compute, *operands)
 
 

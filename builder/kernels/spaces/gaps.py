@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
 from tvm import relax, te, tirx
 
 from builder.kernels.spaces import winograd
 from builder.kernels.spaces.geometry import Conv2d
+from builder.kernels.spaces.layer import Layer
 from builder.kernels.spaces.winograd_stages import Stages, Tile
 from builder.target.device_target import DeviceTarget
 
@@ -60,22 +60,14 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> Tile | None:
     return tile if cost < _WORTH * winograd.direct_cost(op, target, read) else None
 
 
-def emit(
-    bb: relax.BlockBuilder,
-    op: Conv2d,
-    x: relax.Expr,
-    weight: np.ndarray,
-    *,
-    out_block: int,
-    tile: Tile,
-    target: DeviceTarget,
-) -> relax.Expr:
-    """Emit the convolution of packed `x` as Winograd's of small images; see `winograd.emit`.
-
-    Result: `[N, OC/bo, OH, OW, bo]`.
-    """
-    small = bb.emit(bb.call_te(lambda data: divided(data, op), x, primfunc_name_hint="divided"))
-    y = winograd.emit(bb, without_gaps(op), small, weight, out_block=out_block, tile=tile, target=target)
+def emit(layer: Layer) -> relax.Expr | None:
+    """Emit a convolution of float32 as Winograd's of small images; see `winograd.emit`."""
+    bb, op = layer.bb, layer.op
+    tile = output_tile(op, layer.in_block, layer.target)
+    if tile is None:
+        return None
+    small = bb.emit(bb.call_te(lambda data: divided(data, op), layer.x, primfunc_name_hint="divided"))
+    y = winograd.emit_tiles(replace(layer, op=without_gaps(op), x=small), tile)
     return bb.emit(bb.call_te(lambda data: interleaved(data, op), y, primfunc_name_hint="interleaved"))
 
 

@@ -17,11 +17,11 @@ from tvm import s_tir as st
 from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser
-from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces.convolution import filled
 from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.half_sums import chunk_of
+from builder.kernels.spaces.layer import Layer
 from builder.kernels.spaces.loops import extents_of, unroll_all
 from builder.kernels.spaces.padded_copy import pad, schedule_pad
 from builder.kernels.spaces.register_tile import (
@@ -77,30 +77,19 @@ def pack_weights(
     return np.ascontiguousarray(full.transpose(0, 3, 6, 8, 4, 7, 9, 5, 1, 2))
 
 
-def emit(
-    bb: relax.BlockBuilder,
-    op: Conv2d,
-    x: relax.Expr,
-    weight: np.ndarray,
-    out_block: int,
-    target: DeviceTarget,
-    dtype: str = "float32",
-) -> relax.Expr:
-    """Emit the convolution of packed `x` as a call of a tensor expression with packed weights.
-
-    The parameters are those of `convolution.emit`; `x` and `weight` are float16. The result is float32, or of
-    `dtype` if that is float16 and the sums are those of a single chunk.
-    """
-    in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
-    in_blocks = -(-weight.shape[1] // in_block)
-    chunk = Chunk.of(in_blocks, op.kernel, in_block)
-    oc = space(blocks, op.out_width, target, groups=op.groups).oc
-    packed = relax.const(pack_weights(weight, in_block, out_block, oc, chunk))
+def emit(layer: Layer) -> relax.Expr | None:
+    """Emit a convolution of float16; its result is float32 unless the sums are those of a single chunk."""
+    if not layer.is_in_halves:
+        return None
+    op, in_block, blocks = layer.op, layer.in_block, layer.out_blocks
+    chunk = Chunk.of(-(-layer.numbers.shape[1] // in_block), op.kernel, in_block)
+    oc = space(blocks, op.out_width, layer.target, groups=op.groups).oc
+    packed = relax.const(pack_weights(layer.numbers, in_block, layer.out_block, oc, chunk))
 
     def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
-        return convolve(pad(data, op), w, op, blocks, dtype)
+        return convolve(pad(data, op), w, op, blocks, layer.dtype)
 
-    return emit_kernel(bb, "half_conv2d", compute, x, packed)
+    return emit_kernel(layer.bb, "half_conv2d", compute, layer.x, packed)
 
 
 def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int, dtype: str = "float32") -> te.Tensor:

@@ -21,12 +21,12 @@ from tvm import s_tir as st
 from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import Chooser
-from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces import winograd
 from builder.kernels.spaces.convolution import pack_weights
 from builder.kernels.spaces.epilogue import NEVER_FUSED, Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.half_sums import chunk_of
+from builder.kernels.spaces.layer import Layer
 from builder.kernels.spaces.loops import extent_of, unroll_all, vectorise_all
 from builder.kernels.spaces.register_tile import (
     TileChoices,
@@ -81,36 +81,27 @@ def is_faster_in_floats(op: Conv2d, target: DeviceTarget) -> bool:
     return op.in_channels < 2 * target.simd.lanes and winograd.output_tile(op, 1, target) is not None
 
 
-def emit(
-    bb: relax.BlockBuilder,
-    op: Conv2d,
-    x: relax.Expr,
-    weight: np.ndarray,
-    out_block: int,
-    target: DeviceTarget,
-) -> relax.Expr:
-    """Emit the convolution of packed `x` as two calls: the transform of the weights, and the convolution.
+def emit(layer: Layer) -> relax.Expr | None:
+    """Emit a convolution of float16 as two calls: the transform of the weights, and the convolution.
 
-    The parameters are those of `convolution.emit`; `x` and `weight` are float16.
+    What `half_limits` bounds are the sums of whole windows.
     """
-    in_block, blocks, stride = shape_of(x)[4], -(-op.out_channels // out_block), op.strides[0]
+    op, target = layer.op, layer.target
+    if not (layer.is_in_halves and layer.is_whole and applies(op, layer.in_block, target)):
+        return None
+    stride = op.strides[0]
     m, g = _TILES[stride], transforms(stride).weights
-    oc, beside = space(Stages(op, (m, m), 1).tiles, blocks, target)
-    packed = relax.const(pack_weights(weight, in_block, out_block, oc))
-    u = emit_kernel(
-        bb,
-        "half_winograd_weights",
-        lambda w: winograd.transformed(w, g, g, "float16"),
-        packed,
-        attrs=NEVER_FUSED,
-    )
-    return emit_kernel(
-        bb,
-        "half_winograd",
-        lambda data, weights: convolve(data, weights, op, beside, sharing=shares_sums(target)),
-        x,
-        u,
-    )
+    oc, beside = space(Stages(op, (m, m), 1).tiles, layer.out_blocks, target)
+    packed = relax.const(pack_weights(layer.numbers, layer.in_block, layer.out_block, oc))
+
+    def transform(w: te.Tensor) -> te.Tensor:
+        return winograd.transformed(w, g, g, "float16")
+
+    def compute(data: te.Tensor, weights: te.Tensor) -> te.Tensor:
+        return convolve(data, weights, op, beside, sharing=shares_sums(target))
+
+    u = emit_kernel(layer.bb, "half_winograd_weights", transform, packed, attrs=NEVER_FUSED)
+    return emit_kernel(layer.bb, "half_winograd", compute, layer.x, u)
 
 
 def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, beside: int, *, sharing: bool = False) -> te.Tensor:

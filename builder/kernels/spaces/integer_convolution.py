@@ -23,12 +23,13 @@ from tvm import s_tir as st
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
-from builder.kernels.rewriter import constant_of, shape_of
+from builder.kernels.rewriter import constant_of
 from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.convolution import filled
 from builder.kernels.spaces.dot_loops import group_axes, in_pairs, lane_index, mark_dot, member, words_group
-from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
+from builder.kernels.spaces.epilogue import Epilogue
 from builder.kernels.spaces.geometry import Conv2d, Rows
+from builder.kernels.spaces.layer import Layer
 from builder.kernels.spaces.loops import extent_of, extents_of, unroll_all
 from builder.kernels.spaces.padded_copy import pad, read_pixels, schedule_pad, worth_reading_once
 from builder.kernels.spaces.register_tile import TileChoices, hold_operand, tilings
@@ -68,58 +69,39 @@ def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: in
     return np.ascontiguousarray(full.transpose(0, 3, 6, 7, 4, 1, 2, 5))
 
 
-def emit(
-    bb: relax.BlockBuilder,
-    op: Conv2d,
-    x: relax.Expr,
-    zero: relax.Expr,
-    weight: np.ndarray,
-    out_block: int,
-    target: DeviceTarget,
-) -> relax.Expr:
-    """Emit the convolution of packed `x`, without groups, as a call of a tensor expression.
+def emit(layer: Layer) -> relax.Expr:
+    """Emit a convolution of bytes without groups.
 
-    `x`: the input, `[N, IC/bi, H, W, bi]`, of the dtype that `target.dot` takes, or of either byte if that is
-        int16.
-    `zero`: its zero point, int32, a scalar.
-    `weight`: `[OC, IC, KH, KW]`, int8.
-    `out_block`: `bo`, the channels in a block of the output.
-    `target`: its instruction and tile decide how weights are packed.
-    Result: the sums of `x * weight`, `[N, OC/bo, OH, OW, bo]`, int32.
+    The bytes are of the type that `target.dot` takes, or of either if that is int16.
     """
-    dot = target.dot
-    in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
+    op, dot, in_block, out_block = layer.op, layer.target.dot, layer.in_block, layer.out_block
+    blocks, weight = layer.out_blocks, layer.numbers
     group = words_group(lambda g: pack_weights(weight, in_block, out_block, 1, g), dot, in_block)
-    oc = space(blocks, op.out_width, out_block, target, group=group).default.oc
+    oc = space(blocks, op.out_width, out_block, layer.target, group=group).default.oc
     packed = pack_weights(weight, in_block, out_block, oc, group)
     dtype = dot.data
     if dot.halves and group > 1:
         packed = in_pairs(packed)
     elif dot.halves:
         dtype = "int16"
-
-    number = padding_number(zero, in_block * np.dtype(dtype).itemsize)
-
     once = dot.held and worth_reading_once(op, -(-blocks // oc))
 
-    def compute(data: te.Tensor, w: te.Tensor, *point: te.Tensor) -> te.Tensor:
+    def compute(data: te.Tensor, w: te.Tensor, value: tirx.Expr) -> te.Tensor:
         if once:
             pixels, plain = read_pixels(data, op, dtype)
             return convolve(pixels, w, plain, blocks)
-        value = point[0]().astype(dtype) if number is None else tirx.const(number, dtype)
         return convolve(pad(data, op, value, dtype), w, op, blocks)
 
-    return emit_kernel(
-        bb, "integer_conv2d", compute, x, relax.const(packed), *([zero] if number is None else [])
-    )
+    number = padding_number(layer, in_block * np.dtype(dtype).itemsize)
+    return layer.emit_bytes("integer_conv2d", packed, number, dtype, compute)
 
 
-def padding_number(zero: relax.Expr, pixel_bytes: int) -> int | None:
+def padding_number(layer: Layer, pixel_bytes: int) -> int | None:
     """Return the zero point if it is known and written into the kernel, else None.
 
     Kernels that differ only by their zero point are one, unless its padding is to be written at once.
     """
-    number = constant_of(zero) if pixel_bytes < _PIXEL_BYTES else None
+    number = constant_of(layer.zero) if pixel_bytes < _PIXEL_BYTES else None
     return None if number is None else int(number)
 
 

@@ -34,8 +34,9 @@ from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import constant_of, shape_of
 from builder.kernels.spaces import shares
 from builder.kernels.spaces.dot_loops import mark_lanes
-from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
+from builder.kernels.spaces.epilogue import Epilogue
 from builder.kernels.spaces.geometry import Conv2d
+from builder.kernels.spaces.layer import Layer
 from builder.kernels.spaces.loops import extent_of, extents_of
 from builder.kernels.spaces.padded_copy import pad
 from builder.kernels.spaces.register_tile import tilings
@@ -123,28 +124,18 @@ def _fits_pairs(weight: np.ndarray) -> bool:
     return not pairs.size or int(pairs.max()) <= _LARGEST_PAIR
 
 
-def emit(
-    bb: relax.BlockBuilder,
-    op: Conv2d,
-    x: relax.Expr,
-    zero: relax.Expr,
-    weight: np.ndarray,
-    target: DeviceTarget,
-) -> relax.Expr:
-    """Emit the depthwise convolution of packed `x` as a call of a tensor expression with packed weights.
-
-    `x`: the input, `[N, C/b, H, W, b]`, of the dtype that `target.dot` takes.
-    `zero`: its zero point, int32, a scalar.
-    `weight`: `[C, 1, KH, KW]`, int8, for which `taps_at_once` is not 0.
-    `target`: its instruction decides which taps are added at once.
-    Result: the sums of `x * weight`, `[N, C/b, OH, OW, b]`, int32.
-    """
-    _, blocks, _, _, b = shape_of(x)
+def emit(layer: Layer) -> relax.Expr | None:
+    """Emit a depthwise convolution of bytes as `target.dot` takes them; the output has the input's blocks."""
+    op, target, weight, b = layer.op, layer.target, layer.numbers, layer.in_block
+    at_once = taps_at_once(weight, target, op.dilation[1])
+    if not at_once:
+        return None
+    blocks = shape_of(layer.x)[1]
     kernel_h, kernel_w = op.kernel
-    rows = taps_at_once(weight, target, op.dilation[1]) == _ROWS
+    rows = at_once == _ROWS
     quads = Quads.of(op, target) if rows else None
     if quads is not None:
-        return _emit_quads(bb, op, x, zero, weight, quads)
+        return _emit_quads(layer, quads)
     full = np.zeros((blocks * b, -(-kernel_h // _ROWS) * _ROWS if rows else kernel_h, kernel_w), np.int8)
     full[: op.in_channels, :kernel_h] = weight[:, 0]
     packed = full.reshape(blocks, b, *full.shape[1:]).transpose(0, 2, 3, 1)
@@ -156,44 +147,35 @@ def emit(
     else:
         around = op
     taps = _four_rows if rows else _two_columns
-    return _emit_padded(bb, around, (x, zero), packed, lambda data, w: taps(data, w, op))
+    return _emit_padded(layer, around, packed, lambda data, w: taps(data, w, op))
 
 
-def _emit_quads(
-    bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, zero: relax.Expr, weight: np.ndarray, quads: Quads
-) -> relax.Expr:
+def _emit_quads(layer: Layer, quads: Quads) -> relax.Expr:
     """Emit the convolution with groups of four columns; the last group may need more padding."""
-    _, blocks, _, _, b = shape_of(x)
-    kernel_h, kernel_w = op.kernel
+    op, b = layer.op, layer.in_block
+    blocks, (kernel_h, kernel_w) = shape_of(layer.x)[1], op.kernel
     full = np.zeros((blocks * b, kernel_h, quads.outputs, quads.count * _ROWS), np.int8)
     for output in range(quads.outputs):
         first = output * op.strides[1]
-        full[: op.in_channels, :, output, first : first + kernel_w] = weight[:, 0]
+        full[: op.in_channels, :, output, first : first + kernel_w] = layer.numbers[:, 0]
     packed = full.reshape(blocks, b, kernel_h, quads.outputs, quads.count, _ROWS).transpose(0, 2, 4, 3, 1, 5)
     top, left, bottom, right = op.padding
     right = max(right, quads.reach(op.out_width) - op.in_width - left)
     around = replace(op, padding=(top, left, bottom, right))
-    return _emit_padded(bb, around, (x, zero), packed, lambda data, w: _four_columns(data, w, op, quads))
+    return _emit_padded(layer, around, packed, lambda data, w: _four_columns(data, w, op, quads))
 
 
 def _emit_padded(
-    bb: relax.BlockBuilder,
-    around: Conv2d,
-    data: tuple[relax.Expr, relax.Expr],
-    packed: np.ndarray,
-    convolve: Callable[[te.Tensor, te.Tensor], te.Tensor],
+    layer: Layer, around: Conv2d, packed: np.ndarray, convolve: Callable[[te.Tensor, te.Tensor], te.Tensor]
 ) -> relax.Expr:
     """Emit `convolve` of the data, padded as `around` says with their zero point, and the packed weights."""
-    x, zero = data
-    number = constant_of(zero)
 
-    def compute(data: te.Tensor, w: te.Tensor, *point: te.Tensor) -> te.Tensor:
-        kind = str(data.dtype)
-        value = point[0]().astype(kind) if number is None else tirx.const(int(number), kind)
+    def compute(data: te.Tensor, w: te.Tensor, value: tirx.Expr) -> te.Tensor:
         return convolve(pad(data, around, value), w)
 
-    operands = [x, relax.const(np.ascontiguousarray(packed)), *([zero] if number is None else [])]
-    return emit_kernel(bb, "integer_depthwise", compute, *operands)
+    number = constant_of(layer.zero)
+    written = None if number is None else int(number)
+    return layer.emit_bytes("integer_depthwise", np.ascontiguousarray(packed), written, layer.data, compute)
 
 
 def _rows_read(op: Conv2d, kernel_h: int) -> int:

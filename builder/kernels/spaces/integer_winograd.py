@@ -25,11 +25,11 @@ from tvm import s_tir as st
 from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
-from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces.dot_loops import mark_dot
 from builder.kernels.spaces.epilogue import NEVER_FUSED, Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.integer_convolution import pack_weights, start_sums
+from builder.kernels.spaces.layer import Layer
 from builder.kernels.spaces.loops import extents_of, unroll_all
 from builder.kernels.spaces.register_tile import TileChoices, hold_operand, shorter_inside, tilings
 from builder.kernels.spaces.winograd_loops import order_input, order_output
@@ -100,43 +100,24 @@ def is_exact(weight: np.ndarray, dtype: str, m: int) -> bool:
     )
 
 
-def emit(
-    bb: relax.BlockBuilder,
-    op: Conv2d,
-    x: relax.Expr,
-    zero: relax.Expr,
-    weight: np.ndarray,
-    *,
-    out_block: int,
-    m: int,
-    target: DeviceTarget,
-) -> relax.Expr:
-    """Emit the convolution of packed `x` as two calls: the transform of the weights, and the convolution.
-
-    `x`: the input, `[N, IC/bi, H, W, bi]`, of either byte type.
-    `zero`: its zero point, int32, a scalar.
-    `weight`: `[OC, IC, 3, 3]`, int8.
-    `out_block`: `bo`, the channels in a block of the output.
-    `m`: the extent of the output tile, one for which `is_exact`.
-    `target`: its heuristic tile decides how weights are packed.
-    Result: the sums of `x * weight`, `[N, OC/bo, OH, OW, bo]`, int32.
-    """
-    in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
+def emit(layer: Layer) -> relax.Expr | None:
+    """Emit a convolution of bytes as two calls: the transform of the weights, and the convolution."""
+    op, in_block, out_block, target = layer.op, layer.in_block, layer.out_block, layer.target
+    m = output_tile(op, layer.numbers, layer.data, target)
+    if m is None:
+        return None
     count = op.batch * -(-op.out_height // m) * -(-op.out_width // m)
-    tiles = space(count, blocks, in_block, out_block, target).default
-    packed = relax.const(pack_weights(weight, in_block, out_block, tiles.oc, target.dot.word_group))
-    u = emit_kernel(
-        bb, "integer_winograd_weights", lambda w: transform_weights(w, m), packed, attrs=NEVER_FUSED
-    )
-    sharing = shares_sums(target)
-    return emit_kernel(
-        bb,
-        "integer_winograd",
-        lambda data, point, weights: convolve(data, point, weights, op, m, tiles.tiles, sharing=sharing),
-        x,
-        zero,
-        u,
-    )
+    tiles = space(count, layer.out_blocks, in_block, out_block, target).default
+    packed = relax.const(pack_weights(layer.numbers, in_block, out_block, tiles.oc, target.dot.word_group))
+
+    def transform(w: te.Tensor) -> te.Tensor:
+        return transform_weights(w, m)
+
+    def compute(data: te.Tensor, point: te.Tensor, weights: te.Tensor) -> te.Tensor:
+        return convolve(data, point, weights, op, m, tiles.tiles, sharing=shares_sums(target))
+
+    u = emit_kernel(layer.bb, "integer_winograd_weights", transform, packed, attrs=NEVER_FUSED)
+    return emit_kernel(layer.bb, "integer_winograd", compute, layer.x, layer.zero, u)
 
 
 def transform_weights(w: te.Tensor, m: int) -> te.Tensor:

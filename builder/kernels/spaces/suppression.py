@@ -37,7 +37,7 @@ def emit(bb: relax.BlockBuilder, inputs: Sequence[relax.Expr], capacity: int, *,
         with IRBuilder() as builder:
             with ir.seq_scope():
                 tensors = map(ir.buffer_proxy, (*ins, *outs))
-                _Suppression(*tensors, classes, count, capacity, centred).write(batches)
+                _Suppression(classes, count, capacity, centred, *tensors).write(batches)
             return builder.get()
 
     def compute(*arguments: te.Tensor) -> list[te.Tensor]:
@@ -57,11 +57,15 @@ def emit(bb: relax.BlockBuilder, inputs: Sequence[relax.Expr], capacity: int, *,
 
 @dataclass(frozen=True, slots=True)
 class _Suppression:
-    """Writes one suppression: TVM's proxies of its inputs and outputs, and their extents.
+    """Writes one suppression, of which it has the extents, and TVM's proxies of inputs and outputs.
 
     `heap`: scratch; of `n` boxes, `heap[0:n]` is the heap, and `heap[n:2n]` holds what is chosen of a class.
     """
 
+    classes: int
+    count: int
+    capacity: int
+    centred: bool
     boxes: Any
     scores: Any
     most: Any
@@ -71,10 +75,6 @@ class _Suppression:
     chosen: Any
     number: Any
     heap: Any
-    classes: int
-    count: int
-    capacity: int
-    centred: bool
 
     def write(self, batches: int) -> None:
         """Write the whole kernel."""

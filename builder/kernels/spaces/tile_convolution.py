@@ -18,18 +18,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
-from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.convolution import filled
-from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
+from builder.kernels.spaces.epilogue import Epilogue
 from builder.kernels.spaces.geometry import Conv2d, Rows
 from builder.kernels.spaces.integer_convolution import order_padding, pack_weights, padding_number
+from builder.kernels.spaces.layer import Layer
 from builder.kernels.spaces.loops import extent_of, extents_of, fact
 from builder.kernels.spaces.padded_copy import pad
 from builder.kernels.spaces.register_tile import divisors, even_part
@@ -55,35 +54,25 @@ def _is_row_of_pixels(op: Conv2d) -> bool:
     return op.dilation[1] == 1 and FEWEST_PIXELS <= op.kernel[1] <= STEPS
 
 
-def emit(
-    bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, zero: relax.Expr, weight: np.ndarray, out_block: int
-) -> relax.Expr:
-    """Emit the convolution of packed `x`, without groups, as a call of a tensor expression.
-
-    `x`: the input, `[N, IC/64, H, W, 64]` or `[N, 1, H, W, 4]`, uint8.
-    `zero`: its zero point, int32, a scalar.
-    `weight`: `[OC, IC, KH, KW]`, int8.
-    `out_block`: `bo`, the channels in a block of the output, a multiple of 16.
-    Result: the sums of `x * weight`, `[N, OC/bo, OH, OW, bo]`, int32.
-    """
-    kind, in_block = str(x.ty.dtype), shape_of(x)[4]
-    full = filled(weight, in_block, out_block)
+def emit(layer: Layer) -> relax.Expr | None:
+    """Emit a convolution of bytes without groups; a block of the output is a multiple of 16."""
+    op, kind, in_block, out_block = layer.op, layer.data, layer.in_block, layer.out_block
+    if not fits(op, in_block, kind, layer.target):
+        return None
+    full = filled(layer.numbers, in_block, out_block)
     packed = pack_weights(full, in_block, TILE.columns, 1, GROUP)
     panels, in_blocks, kernel_h, kernel_w = packed.shape[:4]
     window = (kernel_h, kernel_w, STEPS) if in_block == TILE.bytes else (kernel_h, 1, kernel_w)
     packed = packed.reshape(panels, in_blocks, *window, TILE.columns, GROUP)
-    number = padding_number(zero, in_block)
     flat = Flat.of(op) if in_block == TILE.bytes else None
 
-    def compute(data: te.Tensor, w: te.Tensor, *point: te.Tensor) -> te.Tensor:
-        value = point[0]().astype(kind) if number is None else tirx.const(number, kind)
+    def compute(data: te.Tensor, w: te.Tensor, value: tirx.Expr) -> te.Tensor:
         if flat is not None:
             return convolve_flat(flat.copy(data, op, value), w, op, flat, out_block)
         return convolve(pad(data, op, value, kind), w, op, out_block)
 
-    return emit_kernel(
-        bb, "integer_conv2d_on_tiles", compute, x, relax.const(packed), *([zero] if number is None else [])
-    )
+    number = padding_number(layer, in_block)
+    return layer.emit_bytes("integer_conv2d_on_tiles", packed, number, kind, compute)
 
 
 @dataclass(frozen=True, slots=True)

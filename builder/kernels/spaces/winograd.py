@@ -22,17 +22,17 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
-from builder.kernels.rewriter import emit_weights, shape_of
+from builder.kernels.rewriter import emit_weights
 from builder.kernels.spaces import phases, prefetch
 from builder.kernels.spaces.convolution import pack_weights, reduction_block
 from builder.kernels.spaces.epilogue import NEVER_FUSED, Epilogue, emit_kernel
 from builder.kernels.spaces.geometry import Conv2d
+from builder.kernels.spaces.layer import Layer
 from builder.kernels.spaces.loops import extent_of, extents_of, longer, unroll_all
 from builder.kernels.spaces.register_tile import (
     TileChoices,
@@ -211,42 +211,36 @@ def rows_of_band(op: Conv2d, tile: Tile, target: DeviceTarget) -> int | None:
     return next((rows for rows in fits if rows * whole.columns >= _REGISTER_TILES), max(fits, default=None))
 
 
-def emit(
-    bb: relax.BlockBuilder,
-    op: Conv2d,
-    x: relax.Expr,
-    weight: np.ndarray,
-    *,
-    out_block: int,
-    tile: Tile,
-    target: DeviceTarget,
-) -> relax.Expr:
-    """Emit the convolution of packed `x` as two calls: the transform of the weights, and the convolution.
+def emit(layer: Layer) -> relax.Expr | None:
+    """Emit a convolution of float32 weights as two calls; the input may be float16."""
+    tile = output_tile(layer.op, layer.in_block, layer.target)
+    return None if tile is None else emit_tiles(layer, tile)
 
-    `x`: the input, `[N, IC/bi, H, W, bi]`, float32 or float16. The result is float32.
-    `weight`: `[OC, IC, KH, KW]`, float32.
-    `out_block`: `bo`, the channels in a block of the output: a vector of float32, or two of them.
-    `tile`: rows and columns of the output's tile.
-    `target`: its heuristic tile decides how weights are packed.
+
+def emit_tiles(layer: Layer, tile: Tile) -> relax.Expr:
+    """Emit the transform of the weights, and the convolution with a tile of the output.
+
+    A block of the output is a vector of float32, or two of them.
     """
-    image, in_block = op, shape_of(x)[4]
+    image, target, weight, op, in_block = layer.op, layer.target, layer.numbers, layer.op, layer.in_block
     if in_block == 1:
         in_block, weight, op = phases.BLOCK, phases.weights_at_stride_1(op, weight), phases.at_stride_1(op)
     # Do not multiply the zeros that fill the last block.
     in_block = reduction_block(in_block, op.in_channels)
-    blocks = -(-op.out_channels // out_block)
     band = rows_of_band(op, tile, target)
-    tiles = space(Stages(op, tile, 1, band).tiles, blocks, (in_block, out_block), target).default
-    packed = emit_weights(bb, pack_weights(weight, in_block, out_block, tiles.oc))
-    u = emit_kernel(
-        bb, "winograd_weights", lambda w: transform_weights(w, tile, op.strides[0]), packed, attrs=NEVER_FUSED
-    )
+    count, block = Stages(op, tile, 1, band).tiles, (in_block, layer.out_block)
+    tiles = space(count, layer.out_blocks, block, target).default
+    packed = emit_weights(layer.bb, pack_weights(weight, *block, tiles.oc))
+
+    def transform(w: te.Tensor) -> te.Tensor:
+        return transform_weights(w, tile, op.strides[0])
 
     def compute(data: te.Tensor, weights: te.Tensor) -> te.Tensor:
         picture = data if image is op else phases.divide(data, image)
         return convolve(picture, weights, op, tile, tiles.tiles, band, sharing=shares_sums(target))
 
-    return emit_kernel(bb, "winograd", compute, x, u)
+    u = emit_kernel(layer.bb, "winograd_weights", transform, packed, attrs=NEVER_FUSED)
+    return emit_kernel(layer.bb, "winograd", compute, layer.x, u)
 
 
 def transforms(tile: Tile, stride: int, window: tuple[int, int] = (3, 3)) -> tuple[Transforms, Transforms]:
