@@ -32,7 +32,7 @@ from benchmarks.conformance.verdict import (
     differing,
 )
 from builder import compile, load
-from builder.compiling.parity import run_session, session_of_file
+from builder.compiling.parity import run_session, session_elsewhere
 from builder.errors import BuildError, ModelError, ParityError, ShapeError, UnsupportedOperatorError
 from builder.importer import ImportedModel
 from builder.importer.narrow_types import decoded, encoded
@@ -124,7 +124,7 @@ def _is_disputed(case: Case, outputs: Sequence[Array]) -> bool:
     if case.model.suffix != ".onnx" or not any(difference(*pair, case.rtol, case.atol) for pair in pairs):
         return False
     try:
-        theirs = run_session(session_of_file(case.model, 0), None, case.inputs)
+        theirs = run_session(session_elsewhere(case.model, 0), None, case.inputs)
     except ModelError:
         return False
     arrays = [np.asarray(value) for value in theirs]
@@ -147,7 +147,7 @@ def _is_invalid(model: Path) -> bool:
     if model.suffix != ".onnx":
         return False
     try:
-        session_of_file(model, 0)
+        session_elsewhere(model, 0)
     except ModelError as error:
         return any(
             words in str(error) for words in ("INVALID_GRAPH", "ShapeInferenceError", "TypeInferenceError")

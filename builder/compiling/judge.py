@@ -75,10 +75,7 @@ class Judge:
         try:
             threads = parity.threads_for(original.operators)
             source = (original.is_changed and original.model()) or original.source
-            if isinstance(source, onnx.ModelProto):
-                self._session = parity.session(source, threads)
-            else:
-                self._session = parity.session_of_file(source, threads)
+            self._session = parity.session_elsewhere(source, threads)
         except ModelError as error:
             self._give_up(str(error))
 
@@ -330,4 +327,7 @@ def _values(model: onnx.ModelProto, names: Sequence[str], inputs: Arrays) -> lis
     tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     wanted = {value.name for value in tapped.graph.input}
     feeds = {name: array for name, array in inputs.items() if name in wanted}
-    return [np.asarray(value) for value in run_as_defined(tapped, feeds)]
+    threads = parity.threads_for({node.op_type for node in walk_nodes(tapped.graph)})
+    return [
+        np.asarray(value) for value in run_session(parity.session_elsewhere(tapped, threads), None, feeds)
+    ]

@@ -26,7 +26,8 @@ from onnxruntime.capi import onnxruntime_pybind11_state as states
 
 from builder.errors import ModelError, NativeError, ParityError, lines_of
 from builder.importer.classic import ensemble
-from builder.importer.large_models import open_session
+from builder.importer.divisors import with_defined_quotients
+from builder.importer.large_models import is_too_large, open_session
 from builder.importer.native import FileSession
 from builder.importer.onnx_graph import walk_nodes
 
@@ -130,13 +131,18 @@ def run_session(
     return outputs
 
 
-def session_of_file(path: Path, threads: int) -> FileSession:
-    """Open a user's file in ONNX Runtime, without its optimiser, in the process that may die of it.
+def session_elsewhere(source: Path | onnx.ModelProto, threads: int) -> ort.InferenceSession | FileSession:
+    """Open a user's model in ONNX Runtime, without its optimiser, in the process that may die of it.
 
+    A model in memory is written to a file; if it is too large for one message, it stays in this process.
     Raises `ModelError` if ONNX Runtime refuses it, or crashes.
     """
+    if isinstance(source, onnx.ModelProto):
+        if is_too_large(source):
+            return session(source, threads)
+        source = with_defined_quotients(source)
     try:
-        return FileSession(path, threads)
+        return FileSession(source, threads)
     except NativeError as error:
         raise _refusal(error) from error
 

@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -216,12 +217,12 @@ class SessionInput(NamedTuple):
 
 
 class FileSession:
-    """A file of a user's, opened in ONNX Runtime without its optimiser, as an `InferenceSession` is used.
+    """A model of a user's, opened in ONNX Runtime without its optimiser, as an `InferenceSession` is used.
 
     Parameters
     ----------
-    path
-        The file.
+    source
+        The file, or a model in memory, which is written to a file that lives as long as the session.
     threads
         How many may run it; 0 for as many as ONNX Runtime likes.
 
@@ -231,8 +232,13 @@ class FileSession:
         If ONNX Runtime refuses it, or crashes.
     """
 
-    def __init__(self, path: Path, threads: int) -> None:
-        self._file = [str(path.resolve()), threads]
+    def __init__(self, source: Path | onnx.ModelProto, threads: int) -> None:
+        if isinstance(source, onnx.ModelProto):
+            self._written = tempfile.NamedTemporaryFile(suffix=".onnx")  # noqa: SIM115 - it is kept
+            self._written.write(source.SerializeToString())
+            self._written.flush()
+            source = Path(self._written.name)
+        self._file = [str(source.resolve()), threads]
         header, _ = _ask("open", self._file, [])
         self._inputs = [SessionInput(*each) for each in header["inputs"]]
 

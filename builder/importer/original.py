@@ -45,7 +45,7 @@ class Original:
     `operators`: the types of its nodes; of functions, those of their bodies.
     `rounds_to_half`: whether it computes or keeps numbers in float16 or bfloat16, which become float32.
     `excuse`: why ONNX Runtime's answers to it are no reference; empty if they are.
-    `skips_outputs`: whether a node leaves its first output unnamed. ONNX Runtime crashes on some.
+    `skips_outputs`: whether a node leaves an output unnamed on which ONNX Runtime may crash.
     `narrow`: inputs and outputs of types that NumPy lacks -> their types.
     """
 
@@ -71,8 +71,8 @@ class Original:
     def model(self) -> onnx.ModelProto | None:
         """Return the model, read again; None if it is not what was imported any more.
 
-        First outputs of nodes that nothing reads have names, `narrow` inputs and outputs wider types, and
-        weights of an LSTM the numbers that they stand for.
+        Outputs of nodes that `skips_output` have names, `narrow` inputs and outputs wider types, and weights
+        of an LSTM the numbers that they stand for.
         """
         if isinstance(self.source, onnx.ModelProto):
             model, digest = self.source, sha256(self.source)
@@ -87,7 +87,8 @@ class Original:
         changed.CopyFrom(model)
         for number, node in enumerate(walk_nodes(changed.graph)):
             if skips_output(node):
-                node.output[0] = f"edgebundle/unread/{number}"
+                names = [name or f"edgebundle/unread/{number}/{i}" for i, name in enumerate(node.output)]
+                node.output[:] = names
         widen_edges(changed)
         graph = OnnxGraph(changed)
         graph.rewrite(lambda node: dynamic_lstm(node, graph) if node.op_type == _ROUNDED else None)
@@ -123,8 +124,8 @@ def has_rounded_lstm(operators: Collection[str]) -> bool:
 
 
 def skips_output(node: onnx.NodeProto) -> bool:
-    """Whether a node leaves its first output unnamed."""
-    return bool(node.output) and not node.output[0]
+    """Whether a node leaves its first output unnamed, or is a Split that leaves any."""
+    return "" in (node.output if node.op_type == "Split" else node.output[:1])
 
 
 def keys_of(model: onnx.ModelProto) -> dict[str, tuple[Any, ...]]:

@@ -141,6 +141,26 @@ def test_a_file_that_ends_onnx_runtime_is_judged_as_normalised(tmp_path: Path) -
     assert judge.reference.endswith("because it cannot run the file: ONNX Runtime crashed (SIGSEGV)")
 
 
+@pytest.mark.parametrize("parts", [("", "y", ""), ("a", "y", ""), ("", "y", "c")])
+def test_a_split_with_unnamed_parts_is_judged_by_the_file(parts: tuple[str, ...], tmp_path: Path) -> None:
+    """ONNX Runtime crashes on each."""
+    split = helper.make_node("Split", ["x"], parts, axis=0)
+    file = saved(made([split], [value("x", F, [6])], [value("y", F, [2])]), tmp_path)
+    judge = Judge(import_onnx(file))
+    inputs = {"x": np.arange(6, dtype="f4")}
+    np.testing.assert_array_equal(judge.outputs(inputs)[0], [2, 3])
+    assert judge.reference.endswith("running the file itself")
+
+
+def test_a_model_in_memory_that_ends_onnx_runtime_is_judged_as_normalised() -> None:
+    split = helper.make_node("Split", ["x"], ["", "y"], axis=0)
+    model = import_onnx(made([split], [value("x", F, [4])], [value("y", F, [2])]))
+    assert model.original is not None
+    judge = Judge(replace(model, original=replace(model.original, skips_outputs=False)))
+    np.testing.assert_array_equal(judge.outputs(X)[0], X["x"][2:])
+    assert judge.reference.endswith("because it cannot run the file: ONNX Runtime crashed (SIGSEGV)")
+
+
 def test_a_model_that_computes_in_float16_agrees_but_for_rounding(tmp_path: Path) -> None:
     half = TensorProto.FLOAT16
     nodes = [helper.make_node("Mul", ["x", "x"], ["s"]), helper.make_node("Exp", ["s"], ["y"])]
