@@ -7,6 +7,7 @@ leaves out those marked `slow`. All add to pytest's own `-m` and `-k`.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import fcntl
@@ -20,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -32,6 +34,22 @@ from tests.stalls import stalling
 # Syntax trees and schedules are many objects that stay for a while. Python's default, a search for cycles
 # after every 700 new ones, takes a fifth of the tests' time.
 gc.set_threshold(20_000, 10, 10)
+
+# Python 3.11 cannot parse while it parses: SystemError. A garbage collection meanwhile may end an object that
+# reports a traceback, and tracebacks parse the lines that they show.
+if sys.version_info < (3, 12):
+    _parse = ast.parse
+
+    def _parse_undisturbed(*arguments: Any, **options: Any) -> ast.AST:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return _parse(*arguments, **options)
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    ast.parse = _parse_undisturbed  # type: ignore[assignment]
 
 # The machine that targets take their cores and caches from, in place of this one.
 if os.environ.get("EDGEBUNDLE_TEST_HOST"):
