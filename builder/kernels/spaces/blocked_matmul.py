@@ -29,9 +29,10 @@ from builder.calls.blocked_weights import BlockedWeights
 from builder.kernels.decisions import SPACE_MARK, Chooser
 from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.spaces import matmul, tiled
-from builder.kernels.spaces.epilogue import NEVER_FUSED, Epilogue, emit_kernel
-from builder.kernels.spaces.loops import extent_of, fact, longer, unroll_all, vectorise_all
-from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, tilings
+from builder.kernels.spaces.epilogue import NEVER_FUSED, emit_kernel
+from builder.kernels.spaces.half_matmul import PartTile, order_parts
+from builder.kernels.spaces.loops import extent_of, extents_of, fact
+from builder.kernels.spaces.register_tile import multiplies_by_element, tilings
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "blocked_matmul"
@@ -45,14 +46,6 @@ def panel_width(columns: int, rows: int, target: DeviceTarget) -> int:
     most = max(1, target.simd.registers // (4 if rows == 1 else 8))
     vectors = -(-columns // lanes)
     return lanes * min(range(1, most + 1), key=lambda c: (-(-vectors // c) * c - vectors, -c))
-
-
-def pack(part: np.ndarray, panel: int) -> np.ndarray:
-    """Return `[..., N]` in panels, `[ceil(N / panel), ..., panel]`, filled with zeros."""
-    *lead, columns = part.shape
-    full = np.zeros((*lead, -(-columns // panel) * panel), part.dtype)
-    full[..., :columns] = part
-    return np.ascontiguousarray(np.moveaxis(full.reshape(*lead, -1, panel), -2, 0))
 
 
 def pack_codes(weights: BlockedWeights, panel: int) -> np.ndarray:
@@ -71,7 +64,7 @@ def pack_codes(weights: BlockedWeights, panel: int) -> np.ndarray:
         unsigned = (codes + _shift(weights)).astype(np.uint32)
         parts = [unsigned[:, j::_NIBBLES] << np.uint32(4 * j) for j in range(_NIBBLES)]
         codes = np.bitwise_or.reduce(parts).view(np.int32)
-    return pack(codes, panel)
+    return matmul.pack(codes, panel)
 
 
 def _steps(weights: BlockedWeights) -> int:
@@ -148,11 +141,11 @@ def emit(bb: relax.BlockBuilder, x: relax.Expr, weights: BlockedWeights, target:
     few = rows <= matmul.FEW_ROWS
     panel = (panel_width if few else matmul.panel_width)(columns, rows, target)
     code = Codes.of(weights)
-    operands = [relax.const(pack_codes(weights, panel)), emit_weights(bb, pack(weights.scales, panel))]
+    operands = [relax.const(pack_codes(weights, panel)), emit_weights(bb, matmul.pack(weights.scales, panel))]
     if code.zero is None:
         zeros = weights.zeros.astype(np.int16) + _shift(weights)
         dtype = np.uint8 if weights.bits == 4 else weights.codes.dtype
-        operands.append(relax.const(pack(zeros.astype(dtype), panel)))
+        operands.append(relax.const(matmul.pack(zeros.astype(dtype), panel)))
     if not few:
         dense = emit_kernel(
             bb, "decoded_weights", lambda b, s, *z: decoded(b, s, *z, code=code), *operands, attrs=NEVER_FUSED
@@ -234,9 +227,7 @@ def product(
 
     mark = {SPACE_MARK: KIND, "edge.panel": panel}
     result = te.compute((*lead, full), element, name="matmul", attrs=mark)
-    if full == columns:
-        return result
-    return te.compute((*lead, columns), result, name="columns")
+    return matmul.first_columns(result, columns)
 
 
 def _filled(a: te.Tensor, blocks: int, code: Codes) -> te.Tensor:
@@ -253,22 +244,12 @@ def _filled(a: te.Tensor, blocks: int, code: Codes) -> te.Tensor:
 
 
 def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
-    """Order the loops of the function around `block`, a product with packed codes.
-
-    Panels are divided among cores. A block's sums stay in registers; what is applied to them once for each
-    block follows at once.
-    """
+    """Order the loops of the function around `block`, a product with packed codes."""
     panel = int(fact(sch, block, "edge.panel"))
     width = min(panel, target.simd.lanes)
-    producers = {str(sch.get(p).name_hint): p for p in sch.get_producers(block)}
-    sums = producers["block_sums"]
-    epilogue = Epilogue.after(sch, block)
-    *lead, j, b = sch.get_loops(block)
-    i = tiled.pop_rows(sch, lead)
-    count = extent_of(sch, i)
-    options = tilings(count, matmul.FEW_ROWS)
-    vectors = panel // width
-    most = max(1, target.simd.registers // 2 // vectors)
+    sums = next(p for p in sch.get_producers(block) if sch.get(p).name_hint == "block_sums")
+    count, vectors = tiled.whole_rows(extents_of(sch, sch.get_loops(block)[:-2])), panel // width
+    options, most = tilings(count, matmul.FEW_ROWS), max(1, target.simd.registers // 2 // vectors)
     rows = choose("rows", options, max(r for r in options if r <= most or r == 1))
     steps = extent_of(sch, sch.get_loops(sums)[-1])
     # Codes of four bits are read from a word: their steps are unrolled together.
@@ -276,26 +257,6 @@ def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Ch
     sizes = (_NIBBLES, 2 * _NIBBLES) if is_words else (1, 2, 4, 8, 16)
     unrolled = tuple(d for d in sizes if steps % d == 0)
     unroll = choose("k", unrolled, max(d for d in unrolled if d <= (_NIBBLES if is_words else 4)))
-    io, ii = sch.split(i, [None, rows])
-    jo, jt, ji = sch.split(j, [None, vectors, width])
-    sch.reorder(jo, *lead, io, b, ii, jt, ji)
-    epilogue.place(io, vector=width)
-    sch.compute_at(sums, b, preserve_unit_loops=True)
-    inner = sch.get_loops(sums)[-(len(lead) + 4) :]
-    *_, n, k = inner
-    long = longer(sch, inner[:-3])
-    row = long[-1] if long else inner[0]
-    nt, ni = sch.split(n, [None, width])
-    ko, ki = sch.split(k, [None, unroll])
-    sch.reorder(ko, ki, row, nt, ni)
-    if multiplies_by_element(target) and unroll % 4 == 0:
-        hold_operand(sch, sums, ko)
-    unroll_all(sch, ki, row, nt, ii, jt)
-    vectorise_all(sch, ni, ji)
-    sch.parallel(jo)
-    sch.decompose_reduction(sums, ko)
-    sch.decompose_reduction(block, b)
-    for other in sch.get_child_blocks(sch.get_sblock("root")):
-        if sch.get(other).name_hint == "filled":
-            last = sch.get_loops(other)[-1]
-            sch.vectorize(sch.split(last, [None, width])[1])
+    tile = PartTile(rows, unroll, vectors, width, multiplies_by_element(target) and unroll % 4 == 0)
+    others = sch.get_child_blocks(sch.get_sblock("root"))
+    order_parts(sch, block, sums, tile, [o for o in others if sch.get(o).name_hint == "filled"])

@@ -6,6 +6,8 @@ in registers: the products of one chunk (`half_sums`), whose sums are added in f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,14 +16,14 @@ from tvm import s_tir as st
 from tvm.ir import Call
 from tvm.s_tir.schedule import SBlockRV
 
-from builder.kernels.decisions import SPACE_MARK, Chooser
+from builder.kernels.decisions import SPACE_MARK, Chooser, Decision
 from builder.kernels.rewriter import Values, constant_of, shape_of
 from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.half_sums import MOST
-from builder.kernels.spaces.loops import extent_of, fact, longer, unroll_all, vectorise_all
-from builder.kernels.spaces.matmul import best_rows, pack
+from builder.kernels.spaces.loops import extents_of, fact, longer, unroll_all, vectorise_all
+from builder.kernels.spaces.matmul import best_rows, first_columns, pack
 from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, tilings
-from builder.kernels.spaces.tiled import most_rows, pop_rows
+from builder.kernels.spaces.tiled import most_rows, pop_rows, whole_rows
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "half_matmul"
@@ -91,9 +93,7 @@ def product(a: te.Tensor, b: te.Tensor, columns: int, width: int) -> te.Tensor:
         name="matmul",
         attrs={SPACE_MARK: KIND, "edge.panel": panel},
     )
-    if full == columns:
-        return result
-    return te.compute((*lead, columns), result, name="columns")
+    return first_columns(result, columns)
 
 
 def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
@@ -102,32 +102,56 @@ def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Ch
     width = min(panel, 2 * target.simd.lanes)
     products = sch.get_producers(block)[0]
     filled = sch.get_producers(products)
+    count = whole_rows(extents_of(sch, sch.get_loops(block)[:-2]))
+    options, vectors, held = tilings(count, 32), panel // width, multiplies_by_element(target)
+    best = best_rows(count, options, vectors, most_rows(vectors, target, held=held))
+    tile = PartTile(choose("rows", options, best), _UNROLLED, vectors, width, held)
+    order_parts(sch, block, products, tile, filled)
+
+
+@dataclass(frozen=True, slots=True)
+class PartTile:
+    """The register tile of a product that sums a part of its depth at a time.
+
+    `rows`, `vectors`, `width`: the tile's rows, the vectors of a panel, and the columns of a vector.
+    `k`: steps of a part that are unrolled.
+    `held`: whether the rows' values of these steps are held in registers.
+    """
+
+    rows: Decision
+    k: Decision
+    vectors: int
+    width: int
+    held: bool
+
+
+def order_parts(
+    sch: st.Schedule, block: SBlockRV, parts: SBlockRV, tile: PartTile, filled: Sequence[SBlockRV]
+) -> None:
+    """Order the loops of a product in panels, which adds the sums of its `parts`.
+
+    Panels are divided among cores. The sums of a part stay in registers; what is done to them follows at
+    once. `filled` are copies of rows that are completed to whole parts.
+    """
     epilogue = Epilogue.after(sch, block)
-    *lead, j, chunk = sch.get_loops(block)
+    *lead, j, part = sch.get_loops(block)
     i = pop_rows(sch, lead)
-    count = extent_of(sch, i)
-    options = tilings(count, 32)
-    vectors = panel // width
-    best = best_rows(count, options, vectors, most_rows(vectors, target, held=multiplies_by_element(target)))
-    rows = choose("rows", options, best)
-    io, ii = sch.split(i, [None, rows])
-    jo, jt, ji = sch.split(j, [None, vectors, width])
-    sch.reorder(jo, *lead, io, chunk, ii, jt, ji)
-    epilogue.place(io, vector=width)
-    sch.compute_at(products, chunk, preserve_unit_loops=True)
-    *outer, n, k = sch.get_loops(products)[-(len(lead) + 4) :]
-    long = longer(sch, outer)
-    row = long[-1] if long else outer[0]
-    nt, ni = sch.split(n, [None, width])
-    ko, ki = sch.split(k, [None, _UNROLLED])
+    io, ii = sch.split(i, [None, tile.rows])
+    jo, jt, ji = sch.split(j, [None, tile.vectors, tile.width])
+    sch.reorder(jo, *lead, io, part, ii, jt, ji)
+    epilogue.place(io, vector=tile.width)
+    sch.compute_at(parts, part, preserve_unit_loops=True)
+    *outer, n, k = sch.get_loops(parts)[-(len(lead) + 4) :]
+    row = (longer(sch, outer) or outer[:1])[-1]
+    nt, ni = sch.split(n, [None, tile.width])
+    ko, ki = sch.split(k, [None, tile.k])
     sch.reorder(ko, ki, row, nt, ni)
-    if multiplies_by_element(target):
-        hold_operand(sch, products, ko)
+    if tile.held:
+        hold_operand(sch, parts, ko)
     unroll_all(sch, ki, row, nt, ii, jt)
     vectorise_all(sch, ni, ji)
     sch.parallel(jo)
-    sch.decompose_reduction(products, ko)
-    sch.decompose_reduction(block, chunk)
-    for other in filled:
-        last = sch.get_loops(other)[-1]
-        sch.vectorize(sch.split(last, [None, width])[1])
+    sch.decompose_reduction(parts, ko)
+    sch.decompose_reduction(block, part)
+    for copy in filled:
+        sch.vectorize(sch.split(sch.get_loops(copy)[-1], [None, tile.width])[1])

@@ -26,6 +26,7 @@ from builder.kernels.spaces.dot_loops import group_axes, in_pairs, lane_index, m
 from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.integer_convolution import is_longer_group, start_sums, tile_cost
 from builder.kernels.spaces.loops import extent_of, extents_of, fact, unroll_all
+from builder.kernels.spaces.matmul import first_columns
 from builder.kernels.spaces.register_tile import hold_operand, tilings
 from builder.target.device_target import DeviceTarget
 
@@ -137,9 +138,7 @@ def product(a: te.Tensor, b: te.Tensor, columns: int) -> te.Tensor:
     full = te.compute(
         (*a.shape[:-1], panels * panel), element, name="matmul", attrs={SPACE_MARK: KIND, "edge.panel": panel}
     )
-    if columns == panels * panel:
-        return full
-    return te.compute((*a.shape[:-1], columns), full, name="columns")
+    return first_columns(full, columns)
 
 
 @dataclass(frozen=True, slots=True)

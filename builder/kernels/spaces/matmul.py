@@ -68,11 +68,18 @@ def panel_width(columns: int, rows: int, target: DeviceTarget) -> int:
 
 
 def pack(weight: np.ndarray, panel: int) -> np.ndarray:
-    """Return `[K, N]` in panels of `panel` columns, `[ceil(N / panel), K, panel]`, filled with zeros."""
-    depth, columns = weight.shape
-    full = np.zeros((depth, -(-columns // panel) * panel), weight.dtype)
-    full[:, :columns] = weight
-    return np.ascontiguousarray(full.reshape(depth, -1, panel).transpose(1, 0, 2))
+    """Return `[..., N]` in panels of `panel` columns, `[ceil(N / panel), ..., panel]`, filled with zeros."""
+    *lead, columns = weight.shape
+    full = np.zeros((*lead, -(-columns // panel) * panel), weight.dtype)
+    full[..., :columns] = weight
+    return np.ascontiguousarray(np.moveaxis(full.reshape(*lead, -1, panel), -2, 0))
+
+
+def first_columns(product: te.Tensor, columns: int) -> te.Tensor:
+    """Return a product without the columns that complete its last panel."""
+    if int(product.shape[-1]) == columns:
+        return product
+    return te.compute((*product.shape[:-1], columns), product, name="columns")
 
 
 def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> bool:

@@ -23,6 +23,7 @@ from builder.kernels.spaces import prefetch, tiled
 from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.integer_matmul import filled_rows, pack
 from builder.kernels.spaces.loops import extents_of
+from builder.kernels.spaces.matmul import first_columns
 from builder.kernels.spaces.register_tile import divisors, even_part
 from builder.kernels.spaces.tile_loops import FEWEST_ROWS, GROUP, MOST_SUMS, STEPS, start_tiles
 from builder.target.device_target import DeviceTarget
@@ -92,9 +93,7 @@ def product(a: te.Tensor, b: te.Tensor, columns: int) -> te.Tensor:
         return te.sum(value * factor, axis=[ko, kq, kg])
 
     full = te.compute((*a.shape[:-1], panels * panel), element, name="matmul", attrs={SPACE_MARK: KIND})
-    if columns == panels * panel:
-        return full
-    return te.compute((*a.shape[:-1], columns), full, name="columns")
+    return first_columns(full, columns)
 
 
 @dataclass(frozen=True, slots=True)
