@@ -39,6 +39,7 @@ from builder.kernels.spaces.register_tile import (
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "conv2d"
+_POINTS, _ONE_ROW = Columns(), Rows()  # a window of one element, and a single row
 _UNROLLED: Final = 4  # steps of the reduction
 _IDLE_SHARE: Final = 0.02  # of the taps of a window read padding: worth a condition for each tap
 # Tiles of a flat image that are computed in a round, if there are enough rounds: with few input channels, the
@@ -128,12 +129,13 @@ def _tiles_of(
     point = op.kernel == (1, 1) and not any(op.padding)
     step = _flat_step(op, in_block, target, points=point)
     if step:
-        tiles = flat_space(blocks, pixels, in_block, target, op.groups, step).default
+        flat = Sums(blocks, pixels.count, in_block, op.groups, rows=pixels, step=step)
+        tiles = flat_space(flat, target).default
         once = worth_reading_once(op, -(-blocks // (op.groups * int(tiles.oc))))
         if not point or once or op.strides == (1, 1):
             return once, step, tiles
     columns = Columns(op.kernel[1], op.strides[1], op.dilation[1])
-    tiles = space(blocks, op.out_width, in_block, target, columns, groups=op.groups).default
+    tiles = space(Sums(blocks, op.out_width, in_block, op.groups, columns), target).default
     once = tiles.held and worth_reading_once(op, -(-blocks // (op.groups * int(tiles.oc))))
     return once, 0, tiles
 
@@ -229,67 +231,62 @@ class ConvolutionTiles:
     together: int = 1
 
 
-def space(
-    out_blocks: int,
-    out_width: int,
-    in_block: int,
-    target: DeviceTarget,
-    columns: Columns | None = None,
-    rows: Rows | None = None,
-    groups: int = 1,
-    *,
-    on_stack: bool = True,
-    step: int = 1,
-) -> Space[ConvolutionTiles]:
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a direct convolution computes, as far as its loops depend on it.
+
+    `blocks`, `width`: blocks of channels and columns of the output; a flat image has all pixels in a row.
+    `in_block`: input channels in a step of the reduction.
+    `groups`: groups of channels; a tile does not cross them.
+    `columns`, `rows`: how they read the input. Those of a flat image are a row each, whose rows are pixels.
+    `step`: the columns of a tile are a multiple of it.
+    """
+
+    blocks: int
+    width: int
+    in_block: int
+    groups: int = 1
+    columns: Columns = _POINTS
+    rows: Rows = _ONE_ROW
+    step: int = 1
+
+
+def space(sums: Sums, target: DeviceTarget, *, on_stack: bool = True) -> Space[ConvolutionTiles]:
     """Return the design space of a packed convolution.
 
     The heuristic takes the tile of `register_tile.best_tile` and unrolls the reduction by four, which is
     one vector of a held operand. It takes as many rows as keep their input in the L2 cache while all
-    weights are read.
-
-    `columns`, `rows`: how output columns and rows read the input; None for a 1x1 window, and for a single
-        row.
-    `groups`: groups of channels; a tile does not cross them.
-    `on_stack`: as in `register_tile.best_tile`.
-    `step`: the columns of a tile are a multiple of it.
+    weights are read. `on_stack` is as in `register_tile.best_tile`.
     """
-    rows = rows or Rows()
+    rows, columns, in_block, step = sums.rows, sums.columns, sums.in_block, sums.step
     ohs, oh = tilings(rows.count, rows.count), rows.at_once(target.core.l2_bytes)
-    ocs = tilings(out_blocks, 8) if groups == 1 else divisors(out_blocks // groups, 8)
-    ows = (
-        tilings(out_width, 32)
-        if step == 1
-        else tuple(step * n for n in tilings(out_width // step, 32 // step))
-    )
-    choices = TileChoices((out_blocks // groups, out_width), ocs, ows)
+    blocks = sums.blocks // sums.groups
+    ocs = tilings(blocks, 8) if sums.groups == 1 else divisors(blocks, 8)
+    ows = tuple(step * n for n in tilings(sums.width // step, 32 // step))
+    choices = TileChoices((blocks, sums.width), ocs, ows)
     held = multiplies_by_element(target) and in_block % 4 == 0
-    if multiplies_by_element(target) and in_block == 1 and columns is not None and columns.window > 1:
+    if multiplies_by_element(target) and in_block == 1 and columns.window > 1:
         oc, ow = best_row_tile(choices, target, window=columns.window, reach=columns.reach)
         tiles = ConvolutionTiles(oc, ow, oh, 1, row_held=True)
         return Space(tiles, {"oc": ocs, "ow": ows, "ii": (1,), "oh": ohs})
     # Taps of a window with gaps are left out tile by tile, so its tiles have few columns.
-    full = on_stack and (columns is None or columns.dilation == 1)
+    full = on_stack and columns.dilation == 1
     oc, ow = best_tile(choices, target, held=held, crowded=_is_picture(in_block), on_stack=full)
     ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
     tiles = ConvolutionTiles(oc, ow, oh, min(4, in_block), held)
     return Space(tiles, {"oc": ocs, "ow": ows, "ii": ii, "oh": ohs})
 
 
-def flat_space(
-    out_blocks: int, pixels: Rows, in_block: int, target: DeviceTarget, groups: int = 1, step: int = 1
-) -> Space[ConvolutionTiles]:
+def flat_space(sums: Sums, target: DeviceTarget) -> Space[ConvolutionTiles]:
     """Return the design space of a convolution that sees all rows of an image as one row.
 
     A tile may then have pixels of several rows: 7 x 7 pixels are four tiles of up to 13, not seven of 7.
-
-    `pixels`: the pixels of an image, and the bytes of each one's input.
-    `step`: as `_flat_step` returns it.
     """
-    s = space(out_blocks, pixels.count, in_block, target, groups=groups, step=step)
-    d = s.default
+    s = space(replace(sums, rows=_ONE_ROW), target)
+    d, pixels = s.default, sums.rows
     tiles = Rows(-(-pixels.count // d.ow), pixels.bytes_each * d.ow)
     oh = tiles.at_once(target.core.l2_bytes)
-    panels, bands = -(-out_blocks // d.oc), -(-tiles.count // oh)
+    panels, bands = -(-sums.blocks // d.oc), -(-tiles.count // oh)
     together = max(
         (n for n in divisors(oh, _TOGETHER) if shares.is_even(bands * panels * (oh // n))), default=1
     )
@@ -382,20 +379,19 @@ def _shapes(sch: st.Schedule, block: SBlockRV) -> list[list[int]]:
 
 def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
-    extents = extents_of(sch, sch.get_loops(block))
+    _, blocks, height, width, _, _, _, window, in_block = extents_of(sch, sch.get_loops(block))
     marks = sch.get(block).annotations
     data = sch.get(block).reads[0].source
     groups = int(marks.get("edge.groups", 1))
     if step := _step(sch, block):
-        pixels = Rows.of(extents[2] * extents[3], data)
-        s = flat_space(extents[1], pixels, extents[8], target, groups, step)
+        pixels = Rows.of(height * width, data)
+        s = flat_space(Sums(blocks, pixels.count, in_block, groups, rows=pixels, step=step), target)
     else:
-        columns = Columns(extents[7], int(marks["edge.stride"]), int(marks["edge.dilation"]))
+        columns = Columns(window, int(marks["edge.stride"]), int(marks["edge.dilation"]))
         image = (int(marks[MARK][2]), int(marks[MARK][3])) if MARK in marks else None
-        rows = Rows.of(extents[2], data, image)
-        s = space(extents[1], extents[3], extents[8], target, columns, rows, groups)
+        s = space(Sums(blocks, width, in_block, groups, columns, Rows.of(height, data, image)), target)
     if _is_gate(sch, block):
-        oc = shares.blocks_of_a_round(extents[1], s.values["oc"], s.default.oc)
+        oc = shares.blocks_of_a_round(blocks, s.values["oc"], s.default.oc)
         s = replace(s, default=replace(s.default, oc=oc))
     apply(sch, block, s.decide(choose))
 

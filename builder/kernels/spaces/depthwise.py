@@ -119,33 +119,49 @@ class DepthwiseTiles:
     zeros_first: bool = False
 
 
-def space(
-    out_height: int,
-    out_width: int,
-    kernel_w: int,
-    row_bytes: int,
-    target: DeviceTarget,
-    stride: int = 1,
-    blocks: int = 1,
-    again: float = 0.0,
-) -> Space[DepthwiseTiles]:
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """What a depthwise convolution computes, as far as its loops depend on it.
+
+    `height`, `width`: of the output.
+    `row_bytes`: bytes of the input that one row of the output reads.
+    `blocks`: blocks of channels, in all pictures of the batch.
+    `again`: as in `shares.rows_of_a_round`.
+    """
+
+    height: int
+    width: int
+    row_bytes: int = 1
+    blocks: int = 1
+    again: float = 0.0
+
+    @classmethod
+    def of(cls, sch: st.Schedule, block: SBlockRV, itemsize: int) -> Pictures:
+        """Return what an anchor computes; a number of its padded input has `itemsize` bytes."""
+        batch, blocks, height, width, lanes = extents_of(sch, sch.get_loops(block)[:5])
+        in_rows, in_width = (int(d) for d in sch.get(block).reads[0].source.shape[2:4])
+        row_bytes = round(itemsize * lanes * in_width * in_rows / height)
+        return cls(height, width, row_bytes, batch * blocks, shares.rows_again(height, in_rows))
+
+    def rows_of_a_round(self, most: int) -> int:
+        """Return how many rows, up to `most`, are computed together."""
+        return shares.rows_of_a_round(self.height, self.blocks, most, self.again)
+
+
+def space(pictures: Pictures, kernel_w: int, target: DeviceTarget, stride: int = 1) -> Space[DepthwiseTiles]:
     """Return the design space of a depthwise convolution.
 
     The heuristic takes as many columns as leave registers for what they read and for a row of the filter, and
     as many rows as keep their input in a quarter of the L2 cache and leave enough rounds for all cores.
-
-    `row_bytes`: bytes of the input that one output row reads.
-    `blocks`: blocks of channels, in all pictures of the batch.
-    `again`: as in `shares.rows_of_a_round`.
     """
-    ows, ohs = tilings(out_width, 32), tilings(out_height, out_height)
+    ows, ohs = tilings(pictures.width, 32), tilings(pictures.height, pictures.height)
     narrow = target.simd.lanes <= 4
     registers = target.simd.registers
     # A long row of a filter is not held in registers: its elements are loaded one by one.
     held = kernel_w if kernel_w <= registers // 2 else 1
     most = max(1, (registers - held) // (1 + stride) if narrow else (registers - held - 2) // 2)
-    rows = max(1, target.core.l2_bytes // 4 // row_bytes)
-    ow, oh = max(w for w in ows if w <= most), shares.rows_of_a_round(out_height, blocks, rows, again)
+    rows = max(1, target.core.l2_bytes // 4 // pictures.row_bytes)
+    ow, oh = max(w for w in ows if w <= most), pictures.rows_of_a_round(rows)
     return Space(DepthwiseTiles(ow, oh, narrow), {"ow": ows, "oh": ohs})
 
 
@@ -201,20 +217,8 @@ def _converts(sch: st.Schedule, block: SBlockRV) -> bool:
 
 def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
-    extents = extents_of(sch, sch.get_loops(block))
-    batch, blocks, height, width, lanes, _, kernel_w = extents
+    pictures, kernel_w = Pictures.of(sch, block, 4), extent_of(sch, sch.get_loops(block)[-1])
     in_width = int(sch.get(block).reads[0].source.shape[3])
-    in_rows = int(sch.get(block).reads[0].source.shape[2])
-    row_bytes = round(4 * lanes * in_width * in_rows / height)
-    s = space(
-        height,
-        width,
-        kernel_w,
-        row_bytes,
-        target,
-        stride=max(1, in_width // width),
-        blocks=batch * blocks,
-        again=shares.rows_again(height, in_rows),
-    )
+    s = space(pictures, kernel_w, target, max(1, in_width // pictures.width))
     halves = str(sch.get(block).writes[0].source.dtype) == "float16"
     apply(sch, block, s.decide(choose), target.simd.lanes * (2 if halves else 1))

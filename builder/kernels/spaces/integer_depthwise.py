@@ -32,7 +32,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from builder.kernels.decisions import SPACE_MARK, Chooser, Decision, Space
 from builder.kernels.rewriter import constant_of, shape_of
-from builder.kernels.spaces import shares
+from builder.kernels.spaces.depthwise import Pictures
 from builder.kernels.spaces.dot_loops import mark_lanes
 from builder.kernels.spaces.epilogue import Epilogue
 from builder.kernels.spaces.geometry import Conv2d
@@ -266,20 +266,10 @@ class IntegerDepthwiseTiles:
 
 
 def space(
-    out_height: int,
-    out_width: int,
-    row_bytes: int,
-    target: DeviceTarget,
-    *,
-    kernel_w: int = 0,
-    outputs: int = 0,
-    vectors: int = 1,
-    blocks: int = 1,
-    again: float = 0.0,
+    pictures: Pictures, target: DeviceTarget, *, kernel_w: int = 0, outputs: int = 0, vectors: int = 1
 ) -> Space[IntegerDepthwiseTiles]:
     """Return the design space of a depthwise convolution of bytes.
 
-    `row_bytes`: bytes of the input that one output row reads.
     `kernel_w`: columns of the window if pairs of them are added at once: as many outputs are computed
         together as leave registers for what they read and for a row of weights. 0 if four rows are added at
         once: then the sums of a column are complete before those of the next one begin.
@@ -288,22 +278,26 @@ def space(
         the padded input has to stay in the L1 cache.
     `vectors`: vectors of sums of a column. LLVM interleaves the bytes of all columns before it adds products,
         and spills them if they are too many.
-    `blocks`: blocks of channels, in all pictures of the batch.
-    `again`: as in `shares.rows_of_a_round`.
     """
-    ows, ohs = tilings(out_width, 16), tilings(out_height, out_height)
+    width, row_bytes = pictures.width, pictures.row_bytes
+    ows, ohs = tilings(width, 16), tilings(pictures.height, pictures.height)
     high = max(1, target.core.l2_bytes // 4 // row_bytes)
     together = _INTERLEAVED // max(2, vectors)
     most = max(1, (target.simd.registers - 2 - 2 * kernel_w) // 5) if kernel_w else together
     if outputs:
         # A tile has whole groups of outputs, so that the weights of each output are known.
-        ows = tuple(w for w in ows if w % outputs == 0 or w == out_width) or (min(outputs, out_width),)
+        ows = tuple(w for w in ows if w % outputs == 0 or w == width) or (min(outputs, width),)
         fit = target.simd.registers // 2 // max(1, vectors)
-        most = out_width if out_width <= fit else max(ows[0], min(_HELD // max(1, vectors), fit))
+        most = width if width <= fit else max(ows[0], min(_HELD // max(1, vectors), fit))
         high = min(
-            high, max(target.core.l1_bytes // 2 // row_bytes, _LEAST_ROUND, round(_LEAST_OVER_AGAIN * again))
+            high,
+            max(
+                target.core.l1_bytes // 2 // row_bytes,
+                _LEAST_ROUND,
+                round(_LEAST_OVER_AGAIN * pictures.again),
+            ),
         )
-    ow, oh = max(w for w in ows if w <= most), shares.rows_of_a_round(out_height, blocks, high, again)
+    ow, oh = max(w for w in ows if w <= most), pictures.rows_of_a_round(high)
     return Space(IntegerDepthwiseTiles(ow, oh), {"ow": ows, "oh": ohs})
 
 
@@ -369,22 +363,14 @@ def _order_padding(sch: st.Schedule, copy: SBlockRV) -> None:
 
 def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block` by the decisions of `choose`."""
-    extents = extents_of(sch, sch.get_loops(block))
-    batch, blocks, height, width, lanes, *taps = extents
-    data, weights = (region.source for region in sch.get(block).reads)
-    in_rows = int(data.shape[2])
-    row_bytes = round(lanes * int(data.shape[3]) * in_rows / height)
-    kernel_w = int(weights.shape[2]) if len(taps) == 1 else 0
-    outputs = int(weights.shape[3]) if _reads_four_columns(sch, block) else 0
+    *_, lanes = extents_of(sch, sch.get_loops(block)[:5])
+    weights = sch.get(block).reads[1].source
+    by_columns = _reads_four_columns(sch, block)
     s = space(
-        height,
-        width,
-        row_bytes,
+        Pictures.of(sch, block, 1),
         target,
-        kernel_w=kernel_w,
-        outputs=outputs,
+        kernel_w=0 if _reads_four(sch, block) else int(weights.shape[2]),
+        outputs=int(weights.shape[3]) if by_columns else 0,
         vectors=lanes // target.dot.lanes,
-        blocks=batch * blocks,
-        again=shares.rows_again(height, in_rows),
     )
     apply(sch, block, s.decide(choose))

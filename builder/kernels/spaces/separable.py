@@ -118,9 +118,10 @@ def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Ch
     first = _first(sch)
     pair = Pair.of(sch.get(first), out_blocks * lanes)
     columns = extent_of(sch, sch.get_loops(first)[-1])
-    s = convolution.space(out_blocks, width, in_block, target, on_stack=False)
+    s = convolution.space(convolution.Sums(out_blocks, width, in_block), target, on_stack=False)
     d = s.default
-    dw = depthwise.space(height, width, columns, 1, target, stride=max(1, pair.in_width // width))
+    pictures, stride = depthwise.Pictures(height, width), max(1, pair.in_width // width)
+    dw = depthwise.space(pictures, columns, target, stride)
     tiles = convolution.ConvolutionTiles(
         choose("oc", s.values["oc"], d.oc),
         choose("ow", s.values["ow"], d.ow),

@@ -259,7 +259,7 @@ def test_gaps_between_groups_are_never_read(
 def test_heuristic_stays_within_the_registers(target: DeviceTarget) -> None:
     for blocks in (1, 2, 4, 6, 32):
         for width in (1, 7, 13, 14, 28, 56, 112):
-            tiles = convolution.space(blocks, width, 16, target).default
+            tiles = convolution.space(convolution.Sums(blocks, width, 16), target).default
             assert tiles.oc * tiles.ow + min(tiles.oc, tiles.ow) < target.simd.registers
             assert tiles.oc in tilings(blocks, 8)
             assert tiles.ow in tilings(width, 32)

@@ -73,7 +73,7 @@ def test_a_large_window_is_not_written_out(kernel: tuple[int, int], randn: Randn
 
 @pytest.mark.parametrize("kernel_w", [3, 7, 13, 31, 401])
 def test_the_heuristic_keeps_several_columns_for_any_window(kernel_w: int, target: DeviceTarget) -> None:
-    tiles = depthwise.space(56, 56, kernel_w, 4096, target).default
+    tiles = depthwise.space(depthwise.Pictures(56, 56, 4096), kernel_w, target).default
     assert 2 <= tiles.ow <= target.simd.registers
 
 

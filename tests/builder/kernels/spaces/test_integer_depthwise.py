@@ -12,6 +12,7 @@ from builder.codegen.dot_products import write_dot_products
 from builder.codegen.lowering import build_kernels, to_loops
 from builder.kernels.decisions import heuristic
 from builder.kernels.spaces import depthwise, integer_depthwise
+from builder.kernels.spaces.depthwise import Pictures
 from builder.kernels.spaces.geometry import Conv2d
 from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.integer_machines import (
@@ -222,24 +223,23 @@ def test_incomplete_tiles_have_no_conditions_around_a_sum(name: str) -> None:
 
 
 def test_columns_that_are_interleaved_together_fit_the_registers() -> None:
-    narrow = integer_depthwise.space(16, 16, 256, device("rpi5"), vectors=4).default.ow
-    wide = integer_depthwise.space(16, 16, 256, device("cascadelake"), vectors=1).default.ow
+    narrow = integer_depthwise.space(Pictures(16, 16, 256), device("rpi5"), vectors=4).default.ow
+    wide = integer_depthwise.space(Pictures(16, 16, 256), device("cascadelake"), vectors=1).default.ow
     assert (narrow, wide) == (4, 8)
 
 
 def test_a_short_row_is_one_tile_and_a_padded_tile_stays_in_the_l1_cache() -> None:
     xeon = device("cascadelake")
-    assert integer_depthwise.space(14, 14, 500, xeon, outputs=4).default.ow == 14
-    row_bytes = 1800
-    long = integer_depthwise.space(112, 112, row_bytes, xeon, outputs=2, blocks=64, again=2).default
+    assert integer_depthwise.space(Pictures(14, 14, 500), xeon, outputs=4).default.ow == 14
+    pictures = Pictures(112, 112, row_bytes=1800, blocks=64, again=2)
+    long = integer_depthwise.space(pictures, xeon, outputs=2).default
     assert long.ow == 8
-    assert long.oh * row_bytes <= xeon.core.l1_bytes // 2
-    by_rows = integer_depthwise.space(112, 112, row_bytes, xeon, blocks=64, again=2).default
+    assert long.oh * pictures.row_bytes <= xeon.core.l1_bytes // 2
+    by_rows = integer_depthwise.space(pictures, xeon).default
     assert by_rows.oh > long.oh
 
 
 def test_rounds_of_long_rows_do_not_copy_the_input_many_times() -> None:
-    space = integer_depthwise.space(
-        128, 1024, 16 * 1026, device("cascadelake"), outputs=2, blocks=64, again=2
-    )
+    pictures = Pictures(128, 1024, 16 * 1026, blocks=64, again=2)
+    space = integer_depthwise.space(pictures, device("cascadelake"), outputs=2)
     assert space.default.oh >= 8
