@@ -29,7 +29,7 @@ from builder.kernels.spaces import rows as rows_space
 from builder.kernels.spaces import vector_math
 from builder.kernels.spaces.epilogue import Epilogue, emit_kernel
 from builder.kernels.spaces.fallback import is_cheap
-from builder.kernels.spaces.loops import extent_of, unroll_all
+from builder.kernels.spaces.loops import extents_of, fact, unroll_all
 from builder.kernels.spaces.matmul import best_rows
 from builder.kernels.spaces.matrix_view import MatrixView
 from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, tilings
@@ -232,7 +232,7 @@ class Attention:
         sizes = (*lead, rows, self.columns)
         shape = [sizes[axis] for axis in order]
         row = order.index(rank - 2)
-        marks = {SPACE_MARK: KIND, "edge.row": row, "edge.keys": keys, "edge.depth": depth}
+        marks = {SPACE_MARK: KIND, "edge.row": row, "edge.keys": keys}
         return te.compute(shape, element, name="attention", attrs=marks)
 
 
@@ -329,10 +329,7 @@ _JOBS: Final = 4  # for each core: cores may be unequal
 def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops: heads and parts of the queries are divided among cores, and each is computed whole."""
     del choose
-    marks = sch.get(block).annotations
-    keys = int(marks["edge.keys"])
     lanes = target.simd.lanes
-    held = multiplies_by_element(target)
     final = _producers(sch, block)
     product, total = final["product"], final["total"]
     power = _producers(sch, total)["power"]
@@ -341,33 +338,21 @@ def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Ch
     (scores,) = sch.get_producers(masked)
     (packed,) = sch.get_producers(scores)
     epilogue = Epilogue.after(sch, block)
+    axis, keys = int(fact(sch, block, "edge.row")), int(fact(sch, block, "edge.keys"))
     sch.compute_inline(block)
     tops, totals = (rows_space.split_sum(sch, part, lanes) for part in (top, total))
 
     *batch, c = sch.get_loops(epilogue.block)
-    i = batch.pop(int(marks["edge.row"]))
-    heads = 1
-    for loop in batch:
-        heads *= extent_of(sch, loop)
-    rows, columns = extent_of(sch, i), extent_of(sch, c)
-    tiles = tiles_of(heads, rows, keys, columns, target)
+    i = batch.pop(axis)
+    rows, columns = extents_of(sch, (i, c))
+    tiles = tiles_of(prod(extents_of(sch, batch)), rows, keys, columns, target)
     io, ii = sch.split(i, [None, tiles.rows])
     sch.reorder(*batch, io, ii, c)
     outer = sch.fuse(*batch, io)
     rows_space.vectorise(sch, c, lanes)
 
     sch.compute_at(product, outer, preserve_unit_loops=True)
-    (*_, i, c), (n,) = _axes(sch, product)
-    width = min(lanes, columns)
-    i1, i0 = sch.split(i, [None, tiles.product])
-    co, ct, cl = sch.split(c, [None, tiles.vectors, width])
-    nb, no, ni = sch.split(n, [None, tiles.keys // _UNROLLED, _UNROLLED])
-    sch.reorder(nb, i1, co, no, ni, i0, ct, cl)
-    if held:
-        hold_operand(sch, product, no)
-    sch.vectorize(cl)
-    unroll_all(sch, ni, i0, ct)
-
+    of_product = _order_product(sch, product, tiles, min(lanes, columns), target)
     sch.compute_at(total, outer, preserve_unit_loops=True)
     each, (summed,) = _axes(sch, total)
     sch.reorder(*each, summed)
@@ -379,37 +364,63 @@ def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Ch
     stages = [part for part in (top, tops) if part is not None]
     for part in stages:
         sch.compute_at(part, row, preserve_unit_loops=True)
-
     sch.compute_at(masked, outer, preserve_unit_loops=True)
-    *_, i, n = sch.get_loops(masked)
-    panel = int(sch.get(packed).writes[0].source.shape[-1])
-    i1, i0 = sch.split(i, [None, tiles.scores])
-    no, nt, nl = sch.split(n, [None, panel // lanes, lanes])
-    sch.reorder(no, i1, i0, nt, nl)
-    sch.compute_at(scores, i1, preserve_unit_loops=True)
-    sch.vectorize(nl)
-    if is_cheap(sch.get(masked)):
-        sch.unroll(i0)
-        sch.unroll(nt)
-    (*_, i, n), (d,) = _axes(sch, scores)
-    nt, nl = sch.split(n, [None, lanes])
-    do, di = sch.split(d, [None, _UNROLLED])
-    sch.reorder(do, di, i, nt, nl)
-    if held:
-        hold_operand(sch, scores, do)
-    sch.vectorize(nl)
-    unroll_all(sch, di, i, nt)
+    of_scores = _order_scores(sch, masked, scores, tiles.scores, target)
 
     sch.parallel(outer)
     for part in (*stages, totals):
         if part is not None:
             rows_space.order_stage(sch, part, lanes)
-    sch.decompose_reduction(total, summed)
-    sch.decompose_reduction(product, nb)
-    sch.decompose_reduction(scores, do)
-    *lead, d, n = sch.get_loops(packed)
+    for part, reduction in ((total, summed), (product, of_product), (scores, of_scores)):
+        sch.decompose_reduction(part, reduction)
+    *lead, _, n = sch.get_loops(packed)
     sch.vectorize(sch.split(n, [None, lanes])[1])
     sch.parallel(sch.fuse(*lead))
+
+
+def _order_product(
+    sch: st.Schedule, product: SBlockRV, tiles: AttentionTiles, width: int, target: DeviceTarget
+) -> LoopRV:
+    """Order the loops of the product with the values, and return the outermost one of its reduction."""
+    (*_, i, c), (n,) = _axes(sch, product)
+    i1, i0 = sch.split(i, [None, tiles.product])
+    co, ct, cl = sch.split(c, [None, tiles.vectors, width])
+    nb, no, ni = sch.split(n, [None, tiles.keys // _UNROLLED, _UNROLLED])
+    sch.reorder(nb, i1, co, no, ni, i0, ct, cl)
+    if multiplies_by_element(target):
+        hold_operand(sch, product, no)
+    sch.vectorize(cl)
+    unroll_all(sch, ni, i0, ct)
+    return nb
+
+
+def _order_scores(
+    sch: st.Schedule, masked: SBlockRV, scores: SBlockRV, rows: int, target: DeviceTarget
+) -> LoopRV:
+    """Order the loops of the scores, and of what is done to them: tiles of `rows` queries.
+
+    Result: the outermost loop of the reduction.
+    """
+    lanes = target.simd.lanes
+    *_, i, n = sch.get_loops(masked)
+    (packed,) = sch.get_producers(scores)
+    panel = int(sch.get(packed).writes[0].source.shape[-1])
+    i1, i0 = sch.split(i, [None, rows])
+    no, nt, nl = sch.split(n, [None, panel // lanes, lanes])
+    sch.reorder(no, i1, i0, nt, nl)
+    sch.compute_at(scores, i1, preserve_unit_loops=True)
+    sch.vectorize(nl)
+    if is_cheap(sch.get(masked)):
+        unroll_all(sch, i0, nt)
+    (*_, i, n), (d,) = _axes(sch, scores)
+    nt, nl = sch.split(n, [None, lanes])
+    do, di = sch.split(d, [None, _UNROLLED])
+    sch.reorder(do, di, i, nt, nl)
+    if multiplies_by_element(target):
+        hold_operand(sch, scores, do)
+    sch.vectorize(nl)
+    unroll_all(sch, di, i, nt)
+    return do
 
 
 def _axes(sch: st.Schedule, block: SBlockRV) -> tuple[list[LoopRV], list[LoopRV]]:
