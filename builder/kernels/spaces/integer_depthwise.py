@@ -289,14 +289,8 @@ def space(
         ows = tuple(w for w in ows if w % outputs == 0 or w == width) or (min(outputs, width),)
         fit = target.simd.registers // 2 // max(1, vectors)
         most = width if width <= fit else max(ows[0], min(_HELD // max(1, vectors), fit))
-        high = min(
-            high,
-            max(
-                target.core.l1_bytes // 2 // row_bytes,
-                _LEAST_ROUND,
-                round(_LEAST_OVER_AGAIN * pictures.again),
-            ),
-        )
+        cached = target.core.l1_bytes // 2 // row_bytes
+        high = min(high, max(cached, _LEAST_ROUND, round(_LEAST_OVER_AGAIN * pictures.again)))
     ow, oh = max(w for w in ows if w <= most), pictures.rows_of_a_round(high)
     return Space(IntegerDepthwiseTiles(ow, oh), {"ow": ows, "oh": ohs})
 

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from tvm import relax, tirx
 
 from builder.compiling.lower import fuse
+from builder.kernels.decisions import Space
 from builder.kernels.design_space import DesignSpace, decisions_of
 from builder.kernels.schedule import without_pragmas
 from builder.kernels.spaces import convolution, winograd
+from builder.kernels.spaces.convolution import ConvolutionTiles, Sums
 from builder.kernels.spaces.geometry import Rows
 from builder.kernels.spaces.register_tile import tilings
 from builder.target.device_target import DeviceTarget, resolve
@@ -259,7 +261,7 @@ def test_gaps_between_groups_are_never_read(
 def test_heuristic_stays_within_the_registers(target: DeviceTarget) -> None:
     for blocks in (1, 2, 4, 6, 32):
         for width in (1, 7, 13, 14, 28, 56, 112):
-            tiles = convolution.space(convolution.Sums(blocks, width, 16), target).default
+            tiles = convolution.space(Sums(blocks, width, 16), target).default
             assert tiles.oc * tiles.ow + min(tiles.oc, tiles.ow) < target.simd.registers
             assert tiles.oc in tilings(blocks, 8)
             assert tiles.ow in tilings(width, 32)
@@ -275,16 +277,20 @@ def rounds(shape: tuple[int, ...], weight: tuple[int, ...], target: DeviceTarget
 
 
 def test_tiles_have_pixels_of_several_rows() -> None:
+    def flat(blocks: int, pixels: Rows, step: int = 1) -> Space[ConvolutionTiles]:
+        sums = Sums(blocks, pixels.count, 16, rows=pixels, step=step)
+        return convolution.flat_space(sums, machine(16))
+
     # 49 pixels are four tiles of up to 13, and 32 panels of two blocks are enough rounds.
     assert rounds((1, 1024, 7, 7), (1024, 1024, 1, 1), machine(16)) == [32]
-    tiles = convolution.flat_space(64, Rows(49, 4096), 16, machine(16)).default
+    tiles = flat(64, Rows(49, 4096)).default
     assert (tiles.oc, tiles.ow, tiles.oh, tiles.together) == (2, 13, 4, 4)
     # Three panels are too few: threads share the tiles.
-    tiles = convolution.flat_space(6, Rows(196, 4096), 16, machine(16)).default
+    tiles = flat(6, Rows(196, 4096)).default
     assert (tiles.oc, tiles.ow) == (2, 14)
     assert (tiles.oh, tiles.together) == (14, 1)
     # A window's tiles have whole rows.
-    tiles = convolution.flat_space(32, Rows(49, 4096), 16, machine(16), step=7).default
+    tiles = flat(32, Rows(49, 4096), step=7).default
     assert (tiles.oc, tiles.ow) == (2, 14)
 
 
