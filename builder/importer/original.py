@@ -22,6 +22,7 @@ from builder.importer.model_file import read_model
 from builder.importer.narrow_types import widen_edges
 from builder.importer.onnx_graph import OnnxGraph, walk_nodes
 from builder.importer.rewrites.microsoft.quantised_layers import dynamic_lstm
+from builder.importer.rewrites.replacement import rewritten
 from builder.importer.sequence_outputs import Element
 
 FILE: Final = "the file itself"
@@ -91,7 +92,7 @@ class Original:
                 node.output[:] = names
         widen_edges(changed)
         graph = OnnxGraph(changed)
-        graph.rewrite(lambda node: dynamic_lstm(node, graph) if node.op_type == _ROUNDED else None)
+        graph.rewrite(lambda node: rewritten(dynamic_lstm, node, graph) if node.op_type == _ROUNDED else None)
         return changed
 
     def value(self, name: str, dtype: np.dtype[Any], declared: Sequence[object]) -> NDArray[Any]:

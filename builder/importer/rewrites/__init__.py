@@ -30,7 +30,7 @@ from builder.importer.rewrites import (
     resize,
     scatter,
 )
-from builder.importer.rewrites.replacement import Rewrite
+from builder.importer.rewrites.replacement import Rewrite, rewritten
 from builder.importer.rewrites.sequences import resolve_sequences
 
 REWRITES: Final[Mapping[str, Rewrite]] = {
@@ -159,12 +159,11 @@ def apply_rewrites(model: onnx.ModelProto, failed: list[str] | None = None) -> i
         if rewrite is None:
             return None
         try:
-            new = rewrite(node, graph)
+            return rewritten(rewrite, node, graph)
         except _MALFORMED as error:
             if failed is not None:
                 reason = (str(error).splitlines() or [""])[0]
                 failed.append(f"{node.op_type} '{node.name:.60}' ({type(error).__name__}: {reason:.80})")
             return None
-        return None if new is None else list(new)
 
     return graph.rewrite(replace) + resolve_sequences(OnnxGraph(model))

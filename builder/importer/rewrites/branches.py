@@ -6,7 +6,6 @@ only in its cost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -14,20 +13,21 @@ import onnx
 from builder.importer.control_flow import inline_body
 from builder.importer.onnx_graph import OnnxGraph, attributes, walk_nodes
 from builder.importer.rewrites.loops import MAX_UNROLLED_NODES
-from builder.importer.rewrites.replacement import Replacement
+from builder.importer.rewrites.replacement import Nodes, Replacement
 
 
-def select_branch(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def select_branch(new: Replacement) -> Nodes | None:
     """If whose branches make tensors of equal shapes: both branches, and Where."""
-    if graph.is_constant(node.input[0]) or any(graph.shape_of(name) is None for name in node.output if name):
+    if new.graph.is_constant(new.inputs[0]) or any(
+        new.graph.shape_of(name) is None for name in new.outputs if name
+    ):
         return None
-    found = write_out(node, graph)
+    found = write_out(new.node, new.graph)
     if found is None:
         return None
-    new = Replacement(node, graph)
     new.nodes += found.nodes
-    condition = new.op("Reshape", node.input[0], new.ints())
-    for name, taken, other in zip(node.output, found.taken, found.other, strict=True):
+    condition = new.op("Reshape", new.inputs[0], new.ints())
+    for name, taken, other in zip(new.outputs, found.taken, found.other, strict=True):
         if name:
             new.op("Where", condition, taken, other, to=name)
     return new.nodes

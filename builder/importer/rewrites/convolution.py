@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import onnx
+from builder.importer.onnx_graph import copy_node, set_attributes
+from builder.importer.rewrites.replacement import Nodes, Replacement
 
-from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, set_attributes
 
-
-def conv(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def conv(new: Replacement) -> Nodes | None:
     """Conv or ConvInteger with `auto_pad`: compute the padding, which a kernel then does itself.
 
     TVM's importer pads by an operator before the convolution, which copies the data.
     """
-    options = attributes(node)
-    mode = options.get("auto_pad", "NOTSET")
-    shape, weight = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
-    if mode not in ("SAME_UPPER", "SAME_LOWER") or shape is None or weight is None:
+    options = new.attributes
+    if options.get("auto_pad", "NOTSET") not in ("SAME_UPPER", "SAME_LOWER"):
         return None
+    shape, weight = new.shape_of(new.inputs[0]), new.shape_of(new.inputs[1])
     begins, ends = same_padding(options, shape[2:], weight[2:])
-    new = copy_node(node)
-    set_attributes(new, ["auto_pad"], {"pads": begins + ends})
-    return [new]
+    copy = copy_node(new.node)
+    set_attributes(copy, ["auto_pad"], {"pads": begins + ends})
+    return [copy]
 
 
 def same_padding(
@@ -46,17 +44,17 @@ def same_padding(
     return (smaller, larger) if options["auto_pad"] == "SAME_UPPER" else (larger, smaller)
 
 
-def conv_transpose(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def conv_transpose(new: Replacement) -> Nodes | None:
     """ConvTranspose with `output_shape` or `auto_pad`: compute the padding.
 
     ONNX operator specification, ConvTranspose-11: total padding = stride (in - 1) + output_padding
     + (kernel - 1) dilation + 1 - out. If the total is odd, the larger half is at the beginning, or at the end
     for SAME_UPPER.
     """
-    options = attributes(node)
-    shape, weight = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
+    options = new.attributes
+    shape, weight = new.shape_of(new.inputs[0]), new.shape_of(new.inputs[1])
     mode = options.get("auto_pad", "NOTSET")
-    if shape is None or weight is None or ("output_shape" not in options and mode in ("NOTSET", "VALID")):
+    if "output_shape" not in options and mode in ("NOTSET", "VALID"):
         return None
     rank = len(shape) - 2
     strides = list(options.get("strides", [1] * rank))
@@ -77,6 +75,6 @@ def conv_transpose(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Node
         small, large = total // 2, total - total // 2
         begins.append(small if mode == "SAME_UPPER" else large)
         ends.append(large if mode == "SAME_UPPER" else small)
-    new = copy_node(node)
-    set_attributes(new, ["auto_pad", "output_shape"], {"pads": begins + ends, "output_padding": extra})
-    return [new]
+    copy = copy_node(new.node)
+    set_attributes(copy, ["auto_pad", "output_shape"], {"pads": begins + ends, "output_padding": extra})
+    return [copy]

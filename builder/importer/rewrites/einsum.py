@@ -6,24 +6,22 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import onnx
 from onnx import TensorProto
 
-from builder.importer.onnx_graph import OnnxGraph, attributes
-from builder.importer.rewrites.replacement import Replacement
+from builder.importer.rewrites.replacement import Nodes, Replacement
 
 _FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 _ELLIPSIS: Final = "..."
 _MORE: Final = "0123456789"  # labels of the axes that an ellipsis stands for
 
 
-def einsum(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def einsum(new: Replacement) -> Nodes | None:
     """Rewrite Einsum of two float tensors without diagonals; as in ONNX Runtime, 1 is broadcast."""
-    found = [graph.type_of(name) for name in node.input]
-    shapes = [graph.shape_of(name) for name in node.input]
+    found = [new.graph.type_of(name) for name in new.inputs]
+    shapes = [new.graph.shape_of(name) for name in new.inputs]
     if len(found) != 2 or any(each is None or each.elem_type not in _FLOATS for each in found):
         return None
-    equation = attributes(node)["equation"]
+    equation = new.attributes["equation"]
     text = (equation if isinstance(equation, str) else equation.decode()).replace(" ", "")
     labels = _labels(text, [len(shape) for shape in shapes if shape is not None])
     if labels is None or None in shapes:
@@ -38,20 +36,19 @@ def einsum(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] |
                 return None
     if any(len(set(each)) != len(each) for each in labels) or not set(out) <= set(a + b):
         return None
-    new = Replacement(node, graph)
     x, y = (
         name
         if shape == (whole := tuple(sizes[label] for label in operand))
         else new.op("Expand", name, new.ints(*whole))
-        for name, operand, shape in zip(node.input, (a, b), shapes, strict=True)
+        for name, operand, shape in zip(new.inputs, (a, b), shapes, strict=True)
     )
     x, a = _summed(new, x, a, b + out)
     y, b = _summed(new, y, b, a + out)
     if set(a) & set(b) <= set(out):
         x, y = (_aligned(new, each, own, out, sizes) for each, own in ((x, a), (y, b)))
-        new.op("Mul", x, y, to=node.output[0])
+        new.op("Mul", x, y, to=new.outputs[0])
         return new.nodes
-    _product(new, (x, y), (a, b, out), sizes, node.output[0])
+    _product(new, (x, y), (a, b, out), sizes, new.outputs[0])
     return new.nodes
 
 

@@ -6,7 +6,6 @@ Source: ONNX operator specification, ai.onnx.ml-5; where it is silent, the rules
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +15,7 @@ from onnx import TensorProto, numpy_helper
 
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.layout import concat_without_empty
-from builder.importer.rewrites.replacement import Replacement
+from builder.importer.rewrites.replacement import Nodes, Replacement
 
 # An encoder compares each element with each key, unless the keys are consecutive.
 MAX_KEYS: Final = 1 << 16
@@ -27,81 +26,70 @@ MAX_DEGREE: Final = 16
 MAX_WIDTH: Final = 1 << 20
 
 
-def scaler(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def scaler(new: Replacement) -> Nodes | None:
     """(x - offset) * scale, in float32; doubles are rounded at the end."""
-    found = graph.type_of(node.input[0])
-    if found is None:
-        return None
-    given = attributes(node)
+    found = new.type_of(new.inputs[0])
+    given = new.attributes
     dtype = np.float64 if found.dtype == np.float64 else np.float32
-    new = Replacement(node, graph)
-    x = node.input[0] if found.dtype == dtype else new.cast(node.input[0], TensorProto.FLOAT)
+    x = new.inputs[0] if found.dtype == dtype else new.cast(new.inputs[0], TensorProto.FLOAT)
     shifted = new.op("Sub", x, new.constant(given.get("offset") or [0.0], dtype))
     scale = new.constant(given.get("scale") or [1.0], dtype)
     if dtype == np.float64:
-        new.cast(new.op("Mul", shifted, scale), TensorProto.FLOAT, to=node.output[0])
+        new.cast(new.op("Mul", shifted, scale), TensorProto.FLOAT, to=new.outputs[0])
     else:
-        new.op("Mul", shifted, scale, to=node.output[0])
+        new.op("Mul", shifted, scale, to=new.outputs[0])
     return new.nodes
 
 
-def normalizer(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def normalizer(new: Replacement) -> Nodes | None:
     """Each sample divided by its largest value, or by its L1 or L2 norm; zeros stay zeros."""
-    found = graph.type_of(node.input[0])
-    if found is None or found.shape is None:
+    found = new.type_of(new.inputs[0])
+    if found.shape is None:
         return None
-    new = Replacement(node, graph)
-    x = node.input[0] if found.dtype == np.float32 else new.cast(node.input[0], TensorProto.FLOAT)
+    x = new.inputs[0] if found.dtype == np.float32 else new.cast(new.inputs[0], TensorProto.FLOAT)
     axis = [len(found.shape) - 1]
-    operator = {"MAX": "ReduceMax", "L1": "ReduceL1", "L2": "ReduceL2"}[attributes(node).get("norm", "MAX")]
+    operator = {"MAX": "ReduceMax", "L1": "ReduceL1", "L2": "ReduceL2"}[new.attributes.get("norm", "MAX")]
     norm = new.reduce(operator, x, axis, keep=True)
     zero = new.op("Equal", norm, new.constant(0, np.float32))
     divisor = new.op("Where", zero, new.constant(1, np.float32), norm)
-    new.op("Div", x, divisor, to=node.output[0])
+    new.op("Div", x, divisor, to=new.outputs[0])
     return new.nodes
 
 
-def imputer(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def imputer(new: Replacement) -> Nodes | None:
     """Values in place of those that are missing, which are NaN or a given number."""
-    found = graph.type_of(node.input[0])
-    if found is None:
-        return None
-    given = attributes(node)
+    found = new.type_of(new.inputs[0])
+    given = new.attributes
     whole = found.dtype.kind in "iu"
     kind = "int64" if whole else "float"
     values, missing = given.get(f"imputed_value_{kind}s"), given.get(f"replaced_value_{kind}", 0)
     if not values:
         return None
-    new = Replacement(node, graph)
-    x = node.input[0]
+    x = new.inputs[0]
     if not whole and math.isnan(missing):
         absent = new.op("IsNaN", x)
     else:
         absent = new.op("Equal", x, new.constant(missing, found.dtype))
-    new.op("Where", absent, new.constant(values, found.dtype), x, to=node.output[0])
+    new.op("Where", absent, new.constant(values, found.dtype), x, to=new.outputs[0])
     return new.nodes
 
 
-def binarizer(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def binarizer(new: Replacement) -> Nodes | None:
     """1 for what is above a threshold, else 0."""
-    found = graph.type_of(node.input[0])
-    if found is None:
-        return None
-    new = Replacement(node, graph)
-    threshold = new.constant(attributes(node).get("threshold", 0.0), found.dtype)
-    new.cast(new.op("Greater", node.input[0], threshold), found.elem_type, to=node.output[0])
+    found = new.type_of(new.inputs[0])
+    threshold = new.constant(new.attributes.get("threshold", 0.0), found.dtype)
+    new.cast(new.op("Greater", new.inputs[0], threshold), found.elem_type, to=new.outputs[0])
     return new.nodes
 
 
-def feature_vectorizer(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def feature_vectorizer(new: Replacement) -> Nodes | None:
     """Join features; each input is cut to its declared width, or completed with zeros."""
-    widths = attributes(node).get("inputdimensions", [])
-    if len(widths) != len(node.input):
+    widths = new.attributes.get("inputdimensions", [])
+    if len(widths) != len(new.inputs):
         return None
-    new = Replacement(node, graph)
     parts = []
-    for name, width in zip(node.input, widths, strict=True):
-        shape = graph.shape_of(name)
+    for name, width in zip(new.inputs, widths, strict=True):
+        shape = new.graph.shape_of(name)
         if not shape or not 1 <= width <= MAX_WIDTH:
             return None
         samples, own = shape[0], math.prod(shape[1:])
@@ -111,67 +99,64 @@ def feature_vectorizer(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.
         parts.append(part)
         if own < width:
             parts.append(new.constant(np.zeros((samples, width - own)), np.float32))
-    new.op("Concat", *parts, to=node.output[0], axis=1)
+    new.op("Concat", *parts, to=new.outputs[0], axis=1)
     return new.nodes
 
 
-def one_hot_encoder(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def one_hot_encoder(new: Replacement) -> Nodes | None:
     """1 at the place of a category, 0 elsewhere; a category that is not listed is all zeros."""
-    categories = attributes(node).get("cats_int64s")
-    shape = graph.shape_of(node.input[0])
-    if not categories or shape is None:
+    categories = new.attributes.get("cats_int64s")
+    shape = new.shape_of(new.inputs[0])
+    if not categories:
         return None
-    new = Replacement(node, graph)
-    whole = new.cast(node.input[0], TensorProto.INT64)
+    whole = new.cast(new.inputs[0], TensorProto.INT64)
     each = new.op("Unsqueeze", whole, new.ints(len(shape)))
-    new.cast(new.op("Equal", each, new.ints(*categories)), TensorProto.FLOAT, to=node.output[0])
+    new.cast(new.op("Equal", each, new.ints(*categories)), TensorProto.FLOAT, to=new.outputs[0])
     return new.nodes
 
 
-def array_feature_extractor(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def array_feature_extractor(new: Replacement) -> Nodes | None:
     """Choose features, along the last axis."""
-    shape, places = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
-    if not shape or places is None:
+    shape, places = new.graph.shape_of(new.inputs[0]), new.shape_of(new.inputs[1])
+    if not shape:
         return None
-    new = Replacement(node, graph)
     count = math.prod(places)
-    known = graph.constant(node.input[1])
+    known = new.graph.constant(new.inputs[1])
     if known is None:
-        indices = new.op("Reshape", node.input[1], new.ints(count))
+        indices = new.op("Reshape", new.inputs[1], new.ints(count))
     else:
         indices = new.ints(*known.reshape(-1).tolist())
     if len(shape) == 1:
-        chosen = new.op("Gather", node.input[0], indices, axis=0)
-        new.op("Reshape", chosen, new.ints(1, count), to=node.output[0])
+        chosen = new.op("Gather", new.inputs[0], indices, axis=0)
+        new.op("Reshape", chosen, new.ints(1, count), to=new.outputs[0])
     else:
-        new.op("Gather", node.input[0], indices, to=node.output[0], axis=len(shape) - 1)
+        new.op("Gather", new.inputs[0], indices, to=new.outputs[0], axis=len(shape) - 1)
     return new.nodes
 
 
-def concat(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def concat(new: Replacement) -> Nodes | None:
     """Concat; products of features, which skl2onnx writes one by one, are computed together."""
-    return _products(node, graph) or concat_without_empty(node, graph)
+    return _products(new) or concat_without_empty(new)
 
 
-def _products(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def _products(new: Replacement) -> Nodes | None:
     """Replace products of the same features by one product of gathered features.
 
     PolynomialFeatures of 10 features and degree 2 has 65 products; each would be a kernel.
     """
-    if int(attributes(node).get("axis", 0)) != 1:
+    if int(new.attributes.get("axis", 0)) != 1:
         return None
-    found = [_factors(name, graph) for name in node.input]
+    found = [_factors(name, new.graph) for name in new.inputs]
     sources = {source for source, _ in filter(None, found)}
     columns = sum(len(factors) for _, factors in filter(None, found))
     degree = max((len(one) for _, factors in filter(None, found) for one in factors), default=0)
     if len(sources) != 1 or columns < LEAST_PRODUCTS or degree < 2:
         return None
     source = next(iter(sources))
-    known = graph.type_of(source)
-    if known is None or known.static_shape is None or len(known.static_shape) != 2:
+    known = new.type_of(source)
+    if known.static_shape is None or len(known.static_shape) != 2:
         return None
     samples, features = known.static_shape
-    new = Replacement(node, graph)
     # Terms of a lower degree are multiplied by a feature that is 1.
     ones = new.constant(np.ones((samples, 1)), known.dtype)
     extended = new.op("Concat", source, ones, axis=1)
@@ -195,14 +180,14 @@ def _products(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto
             parts.append(product)
             run.clear()
 
-    for name, factors in zip(node.input, found, strict=True):
+    for name, factors in zip(new.inputs, found, strict=True):
         if factors is None:
             finish()
             parts.append(name)
         else:
             run.extend(factors[1])
     finish()
-    new.op("Concat" if len(parts) > 1 else "Identity", *parts, to=node.output[0],
+    new.op("Concat" if len(parts) > 1 else "Identity", *parts, to=new.outputs[0],
            **({"axis": 1} if len(parts) > 1 else {}))  # fmt: skip
     return new.nodes
 
@@ -247,26 +232,25 @@ def _sliced(maker: onnx.NodeProto, graph: OnnxGraph) -> tuple[str, list[list[int
     return maker.input[0], [[column] for column in range(shape[1])[first:last]]
 
 
-def label_encoder(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def label_encoder(new: Replacement) -> Nodes | None:
     """A number for each number; another number for those that are not listed."""
-    found = graph.type_of(node.input[0])
-    table = encoder_table(node)
-    if found is None or found.static_shape is None or table is None:
+    found = new.type_of(new.inputs[0])
+    table = encoder_table(new.node)
+    if found.static_shape is None or table is None:
         return None
     keys, values, default = table
     if keys.size > MAX_KEYS or keys.dtype != found.dtype or not keys.size:
         return None
-    new = Replacement(node, graph)
     shape = found.static_shape
     if keys.dtype.kind in "iu" and np.array_equal(keys, np.arange(keys.size) + keys[0]):
-        place = new.op("Sub", node.input[0], new.constant(keys[0], keys.dtype))
+        place = new.op("Sub", new.inputs[0], new.constant(keys[0], keys.dtype))
         # ONNX's clip of indices is for wrong requests; here, what is outside gets the default.
         below = new.op("Less", place, new.constant(0, keys.dtype))
         above = new.op("Greater", place, new.constant(keys.size - 1, keys.dtype))
         unknown = new.op("Or", below, above)
         place = new.op("Where", unknown, new.constant(0, keys.dtype), place)
     else:
-        each = new.op("Unsqueeze", node.input[0], new.ints(len(shape)))
+        each = new.op("Unsqueeze", new.inputs[0], new.ints(len(shape)))
         same = new.op("Equal", each, new.constant(keys, keys.dtype))
         if keys.dtype.kind == "f" and np.isnan(keys).any():
             is_nan = new.constant(np.isnan(keys), np.bool_)
@@ -276,7 +260,7 @@ def label_encoder(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeP
         unknown = new.op("Equal", best, new.constant(0, np.float32))
         place = new.op("ArgMax", matches, axis=len(shape), keepdims=0)
     chosen = new.op("Gather", new.constant(values, values.dtype), place, axis=0)
-    new.op("Where", unknown, new.constant(default, values.dtype), chosen, to=node.output[0])
+    new.op("Where", unknown, new.constant(default, values.dtype), chosen, to=new.outputs[0])
     return new.nodes
 
 

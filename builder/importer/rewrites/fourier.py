@@ -10,36 +10,35 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
-from builder.importer.onnx_graph import OnnxGraph, attributes
-from builder.importer.rewrites.replacement import Replacement, constant_integer, input_name
+from builder.importer.rewrites.replacement import Nodes, Replacement, constant_integer
 
 # A matrix of 2048 x 2048 floats has 16 MiB. Longer transforms are products with two smaller matrices.
 MAX_LENGTH: Final = 2048
 _AXIS_IS_INPUT: Final = 20
 
 
-def dft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def dft(new: Replacement) -> Nodes | None:
     """DFT of [..., n, ..., 1 or 2] along an axis."""
-    options = attributes(node)
-    found = graph.type_of(node.input[0])
-    shape = graph.shape_of(node.input[0])
+    options = new.attributes
+    found = new.type_of(new.inputs[0])
+    shape = new.shape_of(new.inputs[0])
     inverse, onesided = bool(options.get("inverse", 0)), bool(options.get("onesided", 0))
     axis = (
-        constant_integer(node, graph, 2, -2) if graph.opset >= _AXIS_IS_INPUT else int(options.get("axis", 1))
+        constant_integer(new.node, new.graph, 2, -2)
+        if new.graph.opset >= _AXIS_IS_INPUT
+        else int(options.get("axis", 1))
     )
-    if found is None or shape is None or axis is None:
+    if axis is None:
         return None
     axis %= len(shape)
     is_half = inverse and onesided
-    length = constant_integer(node, graph, 1, 2 * (shape[axis] - 1) if is_half else shape[axis])
+    length = constant_integer(new.node, new.graph, 1, 2 * (shape[axis] - 1) if is_half else shape[axis])
     if length is None or _factors(length) is None or axis == len(shape) - 1:
         return None
-    new = Replacement(node, graph)
     parts = [
-        new.op("Gather", node.input[0], new.constant(part, np.int64), axis=len(shape) - 1)
+        new.op("Gather", new.inputs[0], new.constant(part, np.int64), axis=len(shape) - 1)
         for part in range(shape[-1])
     ]
     rank = len(shape) - 1
@@ -73,35 +72,27 @@ def dft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | No
         back = [order.index(place) for place in range(rank)]
         pair = [new.op("Transpose", part, perm=back) for part in pair]
     pair = [new.op("Unsqueeze", part, new.ints(-1)) for part in pair]
-    new.op("Concat", *pair, to=node.output[0], axis=-1)
+    new.op("Concat", *pair, to=new.outputs[0], axis=-1)
     return new.nodes
 
 
-def stft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def stft(new: Replacement) -> Nodes | None:
     """STFT of a signal [batch, length] or [batch, length, 1 or 2] in frames of known length."""
-    found = graph.type_of(node.input[0])
-    shape = graph.shape_of(node.input[0])
-    step = constant_integer(node, graph, 1, None)
-    window = input_name(node, 2)
-    window_shape = graph.shape_of(window) if window else None
-    length = constant_integer(node, graph, 3, window_shape[0] if window_shape else None)
-    if (
-        found is None
-        or shape is None
-        or not step
-        or not length
-        or _factors(length) is None
-        or length > shape[1]
-    ):
+    found = new.type_of(new.inputs[0])
+    shape = new.shape_of(new.inputs[0])
+    step = constant_integer(new.node, new.graph, 1, None)
+    window = new.input(2)
+    window_shape = new.graph.shape_of(window) if window else None
+    length = constant_integer(new.node, new.graph, 3, window_shape[0] if window_shape else None)
+    if not step or not length or _factors(length) is None or length > shape[1]:
         return None
-    onesided = bool(attributes(node).get("onesided", 1))
+    onesided = bool(new.attributes.get("onesided", 1))
     frames = (shape[1] - length) // step + 1
     where = np.arange(length)[None, :] + step * np.arange(frames)[:, None]
-    new = Replacement(node, graph)
-    signals = [node.input[0]]
+    signals = [new.inputs[0]]
     if len(shape) == 3:
         signals = [
-            new.op("Gather", node.input[0], new.constant(part, np.int64), axis=2) for part in range(shape[2])
+            new.op("Gather", new.inputs[0], new.constant(part, np.int64), axis=2) for part in range(shape[2])
         ]
     parts = [new.op("Gather", signal, new.constant(where, np.int64), axis=1) for signal in signals]
     if window:
@@ -109,7 +100,7 @@ def stft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | N
     frame = (shape[0], frames, length)
     pair = _transform(new, parts, frame, length, found.dtype, onesided=onesided, inverse=False)
     pair = [new.op("Unsqueeze", part, new.ints(-1)) for part in pair]
-    new.op("Concat", *pair, to=node.output[0], axis=-1)
+    new.op("Concat", *pair, to=new.outputs[0], axis=-1)
     return new.nodes
 
 

@@ -7,50 +7,46 @@ the rules are ONNX Runtime's. CDist is ONNX Runtime's own operator, as skl2onnx 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.loops import unroll_scan
-from builder.importer.rewrites.replacement import Replacement
+from builder.importer.rewrites.replacement import Nodes, Replacement
 
 # From differences, distances are exact for equal points. Beyond this many, they come from a matrix product.
 MAX_DIFFERENCES: Final = 1 << 26
 
 
-def linear_regressor(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def linear_regressor(new: Replacement) -> Nodes | None:
     """A matrix product; the transforms concern several targets only."""
-    given = attributes(node)
-    new = Replacement(node, graph)
+    given = new.attributes
     targets = int(given.get("targets", 1))
-    scores = _scores(new, node, graph, given, targets)
+    scores = _scores(new, given, targets)
     after = given.get("post_transform", "NONE")
     if scores is None or after not in ("NONE", "SOFTMAX", "LOGISTIC"):
         return None
-    _transform(new, scores, after if targets > 1 else "NONE", node.output[0])
+    _transform(new, scores, after if targets > 1 else "NONE", new.outputs[0])
     return new.nodes
 
 
-def linear_classifier(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def linear_classifier(new: Replacement) -> Nodes | None:
     """A matrix product, the highest score's label, and a transform."""
-    given = attributes(node)
+    given = new.attributes
     labels = given.get("classlabels_ints")
-    shape = graph.shape_of(node.input[0])
+    shape = new.graph.shape_of(new.inputs[0])
     if not labels or not shape:
         return None
     rows = len(given.get("coefficients", [])) // shape[-1]
     after = given.get("post_transform", "NONE")
     if after not in ("NONE", "SOFTMAX", "LOGISTIC"):
         return None
-    new = Replacement(node, graph)
-    scores = _scores(new, node, graph, given, rows)
+    scores = _scores(new, given, rows)
     if scores is None or (rows == 1 and len(labels) != 2) or (rows > 1 and len(labels) != rows):
         return None
-    chosen, probabilities = node.output[0], node.output[1] if len(node.output) > 1 else ""
+    chosen, probabilities = new.outputs[0], new.outputs[1] if len(new.outputs) > 1 else ""
     table = new.ints(*labels)
     if rows > 1:
         index = new.op("ArgMax", scores, axis=1, keepdims=0)
@@ -69,16 +65,14 @@ def linear_classifier(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.N
     return new.nodes
 
 
-def _scores(
-    new: Replacement, node: onnx.NodeProto, graph: OnnxGraph, given: dict[str, Any], rows: int
-) -> str | None:
+def _scores(new: Replacement, given: dict[str, Any], rows: int) -> str | None:
     """Add the product, `[samples, rows]`; None if the numbers do not fit."""
-    shape = graph.shape_of(node.input[0])
+    shape = new.graph.shape_of(new.inputs[0])
     coefficients = np.array(given.get("coefficients", []), np.float32)
     intercepts = np.array(given.get("intercepts", []), np.float32)
     if not shape or not rows or coefficients.size != rows * shape[-1] or intercepts.size not in (0, rows):
         return None
-    x = new.cast(node.input[0], TensorProto.FLOAT)
+    x = new.cast(new.inputs[0], TensorProto.FLOAT)
     if len(shape) == 1:
         x = new.op("Reshape", x, new.ints(1, shape[0]))
     weights = new.constant(np.ascontiguousarray(coefficients.reshape(rows, -1).T), np.float32)
@@ -96,29 +90,28 @@ def _transform(new: Replacement, scores: str, name: str, to: str) -> None:
             new.op("Softmax", scores, to=to, axis=-1)
 
 
-def distances(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def distances(new: Replacement) -> Nodes | None:
     """CDist: the distances of each row of one matrix from each row of another."""
-    metric = attributes(node).get("metric", "sqeuclidean")
+    metric = new.attributes.get("metric", "sqeuclidean")
     if metric not in ("euclidean", "sqeuclidean"):
         return None
-    new = Replacement(node, graph)
-    squares = _squares(new, graph, node.input[0], node.input[1])
+    squares = _squares(new, new.inputs[0], new.inputs[1])
     if squares is None:
         return None
-    new.op("Sqrt" if metric == "euclidean" else "Identity", squares, to=node.output[0])
+    new.op("Sqrt" if metric == "euclidean" else "Identity", squares, to=new.outputs[0])
     return new.nodes
 
 
-def scan(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def scan(new: Replacement) -> Nodes | None:
     """Scan; distances, which skl2onnx writes as a scan over all neighbours, become one operator."""
-    return _scanned_distances(node, graph) or unroll_scan(node, graph)
+    return _scanned_distances(new) or unroll_scan(new)
 
 
-def _scanned_distances(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def _scanned_distances(new: Replacement) -> Nodes | None:
     """Replace a scan whose body is a squared distance: sum((carried - scanned)^2)."""
-    options = attributes(node)
+    options = new.attributes
     body: onnx.GraphProto = options["body"]
-    if len(node.input) != 2 or len(node.output) != 2 or set(options) != {"body", "num_scan_inputs"}:
+    if len(new.inputs) != 2 or len(new.outputs) != 2 or set(options) != {"body", "num_scan_inputs"}:
         return None
     if [one.op_type for one in body.node] != ["Identity", "Sub", "ReduceSumSquare", "Identity"]:
         return None
@@ -138,18 +131,17 @@ def _scanned_distances(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.
     kept = next((one.i for one in total.attribute if one.name == "keepdims"), 1)
     if not linked or axes is None or list(axes) != [1] or kept:
         return None
-    new = Replacement(node, graph)
-    squares = _squares(new, graph, node.input[1], node.input[0])
+    squares = _squares(new, new.inputs[1], new.inputs[0])
     if squares is None:
         return None
-    new.op("Identity", node.input[0], to=node.output[0])
-    new.op("Identity", squares, to=node.output[1])
+    new.op("Identity", new.inputs[0], to=new.outputs[0])
+    new.op("Identity", squares, to=new.outputs[1])
     return new.nodes
 
 
-def _squares(new: Replacement, graph: OnnxGraph, a: str, b: str) -> str | None:
+def _squares(new: Replacement, a: str, b: str) -> str | None:
     """Add the squared distances of each row of `a` from each row of `b`."""
-    first, second, found = graph.shape_of(a), graph.shape_of(b), graph.type_of(a)
+    first, second, found = new.graph.shape_of(a), new.graph.shape_of(b), new.graph.type_of(a)
     if found is None or not first or not second or len(first) != 2 or len(second) != 2:
         return None
     if math.prod(first) * second[0] <= MAX_DIFFERENCES:

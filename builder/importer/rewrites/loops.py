@@ -19,7 +19,7 @@ from builder.importer.onnx_graph import (
     reads,
     value_type,
 )
-from builder.importer.rewrites.replacement import Replacement, input_name
+from builder.importer.rewrites.replacement import Nodes, Replacement, input_name
 
 # Limits the nodes of an unrolled loop: a body of 20 nodes may run 500 times.
 MAX_UNROLLED_NODES: Final = 10_000
@@ -35,32 +35,33 @@ class _Row:
     axis: int
 
 
-def unroll_loop(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def unroll_loop(new: Replacement) -> Nodes | None:
     """Unroll a Loop with a constant trip count, which may end early."""
-    body: onnx.GraphProto = attributes(node)["body"]
-    trips = graph.constant(node.input[0]) if node.input[0] else None
+    body: onnx.GraphProto = new.attributes["body"]
+    trips = new.graph.constant(new.inputs[0]) if new.inputs[0] else None
     if trips is None or trips.size != 1:
         return None
     count = int(trips.reshape(()))
     if count < 1:
-        return _no_steps(node, graph, body)
-    if is_too_long(node, count):
+        return _no_steps(new, body)
+    if is_too_long(new.node, count):
         return None
-    if not stays_true(node, graph):
-        return _unroll_while(node, graph, body, count)
-    carried = list(node.input[2:])
+    if not stays_true(new.node, new.graph):
+        return _unroll_while(new, body, count)
+    carried = list(new.inputs[2:])
     scanned = len(body.output) - 1 - len(carried)
-    new = Replacement(node, graph)
     condition = new.constant(True, np.bool_)
     rows: list[list[str]] = [[] for _ in range(scanned)]
     for step in range(count):
-        outputs = [graph.fresh(output.name) for output in body.output]
+        outputs = [new.graph.fresh(output.name) for output in body.output]
         index = _number(new, body, step)
-        new.nodes += inline_body(graph, body, f"{node.name}/{step}", [index, condition, *carried], outputs)
+        new.nodes += inline_body(
+            new.graph, body, f"{new.node.name}/{step}", [index, condition, *carried], outputs
+        )
         carried = outputs[1 : 1 + len(carried)]
         for row, value in zip(rows, outputs[1 + len(carried) :], strict=True):
             row.append(value)
-    _make_outputs(new, node.output, carried, [_Row(row, 0) for row in rows])
+    _make_outputs(new, new.outputs, carried, [_Row(row, 0) for row in rows])
     return new.nodes
 
 
@@ -70,16 +71,13 @@ def _number(new: Replacement, body: onnx.GraphProto, step: int) -> str:
     return new.constant([step] if declared is not None and declared.shape else step, np.int64)
 
 
-def _no_steps(
-    node: onnx.NodeProto, graph: OnnxGraph, body: onnx.GraphProto
-) -> Sequence[onnx.NodeProto] | None:
+def _no_steps(new: Replacement, body: onnx.GraphProto) -> Nodes | None:
     """A Loop of no steps: its states as they are, and no rows."""
-    carried = list(node.input[2:])
-    new = Replacement(node, graph)
-    for name, value in zip(node.output, carried, strict=False):
+    carried = list(new.inputs[2:])
+    for name, value in zip(new.outputs, carried, strict=False):
         if name:
             new.op("Identity", value, to=name)
-    for name, row in zip(node.output[len(carried) :], body.output[1 + len(carried) :], strict=False):
+    for name, row in zip(new.outputs[len(carried) :], body.output[1 + len(carried) :], strict=False):
         found = value_type(row)
         if not name:
             continue
@@ -90,30 +88,29 @@ def _no_steps(
     return new.nodes
 
 
-def _unroll_while(
-    node: onnx.NodeProto, graph: OnnxGraph, body: onnx.GraphProto, count: int
-) -> Sequence[onnx.NodeProto] | None:
+def _unroll_while(new: Replacement, body: onnx.GraphProto, count: int) -> Nodes | None:
     """Unroll a Loop that may end early: all steps are computed, and those after the end change nothing.
 
     The rows of stacked outputs are selected by Compress, whose length is only known at run time.
     """
-    carried = list(node.input[2:])
-    kinds = [graph.type_of(name) for name in carried]
+    carried = list(new.inputs[2:])
+    kinds = [new.graph.type_of(name) for name in carried]
     if any(kind is None or kind.static_shape is None for kind in kinds):
         return None
     scanned = len(body.output) - 1 - len(carried)
-    new = Replacement(node, graph)
-    start = input_name(node, 1)
+    start = new.input(1)
     active = new.op("Reshape", start, new.ints()) if start else new.constant(True, np.bool_)
     rows: list[list[str]] = [[] for _ in range(scanned)]
     steps: list[str] = []
     every: list[str] = []  # what each step makes of the states
     for step in range(count):
-        outputs = [graph.fresh(output.name) for output in body.output]
+        outputs = [new.graph.fresh(output.name) for output in body.output]
         index = _number(new, body, step)
-        new.nodes += inline_body(graph, body, f"{node.name}/{step}", [index, active, *carried], outputs)
+        new.nodes += inline_body(
+            new.graph, body, f"{new.node.name}/{step}", [index, active, *carried], outputs
+        )
         made = outputs[1 : 1 + len(carried)]
-        if step == 0 and _types_of(new.nodes, made, graph) != kinds:
+        if step == 0 and _types_of(new.nodes, made, new.graph) != kinds:
             return None
         every += made
         carried = [
@@ -125,13 +122,13 @@ def _unroll_while(
         steps.append(new.op("Reshape", active, new.ints(1)))
         active = new.op("And", active, new.op("Reshape", outputs[0], new.ints()))
     # A later step may have another shape, such as a slice that begins after the end of a tensor.
-    if count > 1 and _types_of(new.nodes, every, graph) != kinds * count:
+    if count > 1 and _types_of(new.nodes, every, new.graph) != kinds * count:
         return None
-    for name, value in zip(node.output, carried, strict=False):
+    for name, value in zip(new.outputs, carried, strict=False):
         if name:
             new.op("Identity", value, to=name)
     done = new.op("Concat", *steps, axis=0)
-    for name, row in zip(node.output[len(carried) :], rows, strict=False):
+    for name, row in zip(new.outputs[len(carried) :], rows, strict=False):
         if name:
             new.op("Compress", new.op("Concat", *row, axis=0), done, to=name, axis=0)
     return new.nodes
@@ -193,32 +190,31 @@ def stays_true(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
     return outer is not None and bool(outer.reshape(()))
 
 
-def unroll_scan(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def unroll_scan(new: Replacement) -> Nodes | None:
     """Unroll a Scan over inputs of known length."""
-    options = attributes(node)
+    options = new.attributes
     body: onnx.GraphProto = options["body"]
     scans = int(options["num_scan_inputs"])
-    carried, read = list(node.input[: len(node.input) - scans]), list(node.input[len(node.input) - scans :])
+    carried, read = list(new.inputs[: len(new.inputs) - scans]), list(new.inputs[len(new.inputs) - scans :])
     made = len(body.output) - len(carried)
     axes_in = list(options.get("scan_input_axes", [0] * scans))
     axes_out = list(options.get("scan_output_axes", [0] * made))
     back_in = list(options.get("scan_input_directions", [0] * scans))
     back_out = [bool(direction) for direction in options.get("scan_output_directions", [0] * made)]
-    shapes = [graph.shape_of(name) for name in read]
+    shapes = [new.graph.shape_of(name) for name in read]
     if not read or any(shape is None for shape in shapes) or "" in carried:
         return None
     count = (shapes[0] or ())[axes_in[0]]
     if count < 1 or count * len(body.node) > MAX_UNROLLED_NODES:
         return None
-    new = Replacement(node, graph)
     rows: list[list[str]] = [[] for _ in range(made)]
     for step in range(count):
         slices = []
         for name, axis, backwards in zip(read, axes_in, back_in, strict=True):
             index = new.constant(count - 1 - step if backwards else step, np.int64)
             slices.append(new.op("Gather", name, index, axis=axis))
-        outputs = [graph.fresh(output.name) for output in body.output]
-        new.nodes += inline_body(graph, body, f"{node.name}/{step}", [*carried, *slices], outputs)
+        outputs = [new.graph.fresh(output.name) for output in body.output]
+        new.nodes += inline_body(new.graph, body, f"{new.node.name}/{step}", [*carried, *slices], outputs)
         carried = outputs[: len(carried)]
         for row, value in zip(rows, outputs[len(carried) :], strict=True):
             row.append(value)
@@ -226,7 +222,7 @@ def unroll_scan(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
         _Row(row[::-1] if backwards else row, axis)
         for row, axis, backwards in zip(rows, axes_out, back_out, strict=True)
     ]
-    _make_outputs(new, node.output, carried, stacked)
+    _make_outputs(new, new.outputs, carried, stacked)
     return new.nodes
 
 

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.recurrent_call import KERNEL_ATTRIBUTES
-from builder.importer.rewrites.replacement import Replacement, input_name, output_name
+from builder.importer.rewrites.replacement import Nodes, Replacement, input_name, output_name
 
 # A step is a dozen kernels: with more steps, compiling takes minutes and the code outgrows the caches.
 MAX_STEPS: Final = 512
@@ -134,12 +134,12 @@ class _Cell:
     activations: tuple[_Activation, ...]
 
 
-def prepare(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def prepare(new: Replacement) -> Nodes | None:
     """Unroll a recurrent layer, or bring it into the form of the kernel.
 
     None if it has that form already, its length is unknown, or it has an activation of its own.
     """
-    return _in_kernel_form(node, graph) if _fits_kernel(node, graph) else _unroll(node, graph)
+    return _in_kernel_form(new) if _fits_kernel(new.node, new.graph) else _unroll(new)
 
 
 def _fits_kernel(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
@@ -161,27 +161,26 @@ def _fits_kernel(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
     return _runs_to_the_end(node, graph, shape[1] if options.get("layout", 0) else shape[0])
 
 
-def _in_kernel_form(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def _in_kernel_form(new: Replacement) -> Nodes | None:
     """Put the steps first, and drop what does not change the result; None if the node is so already."""
-    options = attributes(node)
+    options = new.attributes
     kept = {name: value for name, value in options.items() if name in KERNEL_ATTRIBUTES}
-    lengths = input_name(node, 4)
+    lengths = new.input(4)
     if kept == options and not lengths:
         return None
-    new = Replacement(node, graph)
-    inputs = list(node.input)
+    inputs = list(new.inputs)
     if lengths:
         inputs[4] = ""
     batch_first = bool(options.get("layout", 0))
     if batch_first:
         inputs[0] = new.op("Transpose", inputs[0], perm=[1, 0, 2])
         for index in (5, 6):
-            if input_name(node, index):
+            if new.input(index):
                 inputs[index] = new.op("Transpose", inputs[index], perm=[1, 0, 2])
     while not inputs[-1]:
         inputs.pop()
-    outputs = new.op_many(node.op_type, len(node.output), *inputs, **kept)
-    for index, (name, output) in enumerate(zip(node.output, outputs, strict=True)):
+    outputs = new.op_many(new.node.op_type, len(new.outputs), *inputs, **kept)
+    for index, (name, output) in enumerate(zip(new.outputs, outputs, strict=True)):
         if name and batch_first:
             new.op("Transpose", output, to=name, perm=[2, 0, 1, 3] if index == 0 else [1, 0, 2])
         elif name:
@@ -189,23 +188,22 @@ def _in_kernel_form(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Nod
     return new.nodes
 
 
-def _unroll(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def _unroll(new: Replacement) -> Nodes | None:
     """Unroll a recurrent layer; None if its length is unknown, or it has an activation of its own."""
-    options = attributes(node)
-    shape, weights = graph.shape_of(node.input[0]), graph.shape_of(node.input[2])
-    found = graph.type_of(node.input[0])
+    options = new.attributes
+    shape, weights = new.shape_of(new.inputs[0]), new.shape_of(new.inputs[2])
+    found = new.type_of(new.inputs[0])
     directions = 2 if options.get("direction") == "bidirectional" else 1
-    chosen = _activations(node, options, directions)
-    if shape is None or weights is None or found is None or chosen is None:
+    chosen = _activations(new.node, options, directions)
+    if chosen is None:
         return None
     batch, steps = (shape[0], shape[1]) if options.get("layout", 0) else (shape[1], shape[0])
     if steps * directions > MAX_STEPS:
         return None
-    new = Replacement(node, graph)
-    layer = _Layer(node, graph, new, options, batch, steps, weights[-1], found.dtype)
-    x = new.op("Transpose", node.input[0], perm=[1, 0, 2]) if layer.batch_first else node.input[0]
+    layer = _Layer(new.node, new.graph, new, options, batch, steps, weights[-1], found.dtype)
+    x = new.op("Transpose", new.inputs[0], perm=[1, 0, 2]) if layer.batch_first else new.inputs[0]
     sequences, finals, cells = [], [], []
-    count = len(_ACTIVATIONS[node.op_type])
+    count = len(_ACTIVATIONS[new.node.op_type])
     for direction in range(directions):
         cell, projected = _prepare(layer, x, direction, chosen[direction * count : (direction + 1) * count])
         backwards = options.get("direction") == "reverse" or direction == 1

@@ -9,7 +9,6 @@ Formulas: ONNX operator specification, Resize-19; Keys 1981 for the cubic kernel
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node
-from builder.importer.rewrites.replacement import Replacement, input_name
+from builder.importer.rewrites.replacement import Nodes, Replacement, input_name
 
 _KEPT_COORDINATES: Final = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"})
 # `tf_half_pixel_for_nn` is of opsets 11 and 12.
@@ -53,12 +52,13 @@ class _Axis:
     end: float
 
 
-def resize(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def resize(whole: Replacement) -> Nodes | None:
     """Rewrite a Resize that the front end gets wrong; None if it gets it right or sizes are unknown.
 
     Exporters write an empty tensor for scales that sizes replace, and for a region that is not read, because
     opset 11 required both inputs. The front end counts them as given.
     """
+    node, graph = whole.node, whole.graph
     shape = graph.shape_of(node.input[0])
     if shape is not None and shape == graph.shape_of(node.output[0]) and not is_cropped(attributes(node)):
         # ONNX Runtime copies, though a scale such as 1.1 that rounds down to the same size would interpolate.
@@ -209,7 +209,7 @@ def _nearest_to(new: Replacement, where: str, mode: str) -> str:
     return new.op("Ceil", new.op("Sub", where, half))
 
 
-def _resize(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def _resize(node: onnx.NodeProto, graph: OnnxGraph) -> Nodes | None:
     options = attributes(node)
     shape = graph.shape_of(node.input[0])
     found = graph.type_of(node.input[0])

@@ -7,13 +7,11 @@ from functools import cache
 from typing import Any, Final
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
 from builder.errors import ModelError
-from builder.importer.onnx_graph import OnnxGraph, attributes
-from builder.importer.rewrites.replacement import Replacement, input_name, output_name
+from builder.importer.rewrites.replacement import Nodes, Replacement
 from builder.importer.rewrites.windows import Windows
 
 # The extents of a window of a pooling with indices, added up; each place is a slice and a comparison.
@@ -23,66 +21,58 @@ MAX_ELIMINATED: Final = 32
 _MAX_EXPANDED: Final = 4
 
 
-def tensor_scatter(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def tensor_scatter(new: Replacement) -> Nodes | None:
     """TensorScatter of a cache, an update and the first place of each row: ScatterElements along an axis."""
-    options = attributes(node)
-    shape, added = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
-    if shape is None or added is None:
-        return None
+    options = new.attributes
+    shape, added = new.shape_of(new.inputs[0]), new.shape_of(new.inputs[1])
     axis = int(options.get("axis", -2)) % len(shape)
-    new = Replacement(node, graph)
     form = [1] * len(shape)
     form[axis] = added[axis]
     places = new.constant(np.arange(added[axis]).reshape(form), np.int64)
-    if first := input_name(node, 2):
+    if first := new.input(2):
         rows = new.op("Reshape", first, new.ints(shape[0], *[1] * (len(shape) - 1)))
         places = new.op("Add", places, rows)
         if options.get("mode", "linear") == "circular":
             places = new.op("Mod", places, new.constant(shape[axis], np.int64))
     places = new.op("Expand", places, new.ints(*added))
-    new.op("ScatterElements", node.input[0], places, node.input[1], to=node.output[0], axis=axis)
+    new.op("ScatterElements", new.inputs[0], places, new.inputs[1], to=new.outputs[0], axis=axis)
     return new.nodes
 
 
-def compress(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def compress(new: Replacement) -> Nodes | None:
     """Compress by a constant condition: Gather."""
-    condition = graph.constant(node.input[1])
-    axis = attributes(node).get("axis")
+    condition = new.graph.constant(new.inputs[1])
+    axis = new.attributes.get("axis")
     if condition is None or not condition.any():
         return None
-    new = Replacement(node, graph)
-    x = node.input[0] if axis is not None else new.op("Reshape", node.input[0], new.ints(-1))
-    new.op("Gather", x, new.ints(*np.flatnonzero(condition).tolist()), to=node.output[0], axis=int(axis or 0))
+    x = new.inputs[0] if axis is not None else new.op("Reshape", new.inputs[0], new.ints(-1))
+    new.op("Gather", x, new.ints(*np.flatnonzero(condition).tolist()), to=new.outputs[0], axis=int(axis or 0))
     return new.nodes
 
 
-def cumulative_sum(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def cumulative_sum(new: Replacement) -> Nodes | None:
     """CumSum of a scalar, which PyTorch's exporter writes with axis 0: the scalar itself."""
-    return _of_scalar(node, graph, 0) if graph.shape_of(node.input[0]) == () else None
+    return _of_scalar(new, 0) if new.graph.shape_of(new.inputs[0]) == () else None
 
 
-def _of_scalar(node: onnx.NodeProto, graph: OnnxGraph, nothing: int) -> Sequence[onnx.NodeProto] | None:
-    found = graph.type_of(node.input[0])
-    if found is None:
-        return None
-    new = Replacement(node, graph)
-    exclusive = attributes(node).get("exclusive", 0)
-    new.op("Identity", new.constant(nothing, found.dtype) if exclusive else node.input[0], to=node.output[0])
+def _of_scalar(new: Replacement, nothing: int) -> Nodes | None:
+    found = new.type_of(new.inputs[0])
+    exclusive = new.attributes.get("exclusive", 0)
+    new.op("Identity", new.constant(nothing, found.dtype) if exclusive else new.inputs[0], to=new.outputs[0])
     return new.nodes
 
 
-def cumulative_product(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def cumulative_product(new: Replacement) -> Nodes | None:
     """CumProd along a constant axis: products with copies that are shifted by 1, 2, 4 ... places."""
-    options = attributes(node)
-    found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
-    place = graph.constant(node.input[1])
-    if found is None or shape is None or place is None or place.size != 1:
+    options = new.attributes
+    found, shape = new.type_of(new.inputs[0]), new.shape_of(new.inputs[0])
+    place = new.graph.constant(new.inputs[1])
+    if place is None or place.size != 1:
         return None
     if not shape:
-        return _of_scalar(node, graph, 1)
+        return _of_scalar(new, 1)
     axis = int(place.reshape(())) % len(shape)
     reverse, extent = bool(options.get("reverse", 0)), shape[axis]
-    new = Replacement(node, graph)
 
     def shift(x: str, count: int) -> str:
         ones = new.constant(np.ones([count if a == axis else d for a, d in enumerate(shape)]), found.dtype)
@@ -90,22 +80,22 @@ def cumulative_product(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.
         kept = new.op("Slice", x, *(new.ints(bound) for bound in bounds), new.ints(axis))
         return new.op("Concat", *((kept, ones) if reverse else (ones, kept)), axis=axis)
 
-    x, step = node.input[0], 1
+    x, step = new.inputs[0], 1
     if options.get("exclusive", 0):
         x = shift(x, 1) if extent > 1 else new.constant(np.ones(shape), found.dtype)
     while step < extent:
         x = new.op("Mul", x, shift(x, step))
         step *= 2
-    new.op("Identity", x, to=node.output[0])
+    new.op("Identity", x, to=new.outputs[0])
     return new.nodes
 
 
-def column_to_image(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def column_to_image(new: Replacement) -> Nodes | None:
     """Col2Im: a transposed convolution whose weights put each column into its place of the block."""
-    options = attributes(node)
-    found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
-    image, block = graph.constant(node.input[1]), graph.constant(node.input[2])
-    if found is None or shape is None or image is None or block is None or not 1 <= image.size <= 3:
+    options = new.attributes
+    found, shape = new.type_of(new.inputs[0]), new.shape_of(new.inputs[0])
+    image, block = new.graph.constant(new.inputs[1]), new.graph.constant(new.inputs[2])
+    if image is None or block is None or not 1 <= image.size <= 3:
         return None
     rank, count = image.size, int(np.prod(block))
     strides = list(options.get("strides", [1] * rank))
@@ -119,9 +109,8 @@ def column_to_image(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Nod
     channels = shape[1] // count
     rest = [p - s - stride * (n - 1) for p, s, stride, n in zip(padded, spans, strides, steps, strict=True)]
     weight = np.tile(np.eye(count).reshape(count, 1, *block), (channels, 1, *[1] * rank))
-    new = Replacement(node, graph)
     # The rest is behind the last block: computed without padding, then cut.
-    x = new.op("Reshape", node.input[0], new.ints(shape[0], shape[1], *steps))
+    x = new.op("Reshape", new.inputs[0], new.ints(shape[0], shape[1], *steps))
     y = new.op(
         "ConvTranspose",
         x,
@@ -138,33 +127,32 @@ def column_to_image(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Nod
         begins = pads[:rank]
         ends = new.ints(*(b + int(i) for b, i in zip(begins, image, strict=True)))
         y = new.op("Slice", y, new.ints(*begins), ends, new.ints(*range(2, rank + 2)))
-    new.op("Identity", y, to=node.output[0])
+    new.op("Identity", y, to=new.outputs[0])
     return new.nodes
 
 
-def max_pool_with_indices(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def max_pool_with_indices(new: Replacement) -> Nodes | None:
     """MaxPool that also returns where each maximum was: one axis after the other, from the last.
 
     Of equal numbers the first counts, in the order of rows: the first of its row, in the first row.
     """
-    where = output_name(node, 1)
-    options = attributes(node)
-    found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
-    if not where or found is None or shape is None or found.dtype.kind not in "fiu":
+    where = new.output(1)
+    options = new.attributes
+    found, shape = new.type_of(new.inputs[0]), new.shape_of(new.inputs[0])
+    if not where or found.dtype.kind not in "fiu":
         return None
     kernel = [int(k) for k in options["kernel_shape"]]
     rank = len(kernel)
     strides, dilations = (list(options.get(key, [1] * rank)) for key in ("strides", "dilations"))
     if sum(kernel) > MAX_WINDOW:
         raise ModelError(
-            f"MaxPool ({node.name}): expected a window with indices of at most {MAX_WINDOW} places along its "
-            f"axes, got {sum(kernel)}",
+            f"MaxPool ({new.node.name}): expected a window with indices of at most {MAX_WINDOW} places along "
+            f"its axes, got {sum(kernel)}",
             hint="export it without indices, or take a largest number and its place: x.flatten(-2).max(-1)",
         )
     windows = Windows.of(options, shape[2:], kernel)
     begins, ends = windows.begins, windows.reach
-    new = Replacement(node, graph)
-    best = node.input[0]
+    best = new.inputs[0]
     is_padded = any(begins) or any(ends)
     if is_padded:
         lowest = -np.inf if found.dtype.kind == "f" else np.iinfo(found.dtype).min
@@ -183,8 +171,8 @@ def max_pool_with_indices(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[on
                 larger = new.op("Or", larger, new.op("Less", index, new.constant(0, np.int64)))
             best = new.op("Where", larger, value, best)
             index = new.op("Where", larger, place, index)
-    if node.output[0]:
-        new.op("Identity", best, to=node.output[0])
+    if new.outputs[0]:
+        new.op("Identity", best, to=new.outputs[0])
     planes = np.arange(shape[0] * shape[1]).reshape(shape[0], shape[1], *[1] * rank)
     new.op("Add", index, new.constant(planes * int(np.prod(shape[2:])), np.int64), to=where)
     return new.nodes
@@ -217,17 +205,17 @@ def _flat(
     return np.where(is_inside, index, -1)[None, None]
 
 
-def max_unpool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def max_unpool(new: Replacement) -> Nodes | None:
     """MaxUnpool with a constant output shape: ScatterElements into zeros.
 
     The indices count in the shape that follows from the attributes; the rest of the output is padding.
     """
-    name = input_name(node, 2)
-    found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
-    wanted = graph.constant(name) if name else None
-    if found is None or shape is None or wanted is None:
+    name = new.input(2)
+    found, shape = new.type_of(new.inputs[0]), new.shape_of(new.inputs[0])
+    wanted = new.graph.constant(name) if name else None
+    if wanted is None:
         return None
-    options = attributes(node)
+    options = new.attributes
     kernel = list(options["kernel_shape"])
     rank = len(kernel)
     strides, pads = list(options.get("strides", [1] * rank)), list(options.get("pads", [0] * (2 * rank)))
@@ -235,30 +223,28 @@ def max_unpool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProt
     rest = [int(w) - b for w, b in zip(wanted[2:], before, strict=True)]
     if min(rest) < 0:
         return None
-    new = Replacement(node, graph)
     extents = [*shape[:2], *before]
     zeros = new.constant(np.zeros(int(np.prod(extents))), found.dtype)
-    flat = [new.op("Reshape", each, new.ints(-1)) for each in node.input[:2]]
+    flat = [new.op("Reshape", each, new.ints(-1)) for each in new.inputs[:2]]
     placed = new.op("ScatterElements", zeros, flat[1], flat[0], axis=0)
     image = new.op("Reshape", placed, new.ints(*extents))
-    new.op("Pad", image, new.ints(*[0] * (rank + 4), *rest), to=node.output[0])
+    new.op("Pad", image, new.ints(*[0] * (rank + 4), *rest), to=new.outputs[0])
     return new.nodes
 
 
-def tf_idf(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def tf_idf(new: Replacement) -> Nodes | None:
     """TfIdfVectorizer of integers: compare each window with each n-gram of the pool, and count."""
-    options = attributes(node)
-    shape = graph.shape_of(node.input[0])
+    options = new.attributes
+    shape = new.shape_of(new.inputs[0])
     pool = [int(each) for each in options.get("pool_int64s", [])]
-    if shape is None or not 1 <= len(shape) <= 2 or not pool:
+    if not 1 <= len(shape) <= 2 or not pool:
         return None
     length = shape[-1]
     starts, places = [*options["ngram_counts"], len(pool)], np.array(options["ngram_indexes"])
     weights = np.array(options.get("weights") or [1.0] * len(places), np.float32)
     mode = str(options["mode"])
     width = int(places.max()) + 1
-    new = Replacement(node, graph)
-    rows = new.op("Reshape", new.cast(node.input[0], TensorProto.INT64), new.ints(-1, length))
+    rows = new.op("Reshape", new.cast(new.inputs[0], TensorProto.INT64), new.ints(-1, length))
     count, done = "", 0
     for size in range(1, len(starts)):
         grams = np.array(pool[starts[size - 1] : starts[size]]).reshape(-1, size)
@@ -284,7 +270,7 @@ def tf_idf(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] |
         count = new.op("Min", count, new.constant(1, np.float32))
     if mode != "TF":
         count = new.op("Mul", count, new.constant(scale, np.float32))
-    new.op("Reshape", count, new.ints(*shape[:-1], width), to=node.output[0])
+    new.op("Reshape", count, new.ints(*shape[:-1], width), to=new.outputs[0])
     return new.nodes
 
 
@@ -298,20 +284,19 @@ def _windows(length: int, size: int, skips: int) -> NDArray[Any]:
     return np.array(found).reshape(-1, size)
 
 
-def determinant(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def determinant(new: Replacement) -> Nodes | None:
     """Det of a known size: up to 4 x 4 the expansion by the first row, then elimination."""
-    found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
-    if found is None or shape is None or not 1 <= shape[-1] <= MAX_ELIMINATED:
+    found, shape = new.type_of(new.inputs[0]), new.shape_of(new.inputs[0])
+    if not 1 <= shape[-1] <= MAX_ELIMINATED:
         return None
-    new = Replacement(node, graph)
     size = shape[-1]
     if size > _MAX_EXPANDED:
-        new.op("Identity", _eliminated(new, node.input[0], size, found.dtype), to=node.output[0])
+        new.op("Identity", _eliminated(new, new.inputs[0], size, found.dtype), to=new.outputs[0])
         return new.nodes
 
     @cache
     def entry(row: int, column: int) -> str:
-        line = new.op("Gather", node.input[0], new.constant(row, np.int64), axis=-2)
+        line = new.op("Gather", new.inputs[0], new.constant(row, np.int64), axis=-2)
         return new.op("Gather", line, new.constant(column, np.int64), axis=-1)
 
     @cache
@@ -325,7 +310,7 @@ def determinant(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
             total = term if not total else new.op("Sub" if position % 2 else "Add", total, term)
         return total
 
-    new.op("Identity", minor(0, tuple(range(size))), to=node.output[0])
+    new.op("Identity", minor(0, tuple(range(size))), to=new.outputs[0])
     return new.nodes
 
 
@@ -358,12 +343,12 @@ def _eliminated(new: Replacement, x: str, size: int, dtype: np.dtype[Any]) -> st
     return new.op("Squeeze", new.op("Mul", result, x), new.ints(-2, -1))
 
 
-def deformable_convolution(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def deformable_convolution(new: Replacement) -> Nodes | None:
     """DeformConv in two dimensions: GridSample at each place of the kernel, then a matrix product."""
-    options = attributes(node)
-    found = graph.type_of(node.input[0])
-    shape, kernel, moved = (graph.shape_of(node.input[index]) for index in range(3))
-    if found is None or shape is None or kernel is None or moved is None or len(shape) != 4:
+    options = new.attributes
+    found = new.type_of(new.inputs[0])
+    shape, kernel, moved = (new.graph.shape_of(new.inputs[index]) for index in range(3))
+    if shape is None or kernel is None or moved is None or len(shape) != 4:
         return None
     batch, channels, height, width = shape
     outputs, per_group, *window = kernel
@@ -378,9 +363,8 @@ def deformable_convolution(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[o
     dy, dx = (np.arange(k) * d for k, d in zip(window, dilations, strict=True))
     base_y = (dy[:, None, None, None] + y0[None, None, :, None]) + np.zeros((1, window[1], 1, columns))
     base_x = (dx[None, :, None, None] + x0[None, None, None, :]) + np.zeros((window[0], 1, rows, 1))
-    new = Replacement(node, graph)
     # Each place of the kernel has an offset in y and one in x.
-    offsets = new.op("Reshape", node.input[2], new.ints(batch * shifts, count, 2, rows, columns))
+    offsets = new.op("Reshape", new.inputs[2], new.ints(batch * shifts, count, 2, rows, columns))
     grid = []
     for index, base, size in ((1, base_x, width), (0, base_y, height)):
         offset = new.op("Gather", offsets, new.constant(index, np.int64), axis=2)
@@ -389,18 +373,18 @@ def deformable_convolution(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[o
         scaled = new.op("Mul", place, new.constant(2 / size, found.dtype))
         scaled = new.op("Add", scaled, new.constant(1 / size - 1, found.dtype))
         grid.append(new.op("Reshape", scaled, new.ints(batch * shifts, count * rows, columns, 1)))
-    picture = new.op("Reshape", node.input[0], new.ints(batch * shifts, channels // shifts, height, width))
+    picture = new.op("Reshape", new.inputs[0], new.ints(batch * shifts, channels // shifts, height, width))
     both = new.op("Concat", *grid, axis=-1)
-    mode = "linear" if graph.opset >= 20 else "bilinear"
+    mode = "linear" if new.graph.opset >= 20 else "bilinear"
     sampled = new.op("GridSample", picture, both, mode=mode, padding_mode="zeros", align_corners=0)
     sampled = new.op("Reshape", sampled, new.ints(batch, shifts, channels // shifts, count, rows * columns))
-    if mask := input_name(node, 4):
+    if mask := new.input(4):
         gate = new.op("Reshape", mask, new.ints(batch, shifts, 1, count, rows * columns))
         sampled = new.op("Mul", sampled, gate)
     sampled = new.op("Reshape", sampled, new.ints(batch, groups, per_group * count, rows * columns))
-    weight = new.op("Reshape", node.input[1], new.ints(1, groups, outputs // groups, per_group * count))
+    weight = new.op("Reshape", new.inputs[1], new.ints(1, groups, outputs // groups, per_group * count))
     y = new.op("Reshape", new.op("MatMul", weight, sampled), new.ints(batch, outputs, rows, columns))
-    if bias := input_name(node, 3):
+    if bias := new.input(3):
         y = new.op("Add", y, new.op("Reshape", bias, new.ints(1, -1, 1, 1)))
-    new.op("Identity", y, to=node.output[0])
+    new.op("Identity", y, to=new.outputs[0])
     return new.nodes

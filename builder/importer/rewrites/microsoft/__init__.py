@@ -24,7 +24,7 @@ from builder.importer.rewrites.microsoft import (
     quantised_layers,
     rotary,
 )
-from builder.importer.rewrites.replacement import Rewrite, input_name
+from builder.importer.rewrites.replacement import Rewrite, input_name, rewritten
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 
 DOMAIN: Final = "com.microsoft"
@@ -145,7 +145,7 @@ def _replace_once(model: onnx.ModelProto) -> int:
                 _infer(node, graph)
             return None
         try:
-            new = CONTRIB[node.op_type](node, graph)
+            new = rewritten(CONTRIB[node.op_type], node, graph)
         except _MALFORMED:
             return None
         if new is None:

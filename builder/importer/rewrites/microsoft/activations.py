@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
-import onnx
 from numpy.typing import DTypeLike
 
-from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.elementwise import drops_at_random
-from builder.importer.rewrites.replacement import Replacement, input_name, output_name
+from builder.importer.rewrites.replacement import Nodes, Replacement
 
 # tanh's argument in the approximation of GELU: sqrt(2 / pi) (x + 0.044715 x^3).
 _TANH_SCALE: Final = math.sqrt(2 / math.pi)
@@ -80,85 +78,73 @@ def activate(
     return None
 
 
-def gelu_node(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def gelu_node(new: Replacement) -> Nodes | None:
     """Gelu, BiasGelu: x, and for the latter a bias along the last axis."""
-    return _biased(node, graph, gelu)
+    return _biased(new, gelu)
 
 
-def fast_gelu_node(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def fast_gelu_node(new: Replacement) -> Nodes | None:
     """FastGelu: x, and optionally a bias along the last axis."""
-    return _biased(node, graph, fast_gelu)
+    return _biased(new, fast_gelu)
 
 
-def _biased(
-    node: onnx.NodeProto, graph: OnnxGraph, form: Callable[[Replacement, str, DTypeLike, str], str]
-) -> Sequence[onnx.NodeProto] | None:
-    found = graph.type_of(node.input[0])
-    if found is None:
-        return None
-    new = Replacement(node, graph)
-    x = node.input[0]
-    if bias := input_name(node, 1):
+def _biased(new: Replacement, form: Callable[[Replacement, str, DTypeLike, str], str]) -> Nodes | None:
+    found = new.type_of(new.inputs[0])
+    x = new.inputs[0]
+    if bias := new.input(1):
         x = new.op("Add", x, bias)
-    form(new, x, found.dtype, node.output[0])
+    form(new, x, found.dtype, new.outputs[0])
     return new.nodes
 
 
-def quick_gelu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def quick_gelu(new: Replacement) -> Nodes | None:
     """QuickGelu: x sigmoid(alpha x), by default with alpha = 1.702."""
-    found = graph.type_of(node.input[0])
-    if found is None:
-        return None
-    new = Replacement(node, graph)
-    alpha = float(attributes(node).get("alpha", 1.702))
-    silu(new, node.input[0], found.dtype, alpha=alpha, to=node.output[0])
+    found = new.type_of(new.inputs[0])
+    alpha = float(new.attributes.get("alpha", 1.702))
+    silu(new, new.inputs[0], found.dtype, alpha=alpha, to=new.outputs[0])
     return new.nodes
 
 
-def bias_split_gelu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def bias_split_gelu(new: Replacement) -> Nodes | None:
     """BiasSplitGelu: the left half of x + bias, times the GELU of its right half."""
-    found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
-    if found is None or not shape:
+    found, shape = new.type_of(new.inputs[0]), new.graph.shape_of(new.inputs[0])
+    if not shape:
         return None
-    new = Replacement(node, graph)
     half = new.ints(shape[-1] // 2, shape[-1] // 2)
-    left, right = new.op_many("Split", 2, new.op("Add", *node.input), half, axis=-1)
-    new.op("Mul", left, gelu(new, right, found.dtype), to=node.output[0])
+    left, right = new.op_many("Split", 2, new.op("Add", *new.inputs), half, axis=-1)
+    new.op("Mul", left, gelu(new, right, found.dtype), to=new.outputs[0])
     return new.nodes
 
 
-def bias_add(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def bias_add(new: Replacement) -> Nodes | None:
     """BiasAdd: x + bias + skip."""
-    x, bias, skip = node.input
-    new = Replacement(node, graph)
-    new.op("Add", new.op("Add", x, bias), skip, to=node.output[0])
+    x, bias, skip = new.inputs
+    new.op("Add", new.op("Add", x, bias), skip, to=new.outputs[0])
     return new.nodes
 
 
-def bias_softmax(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def bias_softmax(new: Replacement) -> Nodes | None:
     """BiasSoftmax: the softmax of x + bias over the last axis."""
-    options = attributes(node)
-    shape, bias = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
-    if shape is None or bias is None or int(options.get("axis", 1)) % len(shape) != len(shape) - 1:
+    options = new.attributes
+    shape, bias = new.shape_of(new.inputs[0]), new.shape_of(new.inputs[1])
+    if int(options.get("axis", 1)) % len(shape) != len(shape) - 1:
         return None
     if not options.get("is_inner_broadcast", 0) and len(bias) > len(shape):
         return None
-    new = Replacement(node, graph)
-    new.op("Softmax", new.op("Add", *node.input), to=node.output[0], axis=-1)
+    new.op("Softmax", new.op("Add", *new.inputs), to=new.outputs[0], axis=-1)
     return new.nodes
 
 
-def bias_dropout(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def bias_dropout(new: Replacement) -> Nodes | None:
     """BiasDropout outside of training: x + bias + residual, and a mask that is all true."""
-    if drops_at_random(node, graph):
+    if drops_at_random(new.node, new.graph):
         return None
-    shape = graph.shape_of(node.input[0])
-    new = Replacement(node, graph)
-    x = new.op("Add", node.input[0], node.input[1])
-    if residual := input_name(node, 2):
+    shape = new.graph.shape_of(new.inputs[0])
+    x = new.op("Add", new.inputs[0], new.inputs[1])
+    if residual := new.input(2):
         x = new.op("Add", x, residual)
-    new.op("Identity", x, to=node.output[0])
-    if mask := output_name(node, 1):
+    new.op("Identity", x, to=new.outputs[0])
+    if mask := new.output(1):
         if shape is None:
             return None
         new.op("Expand", new.constant(True, np.bool_), new.ints(*shape), to=mask)

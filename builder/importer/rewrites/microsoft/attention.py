@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import onnx
 from onnx import TensorProto
 
-from builder.importer.onnx_graph import OnnxGraph, ValueType, attributes
+from builder.importer.onnx_graph import ValueType
 from builder.importer.rewrites.microsoft.scores import (
     Extents,
     Scores,
@@ -23,7 +22,7 @@ from builder.importer.rewrites.microsoft.scores import (
     scores_of,
     split_heads,
 )
-from builder.importer.rewrites.replacement import Replacement, input_name, output_name
+from builder.importer.rewrites.replacement import Nodes, Replacement
 
 _MASK_FILTER: Final = -10000.0
 _LOWEST_HALF: Final = -65504.0
@@ -38,29 +37,19 @@ class Places:
     added: int
 
 
-def attention(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def attention(new: Replacement) -> Nodes | None:
     """Attention of x, weights, bias, mask, past and additive bias: it projects queries, keys and values."""
-    found = graph.type_of(node.input[0])
-    if found is None:
-        return None
-    new = Replacement(node, graph)
-    projected = new.op("MatMul", node.input[0], node.input[1])
-    if bias := input_name(node, 2):
+    found = new.type_of(new.inputs[0])
+    projected = new.op("MatMul", new.inputs[0], new.inputs[1])
+    if bias := new.input(2):
         projected = new.op("Add", projected, bias)
-    return attend_to(new, node, graph, projected, found, Places(mask=3, past=4, added=5))
+    return attend_to(new, projected, found, Places(mask=3, past=4, added=5))
 
 
-def attend_to(
-    new: Replacement,
-    node: onnx.NodeProto,
-    graph: OnnxGraph,
-    projected: str,
-    found: ValueType,
-    places: Places,
-) -> Sequence[onnx.NodeProto] | None:
+def attend_to(new: Replacement, projected: str, found: ValueType, places: Places) -> Nodes | None:
     """Add the rest of Attention: `projected` has queries, keys and values, of the type `found`."""
-    options = attributes(node)
-    shape, projection = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
+    options = new.attributes
+    shape, projection = new.graph.shape_of(new.inputs[0]), new.graph.shape_of(new.inputs[1])
     unsupported = options.get("do_rotary", 0) or options.get("past_present_share_buffer", 0)
     if shape is None or len(shape) != 3 or projection is None or unsupported:
         return None
@@ -70,8 +59,8 @@ def attend_to(
     parts = new.op_many("Split", 3, projected, new.ints(*sizes), axis=-1)
     q, k, v = (split_heads(new, part, batch, steps, heads) for part in parts)
     before = 0
-    if past := input_name(node, places.past):
-        past_shape = graph.shape_of(past)
+    if past := new.input(places.past):
+        past_shape = new.graph.shape_of(past)
         if past_shape is None:
             return None
         before = past_shape[3]
@@ -79,53 +68,52 @@ def attend_to(
             new.op("Concat", new.op("Gather", past, new.constant(index, np.int64), axis=0), each, axis=2)
             for index, each in ((0, k), (1, v))
         )
-    if present := output_name(node, 1):
+    if present := new.output(1):
         new.op("Concat", *(new.op("Unsqueeze", each, new.ints(0)) for each in (k, v)), to=present, axis=0)
     extents = Extents(batch, heads, heads, steps, before + steps, sizes[0] // heads, sizes[2] // heads)
     scores = scores_of(options, extents.width)
-    if not _mask(new, scores, graph, input_name(node, places.mask), found, extents, options):
+    if not _mask(new, scores, new.input(places.mask), found, extents, options):
         return None
     if options.get("unidirectional", 0):
         scores.biases.append(_causal(new, extents, before, found))
-    if added := input_name(node, places.added):
+    if added := new.input(places.added):
         scores.biases.append(added)
-    new.op("Identity", attend(new, q, k, v, extents, scores, found).output, to=node.output[0])
+    new.op("Identity", attend(new, q, k, v, extents, scores, found).output, to=new.outputs[0])
     return new.nodes
 
 
-def multi_head_attention(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def multi_head_attention(new: Replacement) -> Nodes | None:
     """MultiHeadAttention of queries, keys, values, bias, mask, additive bias and past keys and values."""
-    options = attributes(node)
-    found = graph.type_of(node.input[0])
-    shapes = [graph.shape_of(name) if (name := input_name(node, index)) else () for index in range(8)]
-    if found is None or any(shape is None for shape in shapes) or input_name(node, 8) or input_name(node, 9):
+    options = new.attributes
+    found = new.type_of(new.inputs[0])
+    shapes = [new.graph.shape_of(name) if (name := new.input(index)) else () for index in range(8)]
+    if any(shape is None for shape in shapes) or new.input(8) or new.input(9):
         return None
     heads = int(options["num_heads"])
-    new = Replacement(node, graph)
-    parts = _separate(new, node, [shape or () for shape in shapes], heads)
+    parts = _separate(new, [shape or () for shape in shapes], heads)
     if parts is None:
         return None
     q, k, v = parts.names
     before = 0
-    if past_key := input_name(node, 6):
+    if past_key := new.input(6):
         before = (shapes[6] or ())[2]
         k = new.op("Concat", past_key, k, axis=2)
-        v = new.op("Concat", input_name(node, 7), v, axis=2)
+        v = new.op("Concat", new.input(7), v, axis=2)
     for index, each in ((1, k), (2, v)):
-        if present := output_name(node, index):
+        if present := new.output(index):
             new.op("Identity", each, to=present)
     batch, queries, keys = parts.batch, parts.queries, before + parts.keys
     extents = Extents(batch, heads, heads, queries, keys, parts.width, parts.value_width)
     scores = scores_of(options, extents.width)
-    if not _mask(new, scores, graph, input_name(node, 4), found, extents, options):
+    if not _mask(new, scores, new.input(4), found, extents, options):
         return None
     if options.get("unidirectional", 0):
         scores.biases.append(_causal(new, extents, keys - queries, found))
-    if added := input_name(node, 5):
+    if added := new.input(5):
         scores.biases.append(added)
     result = attend(new, q, k, v, extents, scores, found)
-    new.op("Identity", result.output, to=node.output[0])
-    if wanted := output_name(node, 3):
+    new.op("Identity", result.output, to=new.outputs[0])
+    if wanted := new.output(3):
         new.op("Identity", result.products, to=wanted)
     return new.nodes
 
@@ -142,11 +130,9 @@ class _Parts:
     value_width: int
 
 
-def _separate(
-    new: Replacement, node: onnx.NodeProto, shapes: Sequence[Sequence[int]], heads: int
-) -> _Parts | None:
+def _separate(new: Replacement, shapes: Sequence[Sequence[int]], heads: int) -> _Parts | None:
     """Bring the forms in which MultiHeadAttention takes its operands to one."""
-    query, key, value, bias = (input_name(node, index) for index in range(4))
+    query, key, value, bias = (new.input(index) for index in range(4))
     if len(shapes[0]) == 5:  # [batch, steps, heads, 3, width]
         batch, steps, _, _, width = shapes[0]
         parts = _unpack(new, query, 3)
@@ -191,18 +177,12 @@ def _unpack(new: Replacement, packed: str, count: int) -> list[str]:
 
 
 def _mask(
-    new: Replacement,
-    scores: Scores,
-    graph: OnnxGraph,
-    mask: str,
-    found: ValueType,
-    extents: Extents,
-    options: dict[str, Any],
+    new: Replacement, scores: Scores, mask: str, found: ValueType, extents: Extents, options: dict[str, Any]
 ) -> bool:
     """Add the bias for a padding mask, if there is one; whether its form is known."""
     if not mask:
         return True
-    shape = graph.shape_of(mask)
+    shape = new.graph.shape_of(mask)
     batch, queries, keys = extents.batch, extents.queries, extents.keys
     filter_value = float(options.get("mask_filter_value", _MASK_FILTER))
     if found.elem_type == TensorProto.FLOAT16:

@@ -5,7 +5,6 @@ Source: ONNX Runtime's operator documentation, ContribOperators.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from builder.importer.onnx_graph import OnnxGraph, ValueType, attributes
+from builder.importer.onnx_graph import OnnxGraph, ValueType
 from builder.importer.rewrites.microsoft.norms import rms
 from builder.importer.rewrites.microsoft.rotary import rotate
 from builder.importer.rewrites.microsoft.scores import (
@@ -23,32 +22,34 @@ from builder.importer.rewrites.microsoft.scores import (
     scores_of,
     split_heads,
 )
-from builder.importer.rewrites.replacement import Replacement, constant_integer, input_name, output_name
+from builder.importer.rewrites.replacement import (
+    Nodes,
+    Replacement,
+    constant_integer,
+    input_name,
+)
 
 _QK_NORM_EPSILON: Final = 1e-6
 _QK_BEFORE_SOFTMAX: Final = 1
 
 
-def group_query_attention(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def group_query_attention(new: Replacement) -> Nodes | None:
     """GroupQueryAttention, for a prompt, or for further steps after a cache of keys and values.
 
     Inputs: queries, keys, values, past keys, past values, lengths of the sequences less one, the longest
     length, cosines, sines, positions, additive bias, sinks, scales of a quantised cache (2), norms of queries
     and keys, lengths of padded chunks.
     """
-    options = attributes(node)
-    found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
-    quantised = any(input_name(node, index) for index in (12, 13, 16)) or options.get(
-        "sliding_window_cache", 0
-    )
-    if found is None or shape is None or len(shape) != 3 or quantised:
+    options = new.attributes
+    found, shape = new.type_of(new.inputs[0]), new.shape_of(new.inputs[0])
+    quantised = any(new.input(index) for index in (12, 13, 16)) or options.get("sliding_window_cache", 0)
+    if len(shape) != 3 or quantised:
         return None
     batch, steps, hidden = shape
     heads, groups = int(options["num_heads"]), int(options["kv_num_heads"])
-    new = Replacement(node, graph)
-    query, key, value = (input_name(node, index) for index in range(3))
+    query, key, value = (new.input(index) for index in range(3))
     if key:
-        key_shape = graph.shape_of(key)
+        key_shape = new.graph.shape_of(key)
         if key_shape is None or len(key_shape) != 3 or key_shape[1] != steps:
             return None
         width = hidden // heads
@@ -58,34 +59,34 @@ def group_query_attention(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[on
         query, key, value = new.op_many("Split", 3, query, sizes, axis=-1)
     q = split_heads(new, query, batch, steps, heads)
     k, v = (split_heads(new, each, batch, steps, groups) for each in (key, value))
-    if weight := input_name(node, 14):
+    if weight := new.input(14):
         epsilon = float(options.get("qk_norm_epsilon", _QK_NORM_EPSILON))
         q_epsilon, k_epsilon = (float(options.get(f"{side}_norm_epsilon", epsilon)) for side in "qk")
         q = rms(new, q, weight, [-1], q_epsilon, found.dtype)
-        k = rms(new, k, input_name(node, 15), [-1], k_epsilon, found.dtype)
-    cache = _cache(new, node, graph, steps)
+        k = rms(new, k, new.input(15), [-1], k_epsilon, found.dtype)
+    cache = _cache(new, steps)
     if cache is None:
         return None
     if options.get("do_rotary", 0):
-        q, k = _turn(new, node, graph, (q, k), (heads, groups), (batch, steps, width), cache.first, options)
-    k, v = (cache.extend(new, graph, each, index, found) for each, index in ((k, 3), (v, 4)))
+        q, k = _turn(new, (q, k), (heads, groups), (batch, steps, width), cache.first, options)
+    k, v = (cache.extend(new, new.graph, each, index, found) for each, index in ((k, 3), (v, 4)))
     for index, each in ((1, k), (2, v)):
-        if present := output_name(node, index):
+        if present := new.output(index):
             new.op("Identity", each, to=present)
     extents = Extents(batch, heads, groups, steps, cache.keys, width, width)
     scores = scores_of(options, width)
     scores.softcap = float(options.get("softcap", 0.0))
     if (mask := _window(new, cache, extents, options, found)) != "":
         scores.biases.append(mask)
-    if added := input_name(node, 10):
+    if added := new.input(10):
         scores.biases.append(added)
-    if sink := input_name(node, 11):
+    if sink := new.input(11):
         scores.sink = new.op("Reshape", sink, new.ints(1, heads, 1, 1))
     elif options.get("smooth_softmax", 0) == 1:
         scores.sink = new.constant(np.zeros((1, heads, 1, 1)), found.dtype)
     result = attend(new, q, k, v, extents, scores, found)
-    new.op("Identity", result.output, to=node.output[0])
-    if wanted := output_name(node, 3):
+    new.op("Identity", result.output, to=new.outputs[0])
+    if wanted := new.output(3):
         if options.get("qk_output", 0) == _QK_BEFORE_SOFTMAX:
             return None
         new.op("Identity", result.weights, to=wanted)
@@ -138,11 +139,11 @@ class _Cache:
         return new.op("Where", stays, past, placed)
 
 
-def _cache(new: Replacement, node: onnx.NodeProto, graph: OnnxGraph, steps: int) -> _Cache | None:
+def _cache(new: Replacement, steps: int) -> _Cache | None:
     """Where the steps of a GroupQueryAttention stand; None if its extents are not known."""
-    longest = constant_integer(node, graph, 6, None)
-    past_shape = graph.shape_of(past) if (past := input_name(node, 3)) else (0, 0, 0, 0)
-    lengths = graph.constant(node.input[5])
+    longest = constant_integer(new.node, new.graph, 6, None)
+    past_shape = new.graph.shape_of(past) if (past := new.input(3)) else (0, 0, 0, 0)
+    lengths = new.graph.constant(new.inputs[5])
     if past_shape is None:
         return None
     held = past_shape[2]
@@ -156,20 +157,18 @@ def _cache(new: Replacement, node: onnx.NodeProto, graph: OnnxGraph, steps: int)
     if longest < steps:
         return None
     if longest == steps:
-        return _Cache(node, steps, max(held, steps), 0)
+        return _Cache(new.node, steps, max(held, steps), 0)
     if not held or longest > held + steps:
         return None
     keys = max(held, longest)
     if lengths is not None and len(set(lengths.reshape(-1).tolist())) == 1:
-        return _Cache(node, steps, keys, longest - steps)
-    total = new.op("Add", new.cast(node.input[5], TensorProto.INT64), new.ints(1 - steps))
-    return _Cache(node, steps, keys, new.op("Reshape", total, new.ints(-1)))
+        return _Cache(new.node, steps, keys, longest - steps)
+    total = new.op("Add", new.cast(new.inputs[5], TensorProto.INT64), new.ints(1 - steps))
+    return _Cache(new.node, steps, keys, new.op("Reshape", total, new.ints(-1)))
 
 
 def _turn(
     new: Replacement,
-    node: onnx.NodeProto,
-    graph: OnnxGraph,
     operands: tuple[str, str],
     heads: tuple[int, int],
     extents: tuple[int, int, int],
@@ -178,12 +177,12 @@ def _turn(
 ) -> tuple[str, str]:
     """Rotate queries and keys by their positions."""
     batch, steps, width = extents
-    cosines, sines = input_name(node, 7), input_name(node, 8)
-    table = graph.shape_of(cosines)
+    cosines, sines = new.input(7), new.input(8)
+    table = new.graph.shape_of(cosines)
     if table is None:
         raise ValueError("expected the cosines of the positions, got none")
-    if positions := input_name(node, 9):
-        places = graph.shape_of(positions)
+    if positions := new.input(9):
+        places = new.graph.shape_of(positions)
         if places != (batch, steps):
             raise ValueError("expected a position for each step")
     elif isinstance(first, int):

@@ -8,24 +8,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import onnx
 from numpy.typing import DTypeLike
 from onnx import TensorProto, helper
 
-from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.microsoft.activations import silu
-from builder.importer.rewrites.replacement import Replacement, input_name, output_name
+from builder.importer.rewrites.replacement import Nodes, Replacement
 
 # The defaults of ONNX Runtime's schemas.
 _SKIP_EPSILON: Final = 1e-12
 _EPSILON: Final = 1e-5
 
 
-def layer_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def layer_normalization(new: Replacement) -> Nodes | None:
     """LayerNormalization, which ONNX Runtime also writes into models older than ONNX's own."""
-    del graph
-    options = {"axis": -1, "epsilon": _EPSILON, **attributes(node)}
-    return [helper.make_node(node.op_type, list(node.input), list(node.output), name=node.name, **options)]
+    options = {"axis": -1, "epsilon": _EPSILON, **new.attributes}
+    return [
+        helper.make_node(new.node.op_type, list(new.inputs), list(new.outputs), name=new.node.name, **options)
+    ]
 
 
 def rms(
@@ -49,75 +48,69 @@ def rms(
     return new.op("Mul", new.op("Div", x, root), scale, to=to)
 
 
-def simplified_layer_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def simplified_layer_normalization(new: Replacement) -> Nodes | None:
     """SimplifiedLayerNormalization: RMS normalisation from an axis on."""
-    options = attributes(node)
-    found = graph.type_of(node.input[0])
-    if found is None or found.shape is None:
+    options = new.attributes
+    found = new.type_of(new.inputs[0])
+    if found.shape is None:
         return None
     rank = len(found.shape)
     axes = list(range(int(options.get("axis", -1)) % rank, rank))
-    new = Replacement(node, graph)
     rms(
         new,
-        node.input[0],
-        node.input[1],
+        new.inputs[0],
+        new.inputs[1],
         axes,
         float(options.get("epsilon", _EPSILON)),
         found.dtype,
-        node.output[0],
-        output_name(node, 1),
+        new.outputs[0],
+        new.output(1),
     )
     return new.nodes
 
 
-def skip_layer_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def skip_layer_normalization(new: Replacement) -> Nodes | None:
     """SkipLayerNormalization of x, skip, gamma, beta, bias: LayerNormalization(x + skip + bias)."""
-    if output_name(node, 1) or output_name(node, 2):
+    if new.output(1) or new.output(2):
         return None
-    new = Replacement(node, graph)
-    total = _sum(new, node, input_name(node, 4))
-    gamma, beta = node.input[2], input_name(node, 3)
-    epsilon = float(attributes(node).get("epsilon", _SKIP_EPSILON))
+    total = _sum(new, new.input(4))
+    gamma, beta = new.inputs[2], new.input(3)
+    epsilon = float(new.attributes.get("epsilon", _SKIP_EPSILON))
     shift = [beta] if beta else []
-    new.op("LayerNormalization", total, gamma, *shift, to=node.output[0], axis=-1, epsilon=epsilon)
+    new.op("LayerNormalization", total, gamma, *shift, to=new.outputs[0], axis=-1, epsilon=epsilon)
     return new.nodes
 
 
-def skip_simplified_layer_normalization(
-    node: onnx.NodeProto, graph: OnnxGraph
-) -> Sequence[onnx.NodeProto] | None:
+def skip_simplified_layer_normalization(new: Replacement) -> Nodes | None:
     """SkipSimplifiedLayerNormalization of x, skip, gamma, bias: the RMS normalisation of x + skip + bias."""
-    found = graph.type_of(node.input[0])
-    if found is None or output_name(node, 1) or output_name(node, 2):
+    found = new.type_of(new.inputs[0])
+    if new.output(1) or new.output(2):
         return None
-    new = Replacement(node, graph)
-    total = _sum(new, node, input_name(node, 3))
-    epsilon = float(attributes(node).get("epsilon", _SKIP_EPSILON))
-    rms(new, total, node.input[2], [-1], epsilon, found.dtype, node.output[0])
+    total = _sum(new, new.input(3))
+    epsilon = float(new.attributes.get("epsilon", _SKIP_EPSILON))
+    rms(new, total, new.inputs[2], [-1], epsilon, found.dtype, new.outputs[0])
     return new.nodes
 
 
-def _sum(new: Replacement, node: onnx.NodeProto, bias: str) -> str:
+def _sum(new: Replacement, bias: str) -> str:
     """Add x, skip and bias, under the name of the output that returns it, if there is one."""
-    wanted = output_name(node, 3)
-    total = new.op("Add", node.input[0], node.input[1], to="" if bias else wanted)
+    wanted = new.output(3)
+    total = new.op("Add", new.inputs[0], new.inputs[1], to="" if bias else wanted)
     return new.op("Add", total, bias, to=wanted) if bias else total
 
 
-def embed_layer_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def embed_layer_normalization(new: Replacement) -> Nodes | None:
     """EmbedLayerNormalization: the sum of two or three embeddings, normalised; and how long each row is.
 
     Inputs: ids, segments, words, positions, segment table, gamma, beta, mask, position ids.
     """
-    shape = graph.shape_of(node.input[0])
-    if shape is None or len(shape) != 2:
+    shape = new.shape_of(new.inputs[0])
+    if len(shape) != 2:
         return None
     batch, length = shape
-    ids, segments, words, positions, segment_table, gamma, beta = node.input[:7]
-    new = Replacement(node, graph)
+    ids, segments, words, positions, segment_table, gamma, beta = new.inputs[:7]
     total = new.op("Gather", words, ids, axis=0)
-    if places := input_name(node, 8):
+    if places := new.input(8):
         total = new.op("Add", total, new.op("Gather", positions, places, axis=0))
     else:
         bounds = [new.ints(value) for value in (0, length, 0)]
@@ -125,12 +118,12 @@ def embed_layer_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequenc
     if segments:
         table = new.op("Gather", segment_table, segments, axis=0)
         total = new.op("Add", total, table)
-    if wanted := output_name(node, 2):
+    if wanted := new.output(2):
         total = new.op("Identity", total, to=wanted)
-    epsilon = float(attributes(node).get("epsilon", _SKIP_EPSILON))
-    new.op("LayerNormalization", total, gamma, beta, to=node.output[0], axis=-1, epsilon=epsilon)
-    if lengths := output_name(node, 1):
-        if mask := input_name(node, 7):
+    epsilon = float(new.attributes.get("epsilon", _SKIP_EPSILON))
+    new.op("LayerNormalization", total, gamma, beta, to=new.outputs[0], axis=-1, epsilon=epsilon)
+    if lengths := new.output(1):
+        if mask := new.input(7):
             ones = new.cast(new.op("Equal", mask, new.constant(1, "int32")), TensorProto.INT32)
             new.reduce("ReduceSum", ones, [1], keep=False, to=lengths)
         else:
@@ -138,24 +131,21 @@ def embed_layer_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequenc
     return new.nodes
 
 
-def group_norm(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def group_norm(new: Replacement) -> Nodes | None:
     """GroupNorm of x, gamma, beta; SkipGroupNorm of x, gamma, beta, skip, bias, whose sum is normalised."""
-    options = attributes(node)
-    found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
-    if found is None or shape is None:
-        return None
-    new = Replacement(node, graph)
+    options = new.attributes
+    found, shape = new.type_of(new.inputs[0]), new.shape_of(new.inputs[0])
     rank, last = len(shape), bool(options.get("channels_last", 1))
-    x = node.input[0]
-    if skip := input_name(node, 3):
-        skipped = graph.shape_of(skip)
+    x = new.inputs[0]
+    if skip := new.input(3):
+        skipped = new.graph.shape_of(skip)
         if skipped is None:
             return None
         if len(skipped) == 2:
             axes = list(range(1, rank - 1)) if last else list(range(2, rank))
             skip = new.op("Unsqueeze", skip, new.ints(*axes))
-        bias = input_name(node, 4)
-        wanted = output_name(node, 1)
+        bias = new.input(4)
+        wanted = new.output(1)
         x = new.op("Add", x, skip, to="" if bias else wanted)
         if bias:
             column = bias if last else new.op("Reshape", bias, new.ints(-1, *[1] * (rank - 2)))
@@ -171,11 +161,11 @@ def group_norm(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProt
     normal = new.op("Div", centred, new.op("Sqrt", new.op("Add", variance, epsilon)))
     normal = new.op("Reshape", normal, new.ints(*shape))
     column = new.ints(-1, *[1] * (rank - 2))
-    gamma, beta = (new.op("Reshape", new.cast(name, found.elem_type), column) for name in node.input[1:3])
+    gamma, beta = (new.op("Reshape", new.cast(name, found.elem_type), column) for name in new.inputs[1:3])
     y = new.op("Add", new.op("Mul", normal, gamma), beta)
     if options.get("activation", 0):
         y = silu(new, y, found.dtype)
     if last:
         y = new.op("Transpose", y, perm=[0, *range(2, rank), 1])
-    new.op("Identity", y, to=node.output[0])
+    new.op("Identity", y, to=new.outputs[0])
     return new.nodes

@@ -5,15 +5,12 @@ Source: ONNX Runtime's operator documentation, ContribOperators.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
-import onnx
 from onnx import helper
 
-from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.microsoft.activations import activate, fast_gelu
-from builder.importer.rewrites.replacement import Replacement, input_name
+from builder.importer.rewrites.replacement import Nodes, Replacement
 
 _LINEAR: Final = 20
 _CONV_ATTRIBUTES: Final = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
@@ -21,39 +18,36 @@ _POOL_ATTRIBUTES: Final = ("auto_pad", "ceil_mode", "dilations", "kernel_shape",
 _GEMM_ATTRIBUTES: Final = ("alpha", "beta", "transA", "transB")
 
 
-def fused_conv(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def fused_conv(new: Replacement) -> Nodes | None:
     """FusedConv of x, weights, bias and z: activation(Conv(x) + z)."""
-    return _conv(node, graph, channels_last=False)
+    return _conv(new, channels_last=False)
 
 
-def nhwc_conv(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def nhwc_conv(new: Replacement) -> Nodes | None:
     """NhwcConv and NhwcFusedConv: the same on [N, ..., C]; the weights are [M, ..., C / group]."""
-    return _conv(node, graph, channels_last=True)
+    return _conv(new, channels_last=True)
 
 
-def _conv(node: onnx.NodeProto, graph: OnnxGraph, *, channels_last: bool) -> Sequence[onnx.NodeProto] | None:
-    options = attributes(node)
-    found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
-    if found is None or shape is None:
-        return None
-    new = Replacement(node, graph)
+def _conv(new: Replacement, *, channels_last: bool) -> Nodes | None:
+    options = new.attributes
+    found, shape = new.type_of(new.inputs[0]), new.shape_of(new.inputs[0])
     rank = len(shape)
     first, back = to_channels_first(rank), to_channels_last(rank)
-    x, weight = node.input[:2]
+    x, weight = new.inputs[:2]
     if channels_last:
         x, weight = new.op("Transpose", x, perm=first), new.op("Transpose", weight, perm=first)
-    bias = [name] if (name := input_name(node, 2)) else []
+    bias = [name] if (name := new.input(2)) else []
     kept = {name: options[name] for name in _CONV_ATTRIBUTES if name in options}
     y = new.op("Conv", x, weight, *bias, **kept)
-    if z := input_name(node, 3):
+    if z := new.input(3):
         y = new.op("Add", y, new.op("Transpose", z, perm=first) if channels_last else z)
-    last = "" if channels_last else node.output[0]
+    last = "" if channels_last else new.outputs[0]
     parameters = list(options.get("activation_params", []))
     made = activate(new, y, str(options.get("activation", "")), parameters, found.dtype, last)
     if made is None:
         return None
     if channels_last:
-        new.op("Transpose", made, perm=back, to=node.output[0])
+        new.op("Transpose", made, perm=back, to=new.outputs[0])
     return new.nodes
 
 
@@ -67,30 +61,24 @@ def to_channels_last(rank: int) -> list[int]:
     return [0, *range(2, rank), 1]
 
 
-def nhwc_max_pool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def nhwc_max_pool(new: Replacement) -> Nodes | None:
     """NhwcMaxPool: MaxPool on [N, ..., C]."""
-    options = attributes(node)
-    shape = graph.shape_of(node.input[0])
-    if shape is None:
-        return None
-    new = Replacement(node, graph)
+    options = new.attributes
+    shape = new.shape_of(new.inputs[0])
     kept = {name: options[name] for name in _POOL_ATTRIBUTES if name in options}
-    x = new.op("MaxPool", new.op("Transpose", node.input[0], perm=to_channels_first(len(shape))), **kept)
-    new.op("Transpose", x, perm=to_channels_last(len(shape)), to=node.output[0])
+    x = new.op("MaxPool", new.op("Transpose", new.inputs[0], perm=to_channels_first(len(shape))), **kept)
+    new.op("Transpose", x, perm=to_channels_last(len(shape)), to=new.outputs[0])
     return new.nodes
 
 
-def fused_gemm(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def fused_gemm(new: Replacement) -> Nodes | None:
     """FusedGemm: the activation of a Gemm."""
-    options = attributes(node)
-    found = graph.type_of(node.input[0])
-    if found is None:
-        return None
-    new = Replacement(node, graph)
+    options = new.attributes
+    found = new.type_of(new.inputs[0])
     kept = {name: options[name] for name in _GEMM_ATTRIBUTES if name in options}
-    y = new.op("Gemm", *node.input, **kept)
+    y = new.op("Gemm", *new.inputs, **kept)
     made = activate(
-        new, y, str(options.get("activation", "")), _parameters(options), found.dtype, node.output[0]
+        new, y, str(options.get("activation", "")), _parameters(options), found.dtype, new.outputs[0]
     )
     return None if made is None else new.nodes
 
@@ -102,19 +90,16 @@ def _parameters(options: dict[str, Any]) -> list[float]:
     return [float(options.get(name, 0.0)) for name in names[:count]]
 
 
-def fused_matmul(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def fused_matmul(new: Replacement) -> Nodes | None:
     """FusedMatMul, FusedMatMulActivation, TransposeMatMul: alpha A B, each operand transposed before.
 
     `transA` swaps the last two axes. `transBatchA` moves the first axis to the place before the last.
     """
-    options = attributes(node)
-    found = graph.type_of(node.input[0])
-    if found is None:
-        return None
-    new = Replacement(node, graph)
+    options = new.attributes
+    found = new.type_of(new.inputs[0])
     operands = []
-    for name, side in zip(node.input, "AB", strict=True):
-        shape = graph.shape_of(name)
+    for name, side in zip(new.inputs, "AB", strict=True):
+        shape = new.graph.shape_of(name)
         if shape is None:
             return None
         swap = bool(options.get(f"trans{side}", 0))
@@ -125,7 +110,7 @@ def fused_matmul(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePr
     if alpha != 1:
         product = new.op("Mul", product, new.constant(alpha, found.dtype))
     name = str(options.get("activation", ""))
-    made = activate(new, product, name, _parameters(options), found.dtype, node.output[0])
+    made = activate(new, product, name, _parameters(options), found.dtype, new.outputs[0])
     return None if made is None else new.nodes
 
 
@@ -141,58 +126,54 @@ def _order(rank: int, *, swap: bool, batch: bool) -> list[int]:
     return order
 
 
-def gemm_fast_gelu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def gemm_fast_gelu(new: Replacement) -> Nodes | None:
     """GemmFastGelu: the GELU of a matrix product and a bias."""
-    found = graph.type_of(node.input[0])
-    if found is None:
-        return None
-    new = Replacement(node, graph)
-    x = new.op("MatMul", *node.input[:2])
-    if bias := input_name(node, 2):
+    found = new.type_of(new.inputs[0])
+    x = new.op("MatMul", *new.inputs[:2])
+    if bias := new.input(2):
         x = new.op("Add", x, bias)
-    fast_gelu(new, x, found.dtype, node.output[0])
+    fast_gelu(new, x, found.dtype, new.outputs[0])
     return new.nodes
 
 
-def same_operator(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def same_operator(new: Replacement) -> Nodes | None:
     """Trilu, Range and GatherND: as ONNX's own operators of the same names."""
-    del graph
     return [
         helper.make_node(
-            node.op_type, list(node.input), list(node.output), name=node.name, **attributes(node)
+            new.node.op_type, list(new.inputs), list(new.outputs), name=new.node.name, **new.attributes
         )
     ]
 
 
-def grid_sample(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def grid_sample(new: Replacement) -> Nodes | None:
     """GridSample: as ONNX's own, whose modes have other names from opset 20 on."""
-    options = attributes(node)
+    options = new.attributes
     mode = str(options.get("mode", "bilinear"))
-    if graph.opset >= _LINEAR:
+    if new.graph.opset >= _LINEAR:
         mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
     options["mode"] = mode
-    return [helper.make_node("GridSample", list(node.input), list(node.output), name=node.name, **options)]
+    return [
+        helper.make_node("GridSample", list(new.inputs), list(new.outputs), name=new.node.name, **options)
+    ]
 
 
-def expand_dims(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def expand_dims(new: Replacement) -> Nodes | None:
     """ExpandDims: Unsqueeze at one axis."""
-    axis = graph.constant(node.input[1])
+    axis = new.graph.constant(new.inputs[1])
     if axis is None or axis.size != 1:
         return None
-    new = Replacement(node, graph)
-    new.op("Unsqueeze", node.input[0], new.ints(int(axis.reshape(()))), to=node.output[0])
+    new.op("Unsqueeze", new.inputs[0], new.ints(int(axis.reshape(()))), to=new.outputs[0])
     return new.nodes
 
 
-def pad(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def pad(new: Replacement) -> Nodes | None:
     """Pad: as ONNX's, with pads [2 rank] or [1, 2 rank]."""
-    pads = graph.constant(node.input[1])
+    pads = new.graph.constant(new.inputs[1])
     if pads is None:
         return None
-    new = Replacement(node, graph)
-    value = [name] if (name := input_name(node, 2)) else []
-    if value and graph.shape_of(value[0]) != ():
+    value = [name] if (name := new.input(2)) else []
+    if value and new.graph.shape_of(value[0]) != ():
         value = [new.op("Reshape", value[0], new.constant([], "int64"))]
-    mode = str(attributes(node).get("mode", "constant"))
-    new.op("Pad", node.input[0], new.ints(*pads.reshape(-1).tolist()), *value, to=node.output[0], mode=mode)
+    mode = str(new.attributes.get("mode", "constant"))
+    new.op("Pad", new.inputs[0], new.ints(*pads.reshape(-1).tolist()), *value, to=new.outputs[0], mode=mode)
     return new.nodes

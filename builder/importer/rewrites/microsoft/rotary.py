@@ -7,26 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import onnx
-
-from builder.importer.onnx_graph import OnnxGraph, attributes
-from builder.importer.rewrites.replacement import Replacement
+from builder.importer.rewrites.replacement import Nodes, Replacement
 
 
-def rotary_embedding(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def rotary_embedding(new: Replacement) -> Nodes | None:
     """RotaryEmbedding of x, positions, cosines and sines.
 
     x is [batch, steps, heads * width] or [batch, heads, steps, width].
     """
-    options = attributes(node)
-    x, positions, cosines, sines = node.input[:4]
-    shape, table = graph.shape_of(x), graph.shape_of(cosines)
-    places = graph.shape_of(positions)
-    if shape is None or table is None or places is None or options.get("is_packed_batching", 0):
+    options = new.attributes
+    x, positions, cosines, sines = new.inputs[:4]
+    shape, table = new.shape_of(x), new.shape_of(cosines)
+    places = new.shape_of(positions)
+    if options.get("is_packed_batching", 0):
         return None
     turned = int(options.get("rotary_embedding_dim", 0)) or 2 * table[1]
     heads = int(options.get("num_heads", 0))
-    new = Replacement(node, graph)
     batch = shape[0]
     if len(shape) == 3:
         steps = shape[1]
@@ -46,7 +42,7 @@ def rotary_embedding(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.No
     y = rotate(new, x, angles, (heads, steps, width), turned, interleaved=interleaved)
     if len(shape) == 3:
         y = new.op("Transpose", y, perm=[0, 2, 1, 3])
-    new.op("Reshape", y, new.ints(*shape), to=node.output[0])
+    new.op("Reshape", y, new.ints(*shape), to=new.outputs[0])
     return new.nodes
 
 
