@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,13 +19,9 @@ from agent.bundle.tensor_spec import TensorSpec
 from builder.calls.recurrent import GATES
 from builder.calls.spans import TracingBuilder, carry, span_of
 from builder.errors import FrontEndError, ModelError
-from builder.importer import integer_convolutions, integer_products, padding
-from builder.importer.bit_cast import OPERATOR as BIT_CAST
-from builder.importer.bit_cast import BitCast
-from builder.importer.blocked_weights import BlockedDequantisation
-from builder.importer.casts import Cast
-from builder.importer.classic.kept import is_kept, kept_converters, with_placeholders
-from builder.importer.recurrent_call import recurrent_converters
+from builder.importer import converters, integer_products, recurrent_call
+from builder.importer.classic.kept import PLACEHOLDER, is_kept, kept_converter, with_placeholders
+from builder.importer.converters import Converter
 from builder.importer.relax_cleanup import clean_up
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet_native
 
@@ -70,32 +66,8 @@ class RelaxModel:
 def supported_operators() -> frozenset[str]:
     """Operators of ONNX's own domain that TVM's front end has a converter for."""
     # TVM has no public name for this list.
-    own = {*GATES, BIT_CAST, integer_convolutions.NAME}
+    own = {*GATES, "BitCast", "ConvInteger"}
     return (frozenset(onnx_frontend._get_convert_map()) | own) - _NOT_TENSORS
-
-
-@contextmanager
-def _own_converters() -> Iterator[None]:
-    """Let TVM's front end convert some operators in our way."""
-    original = onnx_frontend._get_convert_map
-
-    def with_ours() -> dict[str, Any]:
-        return {
-            **original(),
-            **recurrent_converters(),
-            integer_products.NAME: integer_products.IntegerProduct(),
-            integer_convolutions.NAME: integer_convolutions.IntegerConvolution(),
-            padding.NAME: padding.Padding(),
-            BIT_CAST: BitCast(),
-            "Cast": Cast(),
-            "DequantizeLinear": BlockedDequantisation(),
-        }
-
-    onnx_frontend._get_convert_map = with_ours
-    try:
-        yield
-    finally:
-        onnx_frontend._get_convert_map = original
 
 
 class _TracingImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no types
@@ -111,14 +83,28 @@ class _TracingImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]  
 
 
 @contextmanager
-def _tracing_front_end() -> Iterator[None]:
-    """Let TVM's front end mark what it makes of each node with the node's name."""
-    original = onnx_frontend.ONNXGraphImporter
-    onnx_frontend.ONNXGraphImporter = _TracingImporter
+def _own_front_end(nodes: Sequence[onnx.NodeProto]) -> Iterator[None]:
+    """Let TVM's front end convert some operators of `nodes` in our way, and mark what it makes of each."""
+    importer, converters_of_tvm = onnx_frontend.ONNXGraphImporter, onnx_frontend._get_convert_map
+
+    def with_ours() -> dict[str, Any]:
+        return {
+            **converters_of_tvm(),
+            **{kind: recurrent_call.converter(kind) for kind in GATES},
+            "BitCast": Converter(converters.bit_cast),
+            "Cast": Converter(converters.cast, onnx_frontend.Cast),
+            "ConvInteger": Converter(integer_products.convolution),
+            "DequantizeLinear": Converter(converters.dequantise_blocks, onnx_frontend.DequantizeLinear),
+            "MatMulInteger": Converter(integer_products.matmul, onnx_frontend.MatMulInteger),
+            "Pad": converters.Padding(),
+            PLACEHOLDER: kept_converter(nodes),
+        }
+
+    onnx_frontend.ONNXGraphImporter, onnx_frontend._get_convert_map = _TracingImporter, with_ours
     try:
         yield
     finally:
-        onnx_frontend.ONNXGraphImporter = original
+        onnx_frontend.ONNXGraphImporter, onnx_frontend._get_convert_map = importer, converters_of_tvm
 
 
 def convert(model: onnx.ModelProto) -> IRModule:
@@ -126,8 +112,7 @@ def convert(model: onnx.ModelProto) -> IRModule:
 
     Raises `FrontEndError` if the front end refused the model.
     """
-    nodes = list(model.graph.node)
-    with quiet_native(), _own_converters(), kept_converters(nodes), _tracing_front_end():
+    with quiet_native(), _own_front_end(list(model.graph.node)):
         try:
             mod = from_onnx(_with_placeholders(model), _empty_inputs(model), keep_params_in_input=False)
             return carry(mod, clean_up(mod))

@@ -8,17 +8,16 @@ unknown to them altogether.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import onnx
 from onnx import TensorProto, helper
 from tvm import relax
-from tvm.relax.frontend.onnx import onnx_frontend
 
 from builder.importer.bounded import suppression
 from builder.importer.classic import ensemble, ensemble_call, svm
+from builder.importer.converters import Attributes, Converter, Inputs
 
 DOMAIN: Final = "ai.onnx.ml"
 KEPT: Final = ensemble.OPERATORS | svm.OPERATORS
@@ -87,36 +86,15 @@ def output_types(
     return found
 
 
-class _Converter:
-    """Converts placeholders, in the form in which TVM's front end asks for it."""
+def kept_converter(nodes: Sequence[onnx.NodeProto]) -> Converter:
+    """Return the converter of the placeholders of `nodes`."""
 
-    def __init__(self, nodes: Sequence[onnx.NodeProto]) -> None:
-        self._nodes = nodes
-
-    def get_converter(self, _opset: int) -> Callable[..., relax.Expr]:
-        return self._convert
-
-    def _convert(
-        self, bb: relax.BlockBuilder, inputs: Sequence[relax.Expr], attrs: Mapping[str, Any], _params: object
-    ) -> relax.Expr:
-        node = self._nodes[int(attrs[_PLACE])]
+    def convert(bb: relax.BlockBuilder, inputs: Inputs, attrs: Attributes) -> relax.Expr:
+        node = nodes[int(attrs[_PLACE])]
         if node.domain == suppression.DOMAIN:
             return relax.Tuple(suppression.convert(bb, node, inputs))
         convert = svm.convert if node.op_type in svm.OPERATORS else ensemble_call.convert
         outputs = convert(bb, node, inputs[0])
         return relax.Tuple(outputs) if len(outputs) > 1 else outputs[0]
 
-
-@contextmanager
-def kept_converters(nodes: Sequence[onnx.NodeProto]) -> Iterator[None]:
-    """Let TVM's front end convert the placeholders of `nodes`."""
-    original = onnx_frontend._get_convert_map
-
-    def with_kept() -> dict[str, Any]:
-        return {**original(), PLACEHOLDER: _Converter(nodes)}
-
-    onnx_frontend._get_convert_map = with_kept
-    try:
-        yield
-    finally:
-        onnx_frontend._get_convert_map = original
+    return Converter(convert)
