@@ -111,7 +111,7 @@ def _chosen(op: Operation, condition: str, a: str, b: str) -> str:
 
 def while_(op: Operation, program: Program) -> None:
     """WHILE: unrolled, if its condition is known before each step."""
-    options = op.options("StablehloWhileOptions" if op.operator.name == "STABLEHLO_WHILE" else "WhileOptions")
+    options = op.options("WhileOptions")
     values = _values(op, program, list(range(op.count)))
     for _ in range(MAX_STEPS + 1):
         [condition] = _call(op, program, options.CondSubgraphIndex(), values)[:1] or [""]
@@ -137,11 +137,6 @@ def composite(op: Operation, program: Program) -> None:
     """STABLEHLO_COMPOSITE: the subgraph that defines it."""
     index = op.options("StableHLOCompositeOptions").DecompositionSubgraphIndex()
     _put_all(op, _call(op, program, index, _values(op, program, list(range(op.count)))))
-
-
-def reduce(op: Operation, program: Program) -> None:
-    """STABLEHLO_REDUCE by the only operator of a subgraph."""
-    stablehlo.reduce(op, _reducer(program, op.options("StablehloReduceOptions").BodySubgraphIndex()))
 
 
 def reduce_window(op: Operation, program: Program) -> None:
@@ -234,10 +229,8 @@ STATIC: Final[Mapping[str, Callable[[Operation, Program], None]]] = MappingProxy
         "IF": if_,
         "READ_VARIABLE": read_variable,
         "STABLEHLO_COMPOSITE": composite,
-        "STABLEHLO_REDUCE": reduce,
         "STABLEHLO_REDUCE_WINDOW": reduce_window,
         "STABLEHLO_SCATTER": scatter,
-        "STABLEHLO_WHILE": while_,
         "VAR_HANDLE": var_handle,
         "WHILE": while_,
     }

@@ -113,11 +113,6 @@ def _bounds(begin: int, end: int, step: int, extent: int, *, is_open: bool) -> t
 
 def dynamic_update_slice(op: Operation) -> None:
     """DYNAMIC_UPDATE_SLICE: another tensor's elements from a place on, which is kept inside."""
-    update_slice(op, op.reshape(op.cast(op.value(2), "int64"), (len(op.shape(0)),)))
-
-
-def update_slice(op: Operation, start: str) -> None:
-    """Make the output of the first input and, from `start`, int64 [rank], kept inside, the second one."""
     shape, part = op.shape(0), op.shape(1)
     if len(shape) != len(part) or any(a > b for a, b in zip(part, shape, strict=True)):
         raise RefusalError(f"expected a part of {list(shape)}, got {list(part)}")
@@ -125,6 +120,7 @@ def update_slice(op: Operation, start: str) -> None:
         op.put(op.value(1))
         return
     op.graph.check_made(math.prod(part) * len(part))
+    start = op.reshape(op.cast(op.value(2), "int64"), (len(shape),))
     most = op.graph.constant([a - b for a, b in zip(shape, part, strict=True)])
     start = op.graph.node("Min", op.graph.node("Max", start, op.graph.constant([0])), most)
     grid = np.stack(np.meshgrid(*(np.arange(dim) for dim in part), indexing="ij"), axis=-1)
