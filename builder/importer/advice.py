@@ -79,7 +79,6 @@ CHANGES: Final[Mapping[str, str]] = {
     "ImageDecoder": "export without it: `--preprocess imagenet` decodes pictures on the device",
     "StringNormalizer": "export only the part of the model after its tokenizer",
     "StringSplit": "export only the part of the model after its tokenizer",
-    "BiasDropout": "call model.eval() before the export",
     "Dropout": "call model.eval() before the export",
     "RandomNormalLike": "make the noise an input of the model, or call model.eval() before the export",
     "RandomUniformLike": "make the noise an input of the model, or call model.eval() before the export",

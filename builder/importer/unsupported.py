@@ -34,7 +34,7 @@ from builder.importer.rewrites.windows import misfit
 MAX_TRIALS: Final = 2000
 
 # Operators whose change is also the hint of the whole refusal.
-_HINTED: Final = frozenset({"BiasDropout", "Dropout", "If", "Loop", "NonMaxSuppression", "Scan"})
+_HINTED: Final = frozenset({"Dropout", "If", "Loop", "NonMaxSuppression", "Scan"})
 _MISFIT_HINT: Final = (
     "give the model a larger input (--input-shapes), or the node more padding or a smaller window"
 )
@@ -154,7 +154,7 @@ def _unbounded(model: onnx.ModelProto) -> UnboundedError | None:
 
 def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str]) -> Reason | None:
     """Why a node cannot be imported, without running the front end; None if no reason is found."""
-    if node.op_type in ("Dropout", "BiasDropout") and drops_at_random(node, graph):
+    if node.op_type == "Dropout" and drops_at_random(node, graph):
         return Reason("expected training_mode to be false: in training, it drops numbers at random")
     if node.domain == DOMAIN and node.op_type in CONTRIB:
         return Reason("its attributes, or its optional inputs or outputs, are not supported")

@@ -42,9 +42,8 @@ def cast_like(new: Replacement) -> Nodes | None:
 
 
 def drops_at_random(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
-    """Whether a Dropout or BiasDropout is in training, or may be, and its ratio is not 0."""
-    first = 1 if node.op_type == "Dropout" else 3
-    ratio, training = (input_name(node, at) for at in (first, first + 1))
+    """Whether a Dropout is in training, or may be, and its ratio is not 0."""
+    ratio, training = (input_name(node, at) for at in (1, 2))
     if not training:
         return False
     value, share = graph.constant(training), graph.constant(ratio) if ratio else np.float32(0.5)

@@ -9,10 +9,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-import numpy as np
 from numpy.typing import DTypeLike
 
-from builder.importer.rewrites.elementwise import drops_at_random
 from builder.importer.rewrites.replacement import Nodes, Replacement
 
 # tanh's argument in the approximation of GELU: sqrt(2 / pi) (x + 0.044715 x^3).
@@ -33,12 +31,6 @@ def fast_gelu(new: Replacement, x: str, dtype: DTypeLike, to: str = "") -> str:
     inner = new.op("Mul", x, new.op("Add", square, new.constant(_TANH_SCALE, dtype)))
     gate = new.op("Add", new.op("Tanh", inner), new.constant(1, dtype))
     return new.op("Mul", x, new.op("Mul", gate, new.constant(0.5, dtype)), to=to)
-
-
-def silu(new: Replacement, x: str, dtype: DTypeLike, *, alpha: float = 1.0, to: str = "") -> str:
-    """SiLU: x sigmoid(alpha x)."""
-    inner = x if alpha == 1 else new.op("Mul", x, new.constant(alpha, dtype))
-    return new.op("Mul", x, new.op("Sigmoid", inner), to=to)
 
 
 _PLAIN: Final = frozenset({"Relu", "Sigmoid", "Tanh", "Softplus", "Softsign"})
@@ -100,52 +92,7 @@ def _biased(new: Replacement, form: Callable[[Replacement, str, DTypeLike, str],
 def quick_gelu(new: Replacement) -> Nodes | None:
     """QuickGelu: x sigmoid(alpha x), by default with alpha = 1.702."""
     found = new.type_of(new.inputs[0])
-    alpha = float(new.attributes.get("alpha", 1.702))
-    silu(new, new.inputs[0], found.dtype, alpha=alpha, to=new.outputs[0])
-    return new.nodes
-
-
-def bias_split_gelu(new: Replacement) -> Nodes | None:
-    """BiasSplitGelu: the left half of x + bias, times the GELU of its right half."""
-    found, shape = new.type_of(new.inputs[0]), new.graph.shape_of(new.inputs[0])
-    if not shape:
-        return None
-    half = new.ints(shape[-1] // 2, shape[-1] // 2)
-    left, right = new.op_many("Split", 2, new.op("Add", *new.inputs), half, axis=-1)
-    new.op("Mul", left, gelu(new, right, found.dtype), to=new.outputs[0])
-    return new.nodes
-
-
-def bias_add(new: Replacement) -> Nodes | None:
-    """BiasAdd: x + bias + skip."""
-    x, bias, skip = new.inputs
-    new.op("Add", new.op("Add", x, bias), skip, to=new.outputs[0])
-    return new.nodes
-
-
-def bias_softmax(new: Replacement) -> Nodes | None:
-    """BiasSoftmax: the softmax of x + bias over the last axis."""
-    options = new.attributes
-    shape, bias = new.shape_of(new.inputs[0]), new.shape_of(new.inputs[1])
-    if int(options.get("axis", 1)) % len(shape) != len(shape) - 1:
-        return None
-    if not options.get("is_inner_broadcast", 0) and len(bias) > len(shape):
-        return None
-    new.op("Softmax", new.op("Add", *new.inputs), to=new.outputs[0], axis=-1)
-    return new.nodes
-
-
-def bias_dropout(new: Replacement) -> Nodes | None:
-    """BiasDropout outside of training: x + bias + residual, and a mask that is all true."""
-    if drops_at_random(new.node, new.graph):
-        return None
-    shape = new.graph.shape_of(new.inputs[0])
-    x = new.op("Add", new.inputs[0], new.inputs[1])
-    if residual := new.input(2):
-        x = new.op("Add", x, residual)
-    new.op("Identity", x, to=new.outputs[0])
-    if mask := new.output(1):
-        if shape is None:
-            return None
-        new.op("Expand", new.constant(True, np.bool_), new.ints(*shape), to=mask)
+    alpha = new.constant(float(new.attributes.get("alpha", 1.702)), found.dtype)
+    gate = new.op("Sigmoid", new.op("Mul", new.inputs[0], alpha))
+    new.op("Mul", new.inputs[0], gate, to=new.outputs[0])
     return new.nodes

@@ -11,7 +11,6 @@ from typing import Final
 from numpy.typing import DTypeLike
 from onnx import TensorProto, helper
 
-from builder.importer.rewrites.microsoft.activations import silu
 from builder.importer.rewrites.replacement import Nodes, Replacement
 
 # The defaults of ONNX Runtime's schemas.
@@ -128,44 +127,4 @@ def embed_layer_normalization(new: Replacement) -> Nodes | None:
             new.reduce("ReduceSum", ones, [1], keep=False, to=lengths)
         else:
             new.op("Expand", new.constant(0, "int32"), new.ints(batch), to=lengths)
-    return new.nodes
-
-
-def group_norm(new: Replacement) -> Nodes | None:
-    """GroupNorm of x, gamma, beta; SkipGroupNorm of x, gamma, beta, skip, bias, whose sum is normalised."""
-    options = new.attributes
-    found, shape = new.type_of(new.inputs[0]), new.shape_of(new.inputs[0])
-    rank, last = len(shape), bool(options.get("channels_last", 1))
-    x = new.inputs[0]
-    if skip := new.input(3):
-        skipped = new.graph.shape_of(skip)
-        if skipped is None:
-            return None
-        if len(skipped) == 2:
-            axes = list(range(1, rank - 1)) if last else list(range(2, rank))
-            skip = new.op("Unsqueeze", skip, new.ints(*axes))
-        bias = new.input(4)
-        wanted = new.output(1)
-        x = new.op("Add", x, skip, to="" if bias else wanted)
-        if bias:
-            column = bias if last else new.op("Reshape", bias, new.ints(-1, *[1] * (rank - 2)))
-            x = new.op("Add", x, column, to=wanted)
-    if last:
-        x = new.op("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)])
-        shape = (shape[0], shape[-1], *shape[1:-1])
-    groups = int(options["groups"])
-    grouped = new.op("Reshape", x, new.ints(shape[0], groups, -1))
-    centred = new.op("Sub", grouped, new.reduce("ReduceMean", grouped, [2], keep=True))
-    variance = new.reduce("ReduceMean", new.op("Mul", centred, centred), [2], keep=True)
-    epsilon = new.constant(float(options.get("epsilon", _EPSILON)), found.dtype)
-    normal = new.op("Div", centred, new.op("Sqrt", new.op("Add", variance, epsilon)))
-    normal = new.op("Reshape", normal, new.ints(*shape))
-    column = new.ints(-1, *[1] * (rank - 2))
-    gamma, beta = (new.op("Reshape", new.cast(name, found.elem_type), column) for name in new.inputs[1:3])
-    y = new.op("Add", new.op("Mul", normal, gamma), beta)
-    if options.get("activation", 0):
-        y = silu(new, y, found.dtype)
-    if last:
-        y = new.op("Transpose", y, perm=[0, *range(2, rank), 1])
-    new.op("Identity", y, to=new.outputs[0])
     return new.nodes

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from onnx import helper
 
-from builder.importer.rewrites.microsoft.activations import activate, fast_gelu
+from builder.importer.rewrites.microsoft.activations import activate
 from builder.importer.rewrites.replacement import Nodes, Replacement
 
 _LINEAR: Final = 20
@@ -91,7 +91,7 @@ def _parameters(options: dict[str, Any]) -> list[float]:
 
 
 def fused_matmul(new: Replacement) -> Nodes | None:
-    """FusedMatMul, FusedMatMulActivation, TransposeMatMul: alpha A B, each operand transposed before.
+    """FusedMatMul, TransposeMatMul: alpha A B, each operand transposed before.
 
     `transA` swaps the last two axes. `transBatchA` moves the first axis to the place before the last.
     """
@@ -106,12 +106,10 @@ def fused_matmul(new: Replacement) -> Nodes | None:
         order = _order(len(shape), swap=swap, batch=bool(options.get(f"transBatch{side}", 0)))
         operands.append(name if order == list(range(len(shape))) else new.op("Transpose", name, perm=order))
     alpha = float(options.get("alpha", 1.0))
-    product = new.op("MatMul", *operands)
+    product = new.op("MatMul", *operands, to=new.outputs[0] if alpha == 1 else "")
     if alpha != 1:
-        product = new.op("Mul", product, new.constant(alpha, found.dtype))
-    name = str(options.get("activation", ""))
-    made = activate(new, product, name, _parameters(options), found.dtype, new.outputs[0])
-    return None if made is None else new.nodes
+        new.op("Mul", product, new.constant(alpha, found.dtype), to=new.outputs[0])
+    return new.nodes
 
 
 def _order(rank: int, *, swap: bool, batch: bool) -> list[int]:
@@ -124,16 +122,6 @@ def _order(rank: int, *, swap: bool, batch: bool) -> list[int]:
     if swap:
         order[-2:] = order[:-3:-1]
     return order
-
-
-def gemm_fast_gelu(new: Replacement) -> Nodes | None:
-    """GemmFastGelu: the GELU of a matrix product and a bias."""
-    found = new.type_of(new.inputs[0])
-    x = new.op("MatMul", *new.inputs[:2])
-    if bias := new.input(2):
-        x = new.op("Add", x, bias)
-    fast_gelu(new, x, found.dtype, new.outputs[0])
-    return new.nodes
 
 
 def same_operator(new: Replacement) -> Nodes | None:

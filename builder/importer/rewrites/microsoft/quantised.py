@@ -85,12 +85,6 @@ def global_average_pool(new: Replacement, x: str, _shape: tuple[int, ...]) -> st
     return new.op("GlobalAveragePool", x)
 
 
-def reduce_mean(new: Replacement, x: str, _shape: tuple[int, ...]) -> str:
-    """QLinearReduceMean with the axes as an attribute."""
-    given = new.attributes
-    return new.reduce("ReduceMean", x, [int(a) for a in given["axes"]], keep=bool(given.get("keepdims", 1)))
-
-
 def conv(new: Replacement) -> Nodes | None:
     """QLinearConv, which ONNX Runtime writes with channels last; its weights have channels first."""
     shape = new.shape_of(new.inputs[0])

@@ -68,24 +68,3 @@ CASES = {
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_as_onnx_runtime(case: str) -> None:
     check(CASES[case])
-
-
-@pytest.mark.parametrize("last", [0, 1])
-@pytest.mark.parametrize("flat", [False, True])
-def test_group_norm_of_a_sum(last: int, *, flat: bool) -> None:
-    """ONNX Runtime has no kernel for it on a CPU: it is compared with its definition."""
-    x, skip = randn(2, 6, 4, 5), randn(2, 6) if flat else randn(2, 6, 4, 5)
-    gamma, beta, bias = randn(6), randn(6), randn(6)
-    column = (6, 1, 1)
-    total = x + (skip[..., None, None] if flat else skip) + bias.reshape(column)
-    groups = total.reshape(2, 3, -1)
-    normal = (groups - groups.mean(-1, keepdims=True)) / np.sqrt(groups.var(-1, keepdims=True) + 1e-3)
-    y = normal.reshape(x.shape) * gamma.reshape(column) + beta.reshape(column)
-    y = (y / (1 + np.exp(-y))).astype("f4")
-    moved = [
-        np.ascontiguousarray(np.moveaxis(a, 1, -1)) if last and a.ndim == 4 else a
-        for a in (x, skip, y, total)
-    ]
-    how = {"groups": 3, "activation": 1, "channels_last": last, "epsilon": 1e-3}
-    node = Node("SkipGroupNorm", [moved[0], gamma, beta, moved[1], bias], outputs=(0, 1), attributes=how)
-    check(node, [moved[2], moved[3].astype("f4")])
