@@ -119,6 +119,8 @@ def test_dependencies_are_installed_again_when_pyproject_changed(tmp_path: Path,
 
 
 def test_counting_instructions_says_first_what_to_install(tmp_path: Path, tools: Path) -> None:
+    (tools / "id").unlink()
+    put(tools, "id", "echo 0")
     done = make(tmp_path, "bench-arm", tools=tools)
     assert done.returncode == 2
     first, *others = done.stdout.splitlines()
