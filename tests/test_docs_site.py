@@ -13,6 +13,8 @@ import pytest
 
 import builder
 import edgebundle
+from benchmarks.dashboard.browser import Browser
+from tests.needs import needed
 from tests.patience import PROGRAM_PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -91,3 +93,19 @@ def test_words_are_found(site: Path) -> None:
     index = (site / "searchindex.js").read_text()
     for word in ("letterbox", "keyr", "submit"):  # stems
         assert re.search(rf'\b{word}\b"?:', index), word
+
+
+async def test_examples_wrap_and_commands_are_copied(site: Path) -> None:
+    async with Browser(needed("chromium", "chromium-browser", "google-chrome")) as page:
+        await page.size(1280, 800)
+        for name in ("README", "docs/your-detector"):
+            await page.open((site / f"{name}.html").as_uri())
+            await page.until("document.querySelectorAll('.highlight .copy').length > 2")
+            examples = "[...document.querySelectorAll('.highlight pre')]"
+            cut = await page.run(f"{examples}.filter((e) => e.scrollWidth > e.clientWidth).length")
+            assert cut == 0, name
+        await page.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+        await page.run("document.querySelector('.highlight .copy').click()")
+        first, second = str(await page.until("window.copied")).split("\n")
+        assert first.startswith("edgebundle compile yolox_nano.onnx ")
+        assert second == "edgebundle run yolox.bundle --inputs street.jpg --draw drawn.jpg"

@@ -96,6 +96,7 @@ TABLE_OF_CONTENTS: Final = {
 
 def setup(app: Sphinx) -> None:
     """Connect what happens to pages."""
+    app.add_js_file(None, body=Path(__file__).with_name("site.js").read_text())
     app.connect("source-read", _adapt)
     app.connect("build-finished", _write_index)
 
