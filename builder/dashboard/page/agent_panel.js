@@ -33,7 +33,7 @@ export class AgentPanel {
     this.detail = null;
     this.node.replaceChildren();
     if (name === null) return;
-    this.parts = Object.fromEntries(["head", "alerts", "facts", "models", "model", "charts", "trial", "jobs", "events"].map((part) =>
+    this.parts = Object.fromEntries(["head", "alerts", "facts", "models", "model", "trial", "charts", "jobs", "events"].map((part) =>
       [part, element("div", { class: part === "head" ? "head" : "" })]));
     this.file = element("input", { type: "file", accept: ".bundle", hidden: true, on: { change: () => {
       const [file] = this.file.files;

@@ -5,9 +5,10 @@ import { Deploying } from "./deploying.js";
 import { element, forget, show } from "./elements.js";
 import { link } from "./link.js";
 import { Roster } from "./roster.js";
-import { moment } from "./words.js";
+import { digits, moment } from "./words.js";
 
 const MAX_EVENTS = 100;
+const MAX_VERSIONS = 20;
 const $ = (id) => document.getElementById(id);
 const state = { agent: null, model: null, visible: [], broker: null, link: "connecting", now: Date.now() / 1000, events: [], hasList: false, full: false };
 const title = document.title;
@@ -63,9 +64,27 @@ function look() {
 }
 
 function overview() {
-  show($("panel"), [state.events, Math.floor(state.now / 60), roster.agents.size === 0], () => (roster.agents.size
-    ? [element("p", { class: "muted", text: "Choose an agent: with a click, or with the arrow keys and Enter. / finds one." }), ...eventList(state.events, state.now, go)]
+  const models = versions();
+  show($("panel"), [state.events, Math.floor(state.now / 60), roster.agents.size === 0, models], () => (roster.agents.size
+    ? [element("p", { class: "muted", text: "Choose an agent: with a click, or with the arrow keys and Enter. / finds one." }),
+      models.length > 0 && element("h3", { text: "Models" }), models.length > 0 && element("table", { class: "versions" },
+        element("thead", {}, element("tr", {}, ...["model", "devices", "not ready"].map((text) => element("th", { scope: "col", text })))),
+        element("tbody", {}, ...models.map(([text, all, bad]) => element("tr", {}, element("td", { text }),
+          element("td", { text: digits(all) }), element("td", { class: bad ? "bad" : "muted", text: digits(bad) }))))),
+      ...eventList(state.events, state.now, go)]
     : []));
+}
+
+/** Which versions of models the devices have, the most frequent first: the name, how many have it, on how many it is not ready. */
+function versions() {
+  const found = new Map();
+  for (const { models } of roster.agents.values()) {
+    for (const [name, version, condition] of models) {
+      const [all, bad] = found.get(`${name} ${version}`) ?? [0, 0];
+      found.set(`${name} ${version}`, [all + 1, bad + (condition === "ready" ? 0 : 1)]);
+    }
+  }
+  return [...found].map(([text, counts]) => [text, ...counts]).sort((a, b) => b[1] - a[1] || a[0].localeCompare(b[0])).slice(0, MAX_VERSIONS);
 }
 
 function counts() {

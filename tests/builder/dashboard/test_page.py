@@ -133,6 +133,9 @@ async def test_picture_deployment_and_roll_back(site: Site, chromium: str) -> No
         await page.until("document.querySelector('table.found td')?.textContent === 'seven'")
         assert "compute" in await page.run(PANEL)
         await page.until("document.querySelectorAll('.charts .bar').length > 0")
+        tops = "['[data-drop=picture]', '.charts'].map((e) => document.querySelector(e).offsetTop)"
+        trial, charts = await page.run(tops)
+        assert trial < charts
         if PICTURES:  # of the documentation
             await page.run("document.querySelectorAll('.action button').forEach((button) => button.click())")
             await page.run("document.querySelector('.charts').scrollIntoView()")
@@ -164,6 +167,7 @@ async def test_picture_deployment_and_roll_back(site: Site, chromium: str) -> No
             await page.press("Escape")
         await page.press("Escape")
         await page.until("document.getElementById('panel').innerText.includes('Choose an agent')")
+        await page.until("document.querySelector('.versions tbody').innerText === 'digits 1.0.0\\t1\\t1'")
 
 
 def boxes(_count: int, _message: Message) -> Reply:
