@@ -23,13 +23,28 @@ _MEMORY_STEP_BYTES: Final = 64 << 20
 class Circumstances:
     """The keys as they were last read, and what does not change while the agent runs.
 
-    `keyring` reads the currently trusted keys.
+    Parameters
+    ----------
+    keyring
+        Reads the currently trusted keys; called in a thread.
+    machine
+        This machine, for the admission of bundles.
+    https_allow
+        The allowed https sources.
+    serves_revoked
+        Whether what is in service goes on serving after its key was revoked.
     """
 
     def __init__(
-        self, keyring: Callable[[], Keyring], machine: Machine, https_allow: Collection[str] = ()
+        self,
+        keyring: Callable[[], Keyring],
+        machine: Machine,
+        https_allow: Collection[str] = (),
+        *,
+        serves_revoked: bool = False,
     ) -> None:
         self.machine = machine
+        self.serves_revoked = serves_revoked
         self._keyring = keyring
         self._https_allow = https_allow
         self._keys: object = None

@@ -4,8 +4,8 @@ Promises: what runs is compared with what should run as long as the agent runs. 
 new ones first. After each connect everything is published again, because the broker may have forgotten it. A
 state directory that cannot be opened is tried again, and meanwhile nothing is installed.
 Leaves to others: taking a desired document (`desired_state`), the jobs that follow (`plan`) and their steps
-(`installer`), loading what was active (`restoration`), trials (`trial_watch`), the connection, and running
-models.
+(`installer`), loading what was active (`restoration`), trials (`trial_watch`), what is reported (`reported`),
+the connection, and running models.
 
 Call `start()` before connecting, and run `run()` as a task while the agent lives: it never returns, and an
 exception in it is a bug. It begins with loading the active models, which may take minutes. The connection
@@ -20,8 +20,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from agent.bundle.keyring import Keyring
-from agent.bundle.machine import Machine
 from agent.deploy.circumstances import Circumstances
 from agent.deploy.desired_state import DesiredState
 from agent.deploy.fetch.block_source import SILENCE_LIMIT_S, BlockSource
@@ -31,23 +29,23 @@ from agent.deploy.history import History
 from agent.deploy.inbox import Inbox
 from agent.deploy.installer import Installer
 from agent.deploy.interfaces import Control, Models
-from agent.deploy.jobs import Job, Journal, Request
+from agent.deploy.jobs import Job, Journal
 from agent.deploy.parts import Parts
 from agent.deploy.plan import Plan
 from agent.deploy.reconcile import Attempts
-from agent.deploy.reported import Serving, reported
+from agent.deploy.reported import Report
 from agent.deploy.restoration import Restoration
 from agent.deploy.store.last_use import LastUse
 from agent.deploy.store.records import Records
-from agent.deploy.store.state_file import SAVE_LIMIT_S, Checkpoint, no_checkpoint
+from agent.deploy.store.state_file import SAVE_LIMIT_S
 from agent.deploy.store.store import Store
 from agent.deploy.trial_watch import TrialWatch
 from agent.disk_thread import in_disk_thread
-from agent.errors import DiskError, EdgeError, InUseError, KeyRevokedError, StoreError
+from agent.errors import DiskError, EdgeError, InUseError, StoreError
 from agent.wire import topics
 from agent.wire.desired import Desired
 from agent.wire.job import Status
-from agent.wire.reported import Origin, Reported, ServiceState
+from agent.wire.reported import Origin
 
 # How often the inbox is checked.
 INBOX_INTERVAL_S: Final = 1.0
@@ -68,24 +66,23 @@ class Deployment:
         The device's name in topics.
     store
         The state directory. It is opened and locked by `start` and unlocked by `close`.
-    keyring
-        Reads the currently trusted keys; called in a thread.
-    machine
-        This machine, for the admission of bundles.
+    circumstances
+        The trusted keys, and this machine.
     models
         Runs the models.
     control
         The control connection.
     https
         The allowed https sources.
-    serves_revoked
-        Whether what is in service goes on serving after its key was revoked.
     on_disk_error
         Called when the state directory refused to store something.
     silence_limit_s
         How long to wait for a block over MQTT while the broker is connected.
-    checkpoint
-        Called after each durable step, for fault injection.
+
+    Attributes
+    ----------
+    reported
+        What is known about the models here.
 
     Raises
     ------
@@ -98,29 +95,22 @@ class Deployment:
         *,
         device: str,
         store: Store,
-        keyring: Callable[[], Keyring],
-        machine: Machine,
+        circumstances: Circumstances,
         models: Models,
         control: Control,
         https: HttpsSettings,
-        serves_revoked: bool = False,
         on_disk_error: Callable[[], None] = lambda: None,
         silence_limit_s: float = SILENCE_LIMIT_S,
-        checkpoint: Checkpoint = no_checkpoint,
     ) -> None:
         self._device = device
         self._store = store
-        self._circumstances = circumstances = Circumstances(keyring, machine, https.allow)
         self._control = control
-        self._models = models
         self._on_disk_error = on_disk_error
         self._blocks = BlockSource(control, device, silence_limit_s=silence_limit_s)
         self._inbox = Inbox(store.inbox)
         self._last_use = LastUse(store.root)
-        self._records = Records(store.root)
         self._attempts = Attempts()
-        self._journal = Journal(store.root / "jobs.json", checkpoint=checkpoint, on_error=on_disk_error)
-        self._history = History(device, control, self._journal)
+        self._journal = Journal(store.root / "jobs.json", checkpoint=store.checkpoint, on_error=on_disk_error)
         self._desired = DesiredState(
             store.root,
             self._journal,
@@ -129,21 +119,19 @@ class Deployment:
             on_accepted=self._follow,
             on_rejected=self._report,
             on_disk_error=on_disk_error,
-            checkpoint=checkpoint,
+            checkpoint=store.checkpoint,
         )
-        parts = Parts(
+        self._parts = parts = Parts(
             store=store,
-            records=self._records,
+            records=Records(store.root),
             downloader=Downloader(store, self._blocks, HttpsSource(https)),
             models=models,
             desired=self._desired,
             journal=self._journal,
-            history=self._history,
+            history=History(device, control, self._journal),
             attempts=self._attempts,
             circumstances=circumstances,
             report=self._report,
-            serves_revoked=serves_revoked,
-            checkpoint=checkpoint,
         )
         self._plan = Plan(parts)
         self._installer = Installer(parts, self._plan)
@@ -152,13 +140,12 @@ class Deployment:
         self._restoration = Restoration(
             parts, self._installer, self._trials, self._last_use, on_loaded=self._work.set
         )
+        self.reported = Report(parts, self._plan, self._installer, self._restoration.loading)
         self._busy = False
         # Why the state directory could not be opened, or None once it was.
         self._unopened: StoreError | None = DiskError(f"{store.root} does not respond")
         self._opening: asyncio.Future[object | None] | None = None
         self._disk_changed = asyncio.Event()
-        self._serves_revoked = serves_revoked
-        self._keys_read = asyncio.Event()
         self._last_report = b""
 
     @property
@@ -171,9 +158,6 @@ class Deployment:
         """Whether all models are loaded, jobs ended and unwanted models removed; the inbox may have more."""
         busy = self._busy or self._desired.taking or self._work.is_set() or self._disk_changed.is_set()
         return self.restored and not busy and not self._journal.saving
-
-    def _is_open(self) -> bool:
-        return self._unopened is None
 
     async def start(self) -> None:
         """Open and lock the state directory, plan what is desired, and subscribe.
@@ -203,7 +187,7 @@ class Deployment:
         self._store.lock()
         self._journal.load()
         self._last_use.load()
-        self._records.load()
+        self._parts.records.load()
         if self._store.lost_active:
             self._plan.recover()
         return self._desired.read()
@@ -234,7 +218,7 @@ class Deployment:
             await self._open_late()
             await self._restoration.run(group)
             group.create_task(self._trials.run())
-            group.create_task(self._stop_revoked())
+            group.create_task(self._restoration.stop_revoked())
             await self._run_jobs()
 
     def disk_changed(self) -> None:
@@ -244,52 +228,34 @@ class Deployment:
 
     def on_keys_read(self) -> None:
         """Report whose keys are revoked now, and stop these models unless they are to serve."""
-        if self.restored and self._reported().to_bytes() != self._last_report:
+        if self.restored and self.reported.document().to_bytes() != self._last_report:
             self._report()
-        if not self._serves_revoked:
-            self._keys_read.set()
-
-    async def _stop_revoked(self) -> None:
-        while True:
-            await self._keys_read.wait()
-            self._keys_read.clear()
-            await self._restoration.stop_revoked(tuple(self._store.active().values()))
-
-    def stopped_by_revocation(self) -> set[str]:
-        """Return the models that do not run as they should because their bundles' keys are revoked."""
-        problems = self._plan.problems()
-        return {
-            name
-            for name, model in self._store.active().items()
-            if (problem := problems.get(name)) is not None
-            and problem.code == KeyRevokedError.code
-            and self._installer.running.get(name) != model.digest
-        }
+        if not self._parts.circumstances.serves_revoked:
+            self._restoration.keys_read.set()
 
     def records(self) -> dict[str, object]:
         """Return how the bundles have done, for `record_use`."""
-        scores = {digest: self._models.score(name) for name, digest in self._installer.running.items()}
+        scores = {digest: self._parts.models.score(name) for name, digest in self._installer.running.items()}
         active = self._store.active().values()
-        return self._records.document(
+        return self._parts.records.document(
             scores, {each for model in active for each in (model.digest, model.previous)}
         )
 
     def record_use(self, used: Sequence[str], records: dict[str, object]) -> None:
         """Store which models were used last, the last one first, and how they did; call it in a thread."""
-        if not used or not self._is_open():
+        if not used or self._unopened is not None:
             return
         others = self._last_use.order(set(self._store.active()) - set(used))
         try:
             self._last_use.record([*used, *others])
-            self._records.save(records)
+            self._parts.records.save(records)
         except StoreError as error:
             _log.warning("the order and the records of the models are not stored: %s", error)
 
     async def _open_late(self) -> None:
         """Return when the state directory is open."""
-        if self._is_open():
-            return
-        while not self._is_open():
+        opens_late = self._unopened is not None
+        while self._unopened is not None:
             if self._opening is None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(OPEN_INTERVAL_S):
@@ -297,7 +263,8 @@ class Deployment:
                 self._disk_changed.clear()
                 self._opening = asyncio.ensure_future(in_disk_thread(self._read_state))
             await self._adopt_state()
-        self._disk_changed.set()
+        if opens_late:
+            self._disk_changed.set()
 
     async def _resume_storing(self) -> None:
         """Store what the disk refused before."""
@@ -315,7 +282,9 @@ class Deployment:
                 async with asyncio.timeout(INBOX_INTERVAL_S):
                     await self._work.wait()
             except TimeoutError:
-                await self._save_pending()
+                if self._store.pending:
+                    with contextlib.suppress(StoreError):  # no thread; the next time, then
+                        await in_disk_thread(self._store.save_pending)
                 await self._check_inbox()
                 await self._reconcile()
                 continue
@@ -329,11 +298,6 @@ class Deployment:
                 await self._run_job(job)
             await self._remove_unwanted()
             self._busy = False
-
-    async def _save_pending(self) -> None:
-        if self._store.pending:
-            with contextlib.suppress(StoreError):  # no thread; the next time, then
-                await in_disk_thread(self._store.save_pending)
 
     async def _run_job(self, job: Job) -> None:
         done = await self._installer.run(job)
@@ -371,18 +335,18 @@ class Deployment:
         """Publish everything again that the broker may have forgotten: it may be another one."""
         self._blocks.on_connected()
         self._attempts.hurry(asyncio.get_running_loop().time())
-        self._history.on_connected()
+        self._parts.history.on_connected()
         if self._unopened is None:
             self._report()
 
     def on_retained_job(self, topic: topics.Job, payload: bytes) -> None:
         """Take the document of a job that the broker has retained."""
-        self._history.on_retained(topic, payload)
+        self._parts.history.on_retained(topic, payload)
 
     async def close(self, limit_s: float = SAVE_LIMIT_S) -> None:
         """Unlock the state directory, after a clean stop, which is recorded if the disk responds in time."""
         await self._trials.end_cleanly(limit_s)
-        self._history.close()
+        self._parts.history.close()
         self._store.unlock()
 
     def _follow(self, desired: Desired) -> None:
@@ -397,7 +361,7 @@ class Deployment:
         self._desired.retry()
         if self._plan.compares_keys(self._installer.running):
             with contextlib.suppress(EdgeError):
-                await in_disk_thread(self._circumstances.read_keys)
+                await in_disk_thread(self._parts.circumstances.read_keys)
         installer = self._installer
         if self._plan.reconcile(installer.running, installer.switched, self._restoration.loading):
             self._report()
@@ -405,62 +369,34 @@ class Deployment:
             self._work.set()
 
     async def _remove_unwanted(self) -> None:
+        desired = self._desired.document
+        if desired is None:
+            return
         try:
-            await self._remove_undesired()
+            for model in tuple(self._store.active().values()):
+                if model.origin is Origin.DESIRED and desired.get(model.name) is None:
+                    _log.info("%s is no longer desired", model.name)
+                    async with self._installer.switching(model.name):
+                        await self._installer.remove(model.name)
+                    self._attempts.forget(model.name)
+                    self._report()
         except StoreError as error:
             _log.error("a model that is no longer desired runs on: %s", error)
             self._on_disk_error()
 
-    async def _remove_undesired(self) -> None:
-        desired = self._desired.document
-        if desired is None:
-            return
-        for model in tuple(self._store.active().values()):
-            if model.origin is Origin.DESIRED and desired.get(model.name) is None:
-                _log.info("%s is no longer desired", model.name)
-                async with self._installer.switching(model.name):
-                    await self._installer.remove(model.name)
-                self._attempts.forget(model.name)
-                self._report()
-
     async def _check_inbox(self) -> None:
         try:
-            dropped = await in_disk_thread(self._inbox.dropped)
+            requests = await in_disk_thread(self._inbox.requests, self._parts.circumstances.read_keys)
         except StoreError as error:
             _log.warning("inbox: %s", error)
             return
-        for digest in dropped:
-            try:
-                request = await in_disk_thread(self._request, digest)
-            except EdgeError as error:
-                _log.warning("inbox: %s: %s", digest, error)
-                with contextlib.suppress(StoreError):
-                    await in_disk_thread(self._inbox.refuse, digest, error)
-                continue
-            await self._history.record(Job(request).now())
+        for request in requests:
+            await self._parts.history.record(Job(request).now())
             self._work.set()
 
-    def _request(self, digest: str) -> Request:
-        return self._inbox.request(digest, self._circumstances.read_keys())
-
-    def states(self) -> dict[str, ServiceState]:
-        """Return the state of each model that the reported document has."""
-        return {model.name: ServiceState(model.state) for model in self._reported().models}
-
     def _report(self) -> None:
-        document = self._last_report = self._reported().to_bytes()
+        document = self._last_report = self.reported.document().to_bytes()
         self._control.publish(topics.format_topic(topics.Reported(self._device)), document, retain=True)
-
-    def _reported(self) -> Reported:
-        active = self._store.active()
-        serving = Serving(
-            running=self._installer.running,
-            conditions={name: self._models.condition(name) for name in active},
-            wishes=self._plan.wishes(),
-            problems=self._plan.problems(),
-            loading=self._restoration.loading,
-        )
-        return reported(self._desired.document, self._desired.rejection, self._store, serving)
 
     def on_model_changed(self, _name: str) -> None:
         """Report what a model's worker is doing now."""

@@ -16,12 +16,12 @@ from typing import Final
 
 from agent.deploy.jobs import Journal
 from agent.deploy.reconcile import Attempts
-from agent.deploy.reported import reject
 from agent.deploy.store.state_file import SAVE_LIMIT_S, Checkpoint, StateFile, no_checkpoint
 from agent.disk_thread import in_disk_thread
 from agent.errors import ConflictError, DiskError, EdgeError, SourceError, StoreError
 from agent.rate_limited_log import RateLimitedLog
 from agent.wire.desired import Desired, newest_after
+from agent.wire.job import MAX_MESSAGE_CHARACTERS
 from agent.wire.reported import Rejection
 
 # Key among the attempts of a document that could not be stored; no model has a space in its name.
@@ -146,7 +146,7 @@ class DesiredState:
             self._on_disk_error()
         elif payload == self._not_stored:
             self._not_stored = None
-        self.rejection = reject(error, version)
+        self.rejection = Rejection(error.code, str(error)[:MAX_MESSAGE_CHARACTERS], version)
         self._on_rejected()
 
     def _is_newer(self, desired: Desired) -> bool:

@@ -74,6 +74,17 @@ class Inbox:
         self._seen = {path.name: self._seen[path.name] for path in paths if path.name in self._seen}
         return found
 
+    def requests(self, read_keys: Callable[[], Keyring]) -> list[Request]:
+        """Return the requests to install what was dropped, and refuse what cannot be used. This blocks."""
+        found = []
+        for digest in self.dropped():
+            try:
+                found.append(self.request(digest, read_keys()))
+            except EdgeError as error:
+                _log.warning("inbox: %s: %s", digest, error)
+                self.refuse(digest, error)
+        return found
+
     def _is_forgotten(self, path: Path) -> bool:
         changed_s, now_s = path.stat().st_mtime, self._clock()
         before = self._seen.get(path.name)

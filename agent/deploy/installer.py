@@ -3,7 +3,8 @@
 Promises: the previous version runs until its successor has passed its own recorded samples, and again if
 anything fails after that. Every step can be repeated, so an interrupted job resumes at the next start and
 ends in a final state. Only verified and admitted bundles reach the store.
-Leaves to others: which jobs there are and in which order (`deployment`), fetching, and running models.
+Leaves to others: which jobs there are and in which order (`plan`), fetching, verifying and admitting bundles
+(`inspection`), and running models.
 
 The order follows from what each step may trust: sizes and free space, the digest, the signature, the
 manifest's requirements, the model's recorded samples. Only then comes the switch, and after it the security
@@ -17,15 +18,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Final
 
-from agent import clock
-from agent.bundle.admission import admit
-from agent.bundle.counter_time import highest_counter
 from agent.bundle.manifest import Manifest
-from agent.bundle.verify import VerifiedBundle, verify
+from agent.bundle.verify import VerifiedBundle
+from agent.deploy.inspection import inspect
 from agent.deploy.job_run import JobRun
 from agent.deploy.jobs import Job, Request
 from agent.deploy.parts import Parts
@@ -35,11 +34,9 @@ from agent.deploy.transitions import TRANSITIONS, Failure, classify
 from agent.deploy.trial import Trial
 from agent.disk_thread import in_disk_thread
 from agent.durable import store_error
-from agent.errors import DiskError, EdgeError, MixAndMatchError, StoreError
+from agent.errors import EdgeError, StoreError
 from agent.wire.job import Result, Status, Step
 
-# Reading and hashing 2 GiB from a slow card takes less; a disk that does not respond takes longer.
-VERIFY_LIMIT_S: Final = 600.0
 # These steps change neither what runs nor the record of it.
 _BEFORE_THE_SWITCH: Final = (Step.DOWNLOADING, Step.VERIFYING, Step.INSTALLING)
 # Often enough for a person who watches, and rare enough for a metered link.
@@ -58,7 +55,6 @@ class Installer:
         self._parts = parts
         self._store = parts.store
         self._plan = plan
-        self._checkpoint = parts.checkpoint
         self._switching: dict[str, asyncio.Lock] = {}
         self._running: dict[str, str] = {}
         self._download: asyncio.Task[None] | None = None
@@ -146,7 +142,7 @@ class Installer:
 
         `counter_floor` is the security counter that it must meet; None for the committed one.
         """
-        verified = await self._verified(name, digest, counter_floor)
+        verified = await inspect(self._parts, name, digest, counter_floor)
         manifest = verified.manifest
         await self._activate(verified, digest)
         try:
@@ -164,9 +160,9 @@ class Installer:
         before = _predecessor(active)
         assert before is not None, "a trial has a predecessor"
         manifest = await self.restore(active.name, before.digest, before.counter_floor)
-        self._checkpoint("installer:predecessor runs")
+        self._store.checkpoint("installer:predecessor runs")
         await in_disk_thread(self._store.record, replace(before, version=manifest.version, rolled_back=back))
-        self._checkpoint("installer:rolled back")
+        self._store.checkpoint("installer:rolled back")
 
     async def remove(self, name: str) -> None:
         """Take a model out of service; its bundle stays in the store until it is collected."""
@@ -187,7 +183,7 @@ class Installer:
             and active.digest == request.digest == self._running.get(request.model)
             and condition is not None
             and not condition.failed
-            and (self._parts.serves_revoked or not condition.revoked)
+            and (self._parts.circumstances.serves_revoked or not condition.revoked)
         )
 
     def _first_step(self, run: JobRun) -> Step:
@@ -228,33 +224,19 @@ class Installer:
         return TRANSITIONS[step].on_error
 
     async def _enter(self, run: JobRun, step: Step) -> None:
-        failure = run.failure
-        run.job = run.job.now(
-            status=Status.IN_PROGRESS,
-            step=step,
-            ending=None if failure is None else failure.status,
-            result=None if failure is None else failure.result,
-            code=None if failure is None else failure.code,
-            message=None if failure is None else failure.message,
-        )
+        why = {name: getattr(run.failure, name, None) for name in ("result", "code", "message")}
+        ending = None if run.failure is None else run.failure.status
+        run.job = run.job.now(status=Status.IN_PROGRESS, step=step, ending=ending, **why)
         await self._parts.history.record(run.job)
-        self._checkpoint(f"installer:{step}")
+        self._store.checkpoint(f"installer:{step}")
 
     async def _finish(self, job: Job, failure: Failure | None) -> Job:
         if failure is None:
             done = job.now(status=Status.SUCCEEDED, step=None, result=Result.SUCCESSFUL, progress=1.0)
         else:
-            done = self._plan.after_failure(
-                job.now(
-                    status=failure.status,
-                    step=None,
-                    result=failure.result,
-                    code=failure.code,
-                    message=failure.message,
-                )
-            )
+            done = self._plan.after_failure(job.now(step=None, **asdict(failure)))
         await self._parts.history.record(done)
-        self._checkpoint("installer:finished")
+        self._store.checkpoint("installer:finished")
         _log.info("job %s: %s %s", job.request.job, done.status, done.message or "")
         return done
 
@@ -291,64 +273,8 @@ class Installer:
             (await in_disk_thread(self._parts.circumstances.read_keys)).require_complete()
         is_active = active is not None and active.digest == request.digest
         floor = active.counter_floor if active is not None and is_active else None
-        run.verified = await self._verified(
-            request.model, request.digest, floor, is_new=is_new, deployed=not is_active
-        )
-
-    async def _verified(
-        self,
-        name: str,
-        digest: str,
-        counter_floor: int | None = None,
-        *,
-        is_new: bool = False,
-        deployed: bool = False,
-    ) -> VerifiedBundle:
-        """Verify the bundle on disk, and check that it has this digest and may run here.
-
-        `is_new` says that it was in service neither last nor before, and `deployed` that it replaces another
-        one and does not only return to service.
-        """
-        try:
-            async with asyncio.timeout(VERIFY_LIMIT_S):
-                verified, highest = await in_disk_thread(self._verify, digest, is_new, deployed)
-        except TimeoutError as error:
-            raise DiskError(f"{digest} could not be read within {VERIFY_LIMIT_S:g} s") from error
-        except OSError as error:
-            raise StoreError(f"reading {digest}: {error.strerror}") from error
-        with contextlib.ExitStack() as undo:
-            undo.callback(verified.close)
-            self._admit(verified, name, digest, counter_floor, highest)
-            undo.pop_all()
-        return verified
-
-    def _verify(self, digest: str, is_new: bool, deployed: bool) -> tuple[VerifiedBundle, int | None]:
-        """Return the bundle on disk, and the highest counter that a new one may have. This blocks."""
-        keyring = self._parts.circumstances.read_keys()
-        if self._parts.serves_revoked and not deployed:
-            keyring = replace(keyring, revoked=frozenset())
-        stored = self._store.has(digest)
-        path = self._store.bundle_path(digest) if stored else self._store.part_path(digest)
-        highest = highest_counter(clock.now_s(), synchronised=clock.is_synchronised()) if is_new else None
-        return verify(path, keyring), highest
-
-    def _admit(
-        self,
-        verified: VerifiedBundle,
-        name: str,
-        digest: str,
-        counter_floor: int | None,
-        highest: int | None,
-    ) -> None:
-        if verified.digest != digest:
-            raise MixAndMatchError(f"expected a bundle with {digest}, got {verified.digest}")
-        committed = self._store.committed_counter(name)
-        admit(
-            verified.manifest,
-            self._parts.circumstances.machine,
-            deployed_as=name,
-            committed_counter=committed if counter_floor is None else counter_floor,
-            highest_counter=highest,
+        run.verified = await inspect(
+            self._parts, request.model, request.digest, floor, is_new=is_new, deployed=not is_active
         )
 
     async def _do_install(self, run: JobRun) -> None:
@@ -411,7 +337,7 @@ class Installer:
     async def _do_commit(self, run: JobRun) -> None:
         request = run.job.request
         if run.counter is None:  # after a restart: read the counter from the active bundle
-            with await self._verified(request.model, request.digest) as verified:
+            with await inspect(self._parts, request.model, request.digest) as verified:
                 run.counter = verified.manifest.security_counter
         await in_disk_thread(self._store.commit_counter, request.model, run.counter)
 
@@ -424,7 +350,7 @@ class Installer:
         if before is None:
             await self.remove(request.model)
         else:
-            verified = await self._verified(request.model, before.digest, before.counter_floor)
+            verified = await inspect(self._parts, request.model, before.digest, before.counter_floor)
             before = replace(before, version=verified.manifest.version)
             if self._running.get(request.model) == before.digest:
                 verified.close()

@@ -13,7 +13,6 @@ from agent.deploy.interfaces import Models
 from agent.deploy.jobs import Journal
 from agent.deploy.reconcile import Attempts
 from agent.deploy.store.records import Records
-from agent.deploy.store.state_file import Checkpoint
 from agent.deploy.store.store import Store
 
 
@@ -22,8 +21,7 @@ class Parts:
     """The parts of one deployment.
 
     `circumstances` are what decides, beside the document, whether a bundle is refused. `report` publishes the
-    reported document. `serves_revoked` says whether what was in service goes on serving after its key was
-    revoked. `checkpoint` is called after each durable step, for fault injection.
+    reported document.
     """
 
     store: Store
@@ -36,5 +34,3 @@ class Parts:
     attempts: Attempts
     circumstances: Circumstances
     report: Callable[[], None]
-    serves_revoked: bool
-    checkpoint: Checkpoint

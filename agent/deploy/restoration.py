@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 class Restoration:
     """The models that were active before this start: `loading`, until all are `done`, as far as they can be.
 
-    `on_loaded` is called after each model that was loaded, or could not be.
+    `on_loaded` is called after each model that was loaded, or could not be; `keys_read` is set by others.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Restoration:
         self._last_use = last_use
         self._on_loaded = on_loaded
         self.done = False
+        self.keys_read = asyncio.Event()
         self.loading: set[str] = set()
 
     def expect(self, names: Iterable[str]) -> None:
@@ -68,18 +69,21 @@ class Restoration:
             self._parts.report()
         self.done = True
 
-    async def stop_revoked(self, models: Iterable[ActiveModel]) -> None:
-        """Stop bundles whose keys were revoked, and then run what a start of the agent would."""
-        revoked = []
-        for model in models:
-            async with self._installer.switching(model.name):
-                condition = self._parts.models.condition(model.name)
-                if condition is not None and condition.revoked:
-                    await self._installer.suspend(model.name, "the key that signed its bundle is revoked")
-                    revoked.append(model)
-        for model in revoked:
-            await self._load(model)
-            self._parts.report()
+    async def stop_revoked(self) -> None:
+        """Whenever the keys were read, stop bundles whose key is revoked, and run what a start would."""
+        while True:
+            await self.keys_read.wait()
+            self.keys_read.clear()
+            revoked = []
+            for model in tuple(self._parts.store.active().values()):
+                async with self._installer.switching(model.name):
+                    condition = self._parts.models.condition(model.name)
+                    if condition is not None and condition.revoked:
+                        await self._installer.suspend(model.name, "the key that signed its bundle is revoked")
+                        revoked.append(model)
+            for model in revoked:
+                await self._load(model)
+                self._parts.report()
 
     async def _restore(self, model: ActiveModel) -> None:
         counted = await self._trials.count_start(model)

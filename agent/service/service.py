@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, ParamSpec
 import agent
 from agent.bundle.machine import Machine
 from agent.config.settings import Config
+from agent.deploy.circumstances import Circumstances
 from agent.deploy.deployment import Deployment
 from agent.deploy.fetch.https import HttpsSettings
 from agent.deploy.outbox import Outbox
@@ -204,13 +205,13 @@ class Service:
         self._deployment = Deployment(
             device=config.device,
             store=self._store,
-            keyring=self._trusted_keys.read,
-            machine=machine,
+            circumstances=Circumstances(
+                self._trusted_keys.read, machine, config.sources_https, serves_revoked=config.serves_revoked
+            ),
             models=self.models,
             control=self._outbox,
             on_disk_error=self._storage.suspect,
             https=HttpsSettings(allow=config.sources_https, ca_file=config.sources_ca),
-            serves_revoked=config.serves_revoked,
         )
 
     @property
@@ -421,13 +422,13 @@ class Service:
         gauges.update(gauges_of.of_answers(self._answers))
         gauges.update(gauges_of.of_outbox(self._outbox))
         gauges.update(gauges_of.of_storage(self._storage))
-        gauges.update(gauges_of.of_deployment(self._deployment.states()))
+        gauges.update(gauges_of.of_deployment(self._deployment.reported.states()))
         gauges["edge_keyring_faults", ()] = len(self._trusted_keys.faults)
         if self._certificates is not None:
             gauges.update(gauges_of.of_certificates(self._certificates))
         for connection in self.connections:
             gauges.update(gauges_of.of_connection(connection))
-        stopped = self._deployment.stopped_by_revocation()
+        stopped = self._deployment.reported.stopped_by_revocation()
         for name in stopped:
             gauges["edge_model_key_revoked", (("model", name),)] = 1
         for model in self.models:

@@ -21,7 +21,6 @@ Leaves to others: verification (a file in the store proves nothing), and what to
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import logging
 import os
@@ -37,11 +36,12 @@ from agent.bundle.names import hex_digest
 from agent.deploy.store import state_format
 from agent.deploy.store.active import ACTIVE_FILE, ActiveModel, parse_active
 from agent.deploy.store.counters import Counters
+from agent.deploy.store.lock import Lock
 from agent.deploy.store.part import Part
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint, set_aside
 from agent.deploy.store.stopped import Stopped
 from agent.durable import store_error, sync_folder
-from agent.errors import InUseError, NoSpaceError, StateDirectoryError, StoreError
+from agent.errors import NoSpaceError, StateDirectoryError, StoreError
 from agent.wire.reported import Origin
 
 # Kept free for the journal, logs and other programs: a device with a full disk is hard to repair.
@@ -84,8 +84,8 @@ class Store:
         self._bundles = root / "store"
         self._parts = root / "partial"
         self.inbox = root / "inbox"
-        self._checkpoint = checkpoint
-        self._lock: int | None = None
+        self.checkpoint = checkpoint
+        self._lock = Lock(root)
         self._loaded = False
         self._active: dict[str, ActiveModel] = {}
         self._active_file = StateFile(root / ACTIVE_FILE, mirrored=True, checkpoint=checkpoint)
@@ -149,7 +149,7 @@ class Store:
         InUseError
             If another agent uses it.
         """
-        if not self._take_lock():
+        if not self._lock.take():
             return
         try:
             state_format.mark(self.root)
@@ -175,51 +175,13 @@ class Store:
             if self._active and not self._active_file.exists:
                 self._save_active(self._active)
 
-    def _take_lock(self) -> bool:
-        """Return whether the lock was taken now; not if this process has it already."""
-        path = self.root / "lock"
-        descriptor = _open_lock(path)
-        if descriptor is None:
-            return False
-        if self._lock is not None:
-            if os.path.samestat(os.fstat(descriptor), os.fstat(self._lock)):
-                os.close(descriptor)
-                return False
-            self.unlock()  # of a folder that is gone
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise InUseError(
-                f"{self.root} is in use by another agent",
-                hint="stop that agent, or give this one its own state_dir",
-            ) from error
-        except OSError as error:  # a network file system without locks
-            _log.error("%s", store_error(f"locking {path}", error))
-        self._lock = descriptor
-        return True
-
     def in_use(self) -> bool:
         """Return whether an agent uses this directory, without creating anything in it."""
-        try:
-            descriptor = os.open(self.root / "lock", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise store_error("opening the agent's lock", error) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        return self._lock.taken_by_another()
 
     def unlock(self) -> None:
         """Unlock the directory for another agent."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.release()
 
     def bundle_path(self, digest: str) -> Path:
         """Return the path of the bundle with `digest`, whether or not it is there."""
@@ -265,7 +227,7 @@ class Store:
             source.with_name(source.name + ".origin").unlink(missing_ok=True)
         except OSError as error:
             raise store_error(f"moving {target.name} into the store", error) from error
-        self._checkpoint("store:accepted")
+        self.checkpoint("store:accepted")
 
     def set_aside(self, digest: str) -> None:
         """Rename a damaged bundle to make way for a new copy; `collect` deletes it later."""
@@ -411,7 +373,7 @@ class Store:
                 whole = (self._bundles / f"{path.name.partition('.')[0]}.bundle").exists()
                 if path.name.partition(".")[0] not in keep and (old or whole):
                     freed += _remove(path)
-        self._checkpoint("store:collected")
+        self.checkpoint("store:collected")
         return freed
 
     def collect_parts(self, in_use: Collection[str]) -> int:
@@ -422,25 +384,6 @@ class Store:
         except OSError as error:
             raise store_error("removing old downloads", error) from error
         return sum(_remove(path) for path in parts)
-
-
-def _open_lock(path: Path) -> int | None:
-    """Open the lock's file, or else the folder; None if neither can be opened."""
-    for name, flags in (
-        (path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW),
-        (path, os.O_RDONLY | os.O_NOFOLLOW),
-        (path.parent, os.O_RDONLY | os.O_DIRECTORY),
-    ):
-        try:
-            return os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o640)
-        except OSError as error:
-            _log.log(
-                logging.ERROR if name is path.parent else logging.INFO,
-                "%s cannot be opened: %s",
-                name,
-                error.strerror,
-            )
-    return None
 
 
 def _unusable(root: Path, error: OSError) -> StoreError:

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from agent.bundle.machine import Machine
 from agent.bundle.manifest import Runtime, Target
 from agent.bundle.verify import VerifiedBundle
+from agent.deploy.circumstances import Circumstances
 from agent.deploy.deployment import Deployment
 from agent.deploy.fetch.https import HttpsSettings
 from agent.deploy.interfaces import Condition
@@ -248,14 +249,13 @@ class Agent:
         self.deployment = Deployment(
             device=DEVICE,
             store=self.store,
-            keyring=lambda: self.keyring,
-            machine=MACHINE,
+            circumstances=Circumstances(
+                lambda: self.keyring, MACHINE, self.https.allow, serves_revoked=self.serves_revoked
+            ),
             models=self.models,
             control=self.control,
             https=self.https,
-            serves_revoked=self.serves_revoked,
             silence_limit_s=self.silence_limit_s,
-            checkpoint=self.checkpoint,
         )
         self.control.deployment = self.deployment
         await self.deployment.start()

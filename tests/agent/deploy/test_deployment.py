@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from agent import clock
 from agent.bundle.archive import pack
 from agent.bundle.keyring import Keyring, key_id
-from agent.deploy import deployment, installer, reconcile, restoration
+from agent.deploy import deployment, inspection, reconcile, restoration
 from agent.deploy.fetch.blocks import BLOCK_BYTES
 from agent.deploy.store.last_use import LastUse
 from agent.deploy.store.store import Store
@@ -98,7 +98,7 @@ async def test_a_job_fails_and_the_agent_goes_on_while_no_thread_can_be_started(
     agent.desire({"digits": make_bundle().entry("job-2")})
     await until(lambda: agent.control.reported()["error"] is not None)
     assert agent.control.reported()["error"]["code"] == "ERR_STORE"
-    agent.store._checkpoint = agent.deployment._installer._checkpoint = lambda _name: None
+    agent.store.checkpoint = lambda _name: None
     left = True
     assert (await agent.finished("job-2"))["status"] == "SUCCEEDED", "taken by itself"
     await agent.stop()
@@ -261,7 +261,7 @@ async def test_counter_that_an_earlier_agent_has_committed_stays_in_service(
 ) -> None:
     late = make_bundle(counter=(1 << 63) - 1)
     with monkeypatch.context() as earlier:
-        earlier.setattr(installer, "highest_counter", lambda *_args, **_flags: (1 << 63) - 1)
+        earlier.setattr(inspection, "highest_counter", lambda *_args, **_flags: (1 << 63) - 1)
         await agent.start()
         await agent.deploy(late, "job-1")
         await agent.stop()
@@ -548,7 +548,7 @@ async def test_revoked_bundle_stops_at_once_and_only_the_models_of_that_key(agen
     await until(lambda: agent.models.serving == {"faces": "1.0.0"})
     await until(lambda: "which is revoked" in agent.models.given_up["digits"])
     await until(lambda: agent.control.reported()["models"]["digits"]["state"] == "failed")
-    assert agent.deployment.stopped_by_revocation() == {"digits"}
+    assert agent.deployment.reported.stopped_by_revocation() == {"digits"}
     # The same bundle again is refused, and one that another key has signed serves.
     state = await agent.deploy(digits, "job-3")
     assert (state["status"], state["code"]) == ("REJECTED", "ERR_KEY_REVOKED")
@@ -561,7 +561,7 @@ async def test_revoked_bundle_stops_at_once_and_only_the_models_of_that_key(agen
     signed_again = make_bundle(version="1.0.1", key=OTHER)
     assert (await agent.deploy(signed_again, "job-5"))["status"] == "SUCCEEDED"
     assert agent.models.serving["digits"] == "1.0.1"
-    assert agent.deployment.stopped_by_revocation() == set()
+    assert agent.deployment.reported.stopped_by_revocation() == set()
     await agent.stop()
 
 

@@ -174,7 +174,7 @@ async def test_full_disk_is_tried_again_when_there_is_space(
     monkeypatch.setattr(Store, "free_bytes", lambda _self: SPACE_MARGIN_BYTES)
     assert (await agent.deploy(NEW, "job-2"))["code"] == "ERR_NO_SPACE"
     assert reported(agent)["state"] == "degraded"
-    assert agent.deployment.states() == {"digits": "degraded"}
+    assert agent.deployment.reported.states() == {"digits": "degraded"}
     assert "free bytes" in reported(agent)["message"]
     monkeypatch.setattr(Store, "free_bytes", lambda _self: 10**12)
     await until(lambda: agent.models.serving == {"digits": "2.0.0"})
@@ -298,7 +298,7 @@ def refusals(agent: Agent) -> dict[str, tuple[str, bool]]:
     """Return the state of each refused model, and whether its reason is told."""
     models = {name: reported(agent, name) for name in ("digits", "faces")}
     assert models["faces"]["digest"] == STRANGER.digest
-    assert agent.deployment.states().items() >= {"digits": "degraded", "faces": "failed"}.items()
+    assert agent.deployment.reported.states().items() >= {"digits": "degraded", "faces": "failed"}.items()
     return {name: (model["state"], "not trusted" in model["message"]) for name, model in models.items()}
 
 

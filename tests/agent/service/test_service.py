@@ -377,7 +377,7 @@ async def test_old_jobs_are_published_again_only_to_a_broker_that_forgot_them(
     job = JobRecord(request, Status.SUCCEEDED)
     document = job.state().to_bytes()
     async with start_service(mosquitto.port) as rig:
-        published = rig.service._deployment._history
+        published = rig.service._deployment._parts.history
         rig.service._deployment._journal.put(job)
         published.publish(job)
         await until(lambda: rig.service.online)

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from agent.bundle.machine import Machine
+from agent.deploy.circumstances import Circumstances
 from agent.deploy.deployment import Deployment
 from agent.deploy.fetch.https import HttpsSettings
 from agent.deploy.store.store import Store
@@ -61,8 +62,7 @@ class Device:
         self.deployment = Deployment(
             device=device,
             store=self.store,
-            keyring=lambda: KEYRING,
-            machine=machine,
+            circumstances=Circumstances(lambda: KEYRING, machine),
             models=self.models,
             control=self.connection,
             https=https or HttpsSettings(),

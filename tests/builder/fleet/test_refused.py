@@ -82,6 +82,6 @@ async def test_refused_models_need_attention_in_the_dashboard(tmp_path: Path) ->
 
 async def test_refused_models_are_in_the_metric(tmp_path: Path) -> None:
     agent = await refused(tmp_path)
-    gauges = of_deployment(agent.deployment.states())
+    gauges = of_deployment(agent.deployment.reported.states())
     current = {dict(labels)["model"]: dict(labels)["state"] for (_, labels), on in gauges.items() if on}
     assert current == {"digits": "degraded", "faces": "failed", "pets": "active"}
