@@ -1,1 +1,0 @@
-"""The figures of `docs/tuning.md`: how much tuning gains (`python -m benchmarks.tuning`)."""
