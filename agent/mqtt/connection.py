@@ -5,7 +5,8 @@ published at QoS 1 is sent again until the broker acknowledges it, it expires, o
 good; what the broker says in CONNACK is obeyed; a received message is acknowledged when the owner calls
 `ack`. MQTT 5 first, 3.1.1 if the broker refuses 5.
 
-Leaves to others: what messages mean, the order of acknowledgement, and keeping anything across a restart.
+Leaves to others: connecting again (`upkeep`), what outlives a loss (`session`), what messages mean, the order
+of acknowledgement, and keeping anything across a restart.
 """
 
 from __future__ import annotations
@@ -13,39 +14,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
-from agent.errors import BrokerError, ConfigError, StoreError
-from agent.mqtt.backoff import Backoff
-from agent.mqtt.engine import MQTT_5, Engine
+from agent.errors import BrokerError
+from agent.mqtt.engine import MQTT_5
 from agent.mqtt.limits import BrokerLimits
 from agent.mqtt.message import Message, Receipt, Will, check_topic, encode_publish
-from agent.mqtt.negotiation import Negotiation, SocketOpener
+from agent.mqtt.negotiation import SocketOpener
 from agent.mqtt.properties import EMPTY, Properties, encode
-from agent.mqtt.reason_codes import CLOSED, LOST, POISON, RENEWED, TOO_LARGE_CODES, Action, Reason
+from agent.mqtt.reason_codes import CLOSED, POISON, TOO_LARGE_CODES, Reason
 from agent.mqtt.sending import Outgoing
 from agent.mqtt.session import Owner, Session
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.transport import open_socket as open_tcp_socket
+from agent.mqtt.upkeep import Upkeep
 from agent.rate_limited_log import RateLimitedLog
 
 _log = logging.getLogger(__name__)
 
-_KEEP_ALIVE_TICK_S: Final = 1.0
-# A longer pause is logged, for a person who wonders why nothing happens.
-_WORTH_SAYING_S: Final = 1.0
 # What others may cause as often as they like is logged at most this often; the counters count all of it.
 _LOG_INTERVAL_S: Final = 60.0
-# On MQTT 3.1.1, how often to ask whether the broker speaks MQTT 5 by now: it may only have been starting, or
-# was replaced since. If it says that it speaks 5 and then does not, it is asked half as often.
-LOOK_FOR_5_S: Final = 300.0
-_LOOK_FOR_5_AT_MOST_S: Final = 6 * 3600.0
 # More than everything before the payload in any packet of ours.
 _LARGEST_HEAD_BYTES: Final = 256 << 10
-# Ours, and the broker's own in PUBACK or DISCONNECT.
-_RETAIN_NOT_SUPPORTED: Final = 0x9A
-_QOS_NOT_SUPPORTED: Final = 0x9B
 
 
 class Connection:
@@ -89,16 +79,23 @@ class Connection:
         self.settings = settings
         self.client_id = client_id
         self.name = name or client_id
-        self.will = will
         self.unsendable = 0
-        self._persistent = persistent
         self._session = Session(self.name, owner)
-        self._negotiation = Negotiation(settings, self._engine_of, open_socket)
-        self._look_for_5_s = LOOK_FOR_5_S
+        self._upkeep = Upkeep(
+            settings, self._session, client_id, will, persistent=persistent, open_socket=open_socket
+        )
         self._log = RateLimitedLog(_log, _LOG_INTERVAL_S)
-        self._said: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+
+    @property
+    def will(self) -> Will | None:
+        """The will, as it is sent with the next CONNECT."""
+        return self._upkeep.will
+
+    @will.setter
+    def will(self, will: Will | None) -> None:
+        self._upkeep.will = will
 
     @property
     def connected(self) -> bool:
@@ -118,7 +115,7 @@ class Connection:
     @property
     def version(self) -> int:
         """The MQTT version in use, or last used: 5, or 4 for 3.1.1."""
-        return self._session.version or self._negotiation.first_version
+        return self._upkeep.version
 
     @property
     def limits(self) -> BrokerLimits:
@@ -153,7 +150,7 @@ class Connection:
     def start(self) -> None:
         """Connect and stay connected, in the background, until `close`."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._stay_connected(), name=self.name)
+            self._task = asyncio.get_running_loop().create_task(self._upkeep.run(), name=self.name)
 
     async def connect(self, timeout_s: float | None = None) -> None:
         """Connect, and stay connected from then on.
@@ -173,7 +170,7 @@ class Connection:
         limit_s = self.settings.connect_timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                why = await self._attempt(limit_s)
+                why = await self._upkeep.attempt(limit_s)
         except OSError as error:  # TimeoutError and ssl.SSLError are two
             from agent.mqtt.diagnosis import unreachable
 
@@ -208,9 +205,7 @@ class Connection:
         Nothing is lost: messages in flight are sent again, and a broker that keeps the session delivers
         unacknowledged ones again.
         """
-        if (engine := self._session.engine) is not None:
-            self._session.on_lost(RENEWED)
-            engine.disconnect()
+        self._session.renew()
 
     def publish(
         self,
@@ -342,120 +337,6 @@ class Connection:
         All messages that it sent because of an earlier subscription have arrived by then.
         """
         await self._session.subscriptions.idle()
-
-    async def _stay_connected(self) -> None:
-        ticking = asyncio.get_running_loop().create_task(self._keep_alive())
-        backoff = Backoff(self.settings.reconnect_spread_s)
-        try:
-            while True:
-                why, detail = LOST, ""
-                if not self.connected:
-                    try:
-                        async with asyncio.timeout(self.settings.connect_timeout_s):
-                            why = await self._attempt(self.settings.connect_timeout_s)
-                    except (OSError, ConfigError, StoreError) as error:
-                        # Imported late: a connected agent does without this memory.
-                        from agent.mqtt.diagnosis import describe
-
-                        detail = describe(error, self.settings)
-                    except Exception:  # noqa: BLE001 - the outermost loop: nothing else connects again
-                        _log.exception("%s: internal error while connecting", self.name)
-                        self._session.drop()
-                if self.connected:
-                    if backoff.failures:
-                        _log.info("%s: connected to %s", self.name, self.settings.url)
-                    why = await self._wait_for_loss()
-                    backoff.ended(_now_s() - self._session.up_s)
-                elif self._lower_will(why):
-                    continue
-                else:
-                    if backoff.failures == 0 or why.connecting is Action.LATER:
-                        _log.warning(
-                            "%s: no connection to %s (%.400s), trying again",
-                            self.name,
-                            self.settings.url,
-                            detail or why,
-                        )
-                    backoff.failed()
-                delay_s = backoff.delay_s(why, _now_s())
-                if delay_s >= _WORTH_SAYING_S and backoff.failures <= 1:
-                    _log.info("%s: next attempt in %.0f s", self.name, delay_s)
-                await asyncio.sleep(delay_s)
-        finally:
-            ticking.cancel()
-
-    async def _attempt(self, limit_s: float) -> Reason:
-        """Try to connect; return the reason if that failed."""
-        answer = await self._negotiation.attempt(limit_s)
-        if isinstance(answer, Reason):
-            return answer
-        missing = answer.limits.missing()
-        if self._is_behind:
-            missing = ("refuses MQTT 5, using 3.1.1: requests need reply_to in their JSON", *missing)
-        else:
-            self._look_for_5_s = LOOK_FOR_5_S
-        for line in missing:
-            if line not in self._said:
-                self._said.add(line)
-                _log.warning("%s: the broker %s", self.name, line)
-        return self._session.begin(answer)
-
-    async def _wait_for_loss(self) -> Reason:
-        """Return the reason for the end of the connection, once it has ended."""
-        looking = asyncio.ensure_future(self._look_for_5()) if self._is_behind else None
-        try:
-            why = await self._session.ended
-        finally:
-            if looking is not None:
-                looking.cancel()
-        _log.warning("%s: connection to %s ended: %s", self.name, self.settings.url, why)
-        return why
-
-    async def _keep_alive(self) -> None:
-        while True:
-            await asyncio.sleep(_KEEP_ALIVE_TICK_S)
-            if (engine := self._session.engine) is not None:
-                try:
-                    engine.keep_alive()
-                except Exception:  # noqa: BLE001 - the outermost loop: without pings, a silent loss stays unnoticed
-                    _log.exception("%s: internal error while the connection is kept alive", self.name)
-
-    @property
-    def _is_behind(self) -> bool:
-        """Whether the broker, asked in MQTT 5, accepted only 3.1.1."""
-        return self.version != MQTT_5 and self.settings.protocol == "auto"
-
-    async def _look_for_5(self) -> None:
-        """Ask now and then, on another connection, whether the broker speaks MQTT 5; then connect again."""
-        while True:
-            await asyncio.sleep(self._look_for_5_s)
-            while self.unacknowledged:
-                await asyncio.sleep(_KEEP_ALIVE_TICK_S)
-            if await self._negotiation.speaks_5(self.settings.connect_timeout_s) and not self.unacknowledged:
-                self._look_for_5_s = min(2 * self._look_for_5_s, _LOOK_FOR_5_AT_MOST_S)
-                _log.info("%s: the broker speaks MQTT 5 now, connecting again", self.name)
-                self.renew()
-
-    def _engine_of(self, version: int) -> Engine:
-        engine = Engine(
-            self.client_id,
-            version,
-            listener=self._session,
-            persistent=self._persistent,
-            will=self.will,
-            next_id=self._session.sending.next_id,
-        )
-        self._session.use(engine)
-        return engine
-
-    def _lower_will(self, why: Reason) -> bool:
-        """Return whether a broker that refused the will may accept it now (MQTT 5.0, 3.2.2.3.4 and 5)."""
-        if (will := self.will) is None:
-            return False
-        retain = will.retain and why.code != _RETAIN_NOT_SUPPORTED
-        qos = 0 if why.code == _QOS_NOT_SUPPORTED else will.qos
-        self.will = replace(will, retain=retain, qos=qos)
-        return self.will != will
 
 
 def _now_s() -> float:

@@ -177,13 +177,9 @@ class Engine:
             options = {"clean_start": True}
         else:
             client.username_pw_set(settings.username, password)
-        if self.version == MQTT_5 and not self._bare:
-            properties = PahoProperties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]  # paho has no types here
-            properties.ReceiveMaximum = self._receive_maximum = settings.receive_maximum
-            properties.MaximumPacketSize = settings.max_packet_bytes
-            if self._persistent:
-                properties.SessionExpiryInterval = settings.session_expiry_s
-            options = {"clean_start": not self._persistent, "properties": properties}
+            if self.version == MQTT_5:
+                self._receive_maximum = settings.receive_maximum
+                options = _session_options(settings, persistent=self._persistent)
         client.connect_async(settings.host, settings.port, keepalive=settings.keepalive_s, **options)
         self._turns.begin(sock)
         try:
@@ -434,6 +430,16 @@ class Engine:
         self, _client: object, _data: object, packet_id: int, _codes: list[ReasonCode], _properties: object
     ) -> None:
         self._listener.on_suback(packet_id, ())
+
+
+def _session_options(settings: BrokerSettings, *, persistent: bool) -> dict[str, Any]:
+    """Return what CONNECT says of the session and of what we accept (MQTT 5.0, 3.1.2.11)."""
+    properties = PahoProperties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]  # paho has no types here
+    properties.ReceiveMaximum = settings.receive_maximum
+    properties.MaximumPacketSize = settings.max_packet_bytes
+    if persistent:
+        properties.SessionExpiryInterval = settings.session_expiry_s
+    return {"clean_start": not persistent, "properties": properties}
 
 
 def _limits(properties: PahoProperties | None) -> BrokerLimits:

@@ -3,7 +3,7 @@
 Promises: messages in flight and subscriptions outlive each network connection, and go on over the next one.
 Nothing is published before the subscriptions are granted. An owner is told once of each loss.
 
-Leaves to others: making network connections (`connection`), and their packets (`engine`).
+Leaves to others: making network connections (`upkeep`), and their packets (`engine`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from agent.mqtt.engine import Connack, Engine, Listener
 from agent.mqtt.limits import NO_LIMITS
 from agent.mqtt.message import Message, Receipt
-from agent.mqtt.reason_codes import CLOSED, LOST, NOT_CONNECTED, QUEUE_FULL, Reason, reason
+from agent.mqtt.reason_codes import CLOSED, LOST, NOT_CONNECTED, QUEUE_FULL, RENEWED, Reason, reason
 from agent.mqtt.sending import MAX_IN_FLIGHT, Outgoing, Sending
 from agent.mqtt.subscriptions import Subscriptions
 from agent.rate_limited_log import RateLimitedLog
@@ -74,7 +74,7 @@ class Session(Listener):
         self.connects = self.over_limit = self.version = 0
         self.limits = NO_LIMITS
         self.ended: asyncio.Future[Reason]
-        self._name = name
+        self.name = name
         self._owner = owner
         self._log = RateLimitedLog(_log, _LOG_INTERVAL_S)
         self._engine: Engine | None = None
@@ -157,6 +157,12 @@ class Session(Listener):
             self._engine.drop()
         self.on_lost(LOST)
 
+    def renew(self) -> None:
+        """End the network connection with DISCONNECT; another one follows."""
+        if (engine := self.engine) is not None:
+            self.on_lost(RENEWED)
+            engine.disconnect()
+
     async def close(self) -> None:
         """Send DISCONNECT, and settle with `CLOSED` what is not acknowledged."""
         self.up.clear()
@@ -174,7 +180,7 @@ class Session(Listener):
             if self._log.due("over limit"):
                 _log.warning(
                     "%s: a message on %.200s is over a limit: %s",
-                    self._name,
+                    self.name,
                     ascii(message.topic[:200]),
                     message.refusal,
                 )

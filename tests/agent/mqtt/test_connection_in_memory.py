@@ -10,7 +10,6 @@ import pytest
 from agent.errors import BrokerError, ConfigError
 from agent.mqtt import sending
 from agent.mqtt.backoff import LATER_S
-from agent.mqtt.connection import LOOK_FOR_5_S
 from agent.mqtt.engine import Engine
 from agent.mqtt.message import Message, Will
 from agent.mqtt.properties import EMPTY, Properties
@@ -27,6 +26,7 @@ from agent.mqtt.reason_codes import (
 )
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.transport import BrokerSocket
+from agent.mqtt.upkeep import LOOK_FOR_5_S
 from tests.agent.mqtt import memory_broker
 from tests.agent.mqtt.memory_broker import (
     CONNECT,
