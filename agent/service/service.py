@@ -16,7 +16,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, ParamSpec
 
@@ -31,17 +30,15 @@ from agent.deploy.store.storage import Condition, StorageWatch
 from agent.deploy.store.store import Store
 from agent.disk_thread import in_disk_thread, within
 from agent.errors import DiskError, EdgeError, StoreError
-from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.reason_codes import Reason
 from agent.mqtt.session import Owner
 from agent.mqtt.tls import CertificateFiles
 from agent.service import gauges as gauges_of
-from agent.service import groups
 from agent.service.announcements import Announcements, home_assistant_announcer
 from agent.service.client_ids import ClientIds
+from agent.service.connections import Connections
 from agent.service.control_messages import ControlMessages
-from agent.service.groups import Groups
 from agent.service.inference import Inference
 from agent.service.metrics import host
 from agent.service.metrics.metrics import Metrics, Sample, to_document
@@ -55,8 +52,8 @@ from agent.service.requests.pending import Deadlines
 from agent.service.session_seq import SessionSeq
 from agent.service.trusted_keys import TrustedKeys
 from agent.wire.metrics import format_metrics
-from agent.wire.topics import Block, State, format_topic, infer_filters, parse_topic
 from agent.wire.topics import Metrics as MetricsTopic
+from agent.wire.topics import format_topic
 
 if TYPE_CHECKING:
     from agent.service.metrics.prometheus import PrometheusPage
@@ -74,15 +71,6 @@ _DISK_LIMIT_S: Final = 10.0
 _USE_INTERVAL_S: Final = 3600.0
 # For the broker to acknowledge the last messages: the state topic's, and the reports of jobs.
 _FAREWELL_S: Final = 2.0
-# A broker that holds requests back until we acknowledge earlier ones sends the next ones within this.
-_QUIET_S: Final = 0.1
-# In a flood a request waits behind this much. It takes 8 MB a second at 30 ms to the broker.
-_RECEIVE_BUFFER_BYTES: Final = 256 << 10
-
-
-# A desired document waits until the one before it is stored, and has at most 256 KiB; a block has 64 KiB.
-_CONTROL_RECEIVE_MAXIMUM: Final = 32
-_CONTROL_PACKET_BYTES: Final = 512 << 10
 
 
 class Service:
@@ -96,6 +84,13 @@ class Service:
         Sends messages to systemd.
     spawn
         Makes worker processes; None for forks of one template.
+
+    Attributes
+    ----------
+    connections
+        The connections to the broker.
+    models
+        The models that run here.
     """
 
     def __init__(self, config: Config, notifier: Notifier, *, spawn: Spawn | None = None) -> None:
@@ -135,55 +130,18 @@ class Service:
             Deadlines(config.default_deadline_s, config.max_deadline_s),
         )
         state_dir = config.state_dir if self._responds else None
-        client_ids = ClientIds(config.device, state_dir)
-        requests_broker = replace(config.broker, receive_buffer_bytes=_RECEIVE_BUFFER_BYTES)
-        self._requests = Connection(
-            requests_broker,
-            Owner(
-                self._inference.on_message,
-                on_up=self._on_requests_up,
-                on_down=self._on_requests_down,
-                on_subscribed=self._connections_changed,
-                shed=self._inference.sheds,
-            ),
-            client_id=client_ids.of("inference"),
-            name=f"{config.device}-inference",
-            persistent=True,
+        self.connections = Connections(
+            config,
+            self._inference,
+            ClientIds(config.device, state_dir),
+            Owner(self._on_control_message, self._on_control_up, self._on_control_down),
         )
-        self._inference.use(self._requests)
-        self._group_requests: Connection | None = None
-        self._groups: Groups | None = None
-        if config.groups:
-            self._group_requests = Connection(
-                groups.settings_of(requests_broker),
-                Owner(
-                    self._inference.on_group_message,
-                    on_up=self._on_groups_up,
-                    on_down=self._on_groups_down,
-                    on_subscribed=self._connections_changed,
-                    shed=self._inference.sheds,
-                ),
-                client_id=client_ids.of("groups"),
-                name=f"{config.device}-groups",
-            )
-            self._inference.use_for_groups(self._group_requests)
-            self._groups = Groups(config.groups, self._group_requests)
-        self._control = Connection(
-            replace(
-                config.broker,
-                receive_maximum=min(config.broker.receive_maximum, _CONTROL_RECEIVE_MAXIMUM),
-                max_packet_bytes=min(config.broker.max_packet_bytes, _CONTROL_PACKET_BYTES),
-            ),
-            Owner(self._on_control_message, self._on_control_up, self._on_control_down, shed=_sheds_control),
-            client_id=client_ids.of("control"),
-            name=f"{config.device}-control",
-        )
+        self._control = self.connections.control
         tls = config.broker.tls
         self._certificates = None if tls is None else CertificateFiles(tls)
         # These need the number of this start.
         self._presence: Presence | None = None
         self._control_messages: ControlMessages | None = None
-        self._stopping = False
         self._reloading: asyncio.Task[None] | None = None
         self._page: PrometheusPage | None = None
         self._announcements = Announcements(
@@ -215,16 +173,9 @@ class Service:
         )
 
     @property
-    def connections(self) -> tuple[Connection, ...]:
-        """The connections for control, for requests, and for the requests of groups if there are groups."""
-        if self._group_requests is None:
-            return self._control, self._requests
-        return self._control, self._requests, self._group_requests
-
-    @property
     def online(self) -> bool:
         """Whether all connections are up and subscribed, and every control message is acknowledged."""
-        return all(connection.settled for connection in self.connections) and not self._control.unacknowledged
+        return self.connections.online
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set.
@@ -258,16 +209,7 @@ class Service:
             self._control_messages = ControlMessages(
                 self._control.ack, self._presence, self._deployment, self._metrics
             )
-            self._connections_changed()
-            self._control.will = session.will()
-            self._control.want(format_topic(State(config.device)))
-            for topic_filter in infer_filters(config.device):
-                self._requests.want(topic_filter)
-            self._inference.deliver_left_over()
-            self._control.start()
-            self._requests.start()
-            if self._group_requests is not None:
-                self._group_requests.start()
+            self.connections.start(self._presence, session.will())
             # Freeze long-lived objects, so that the garbage collector skips them.
             gc.collect()
             gc.freeze()
@@ -316,8 +258,7 @@ class Service:
                 _log.error("the new certificates are not used: %s; %s", error, error.hint)
                 return
         _log.info("connecting again with the current certificates and password")
-        for connection in self.connections:
-            connection.renew()
+        self.connections.renew()
 
     async def _serve(self, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
@@ -345,30 +286,14 @@ class Service:
         end_s = time.monotonic() + limit_s
         self._inference.refuse_new()
         used, records = self.models.used(), self._deployment.records()
-        self._stopping = True
-        self._connections_changed()
+        self.connections.leave()
         await self.models.close(limit_s)
-        if self._group_requests is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, end_s - time.monotonic())):
-                    await self._answer_groups(self._group_requests)
-            await self._group_requests.close()
-        await self._inference.drain(max(0.0, end_s - time.monotonic()))
-        await self._requests.close()
+        await self.connections.close_requests(end_s)
         if self._presence is not None:
             self._presence.stop()
         await self._outbox.stored(_FAREWELL_S)
         await self._control.close(_FAREWELL_S)
         await _wait_for_disk(_FAREWELL_S, self._deployment.record_use, used, records)
-
-    async def _answer_groups(self, connection: Connection) -> None:
-        """Wait until every request that the broker has dealt to us is answered: no other member gets it."""
-        await connection.wait_subscribed()
-        taken = -1
-        while connection.connected and taken != self._inference.taken_for_groups:
-            taken = self._inference.taken_for_groups
-            await self._inference.drain(_FAREWELL_S)
-            await asyncio.sleep(_QUIET_S)
 
     async def _watch_files(self) -> None:
         """Notice damaged keys, and use renewed certificates even without a SIGHUP."""
@@ -455,36 +380,10 @@ class Service:
         assert self._control_messages is not None
         self._control_messages.take(message)
 
-    def _on_requests_up(self, _session_present: bool) -> None:
-        self._connections_changed()
-
-    def _on_requests_down(self, why: Reason) -> None:
-        self._inference.on_down(why)
-        self._connections_changed()
-
-    def _on_groups_up(self, _session_present: bool) -> None:
-        self._connections_changed()
-
-    def _on_groups_down(self, why: Reason) -> None:
-        self._inference.on_group_down(why)
-        self._connections_changed()
-
-    def _connections_changed(self) -> None:
-        """Say which connections are up, and take part in groups only while answers can be sent."""
-        serving = not self._stopping
-        if self._groups is not None:
-            self._groups.answers_changed(possible=serving and self._requests.connected)
-        if self._presence is not None:
-            self._presence.connections_changed(
-                inference=serving and self._requests.granted,
-                groups=None if self._group_requests is None else serving and self._group_requests.granted,
-            )
-
     def _model_changed(self, name: str) -> None:
         """Tell every part that follows the models."""
         status = self.models.status(name)
-        if self._groups is not None:
-            self._groups.model_changed(name, ready=status is not None and status.ready)
+        self.connections.model_changed(name, ready=status is not None and status.ready)
         if status is None:
             self._metrics.forget(name)
         if self._announcements.model_changed(name):
@@ -507,11 +406,6 @@ def _make_folder(path: Path) -> None:
         path.mkdir(mode=0o750, exist_ok=True)
     except OSError as error:
         _log.error("cannot create %s: %s", path, error.strerror)
-
-
-def _sheds_control(topic: str, _flooded_s: float) -> bool:
-    """Return whether to drop a control message at QoS 0 in a flood: only blocks are sent that way."""
-    return not isinstance(parse_topic(topic), Block)
 
 
 def _unless_writable(condition: Condition) -> str:

@@ -102,7 +102,7 @@ async def test_control_messages_that_wait_are_few_and_small(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
     async with start_service(mosquitto.port) as rig:
-        settings = rig.service.connections[0].settings
+        settings = rig.service.connections.control.settings
         assert settings.receive_maximum * settings.max_packet_bytes <= 16 << 20
 
 

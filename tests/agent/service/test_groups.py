@@ -118,11 +118,11 @@ class Asker:
 async def are_members(*rigs: Rig) -> None:
     """Wait until the broker has granted every member its subscriptions."""
     for rig in rigs:
-        assert rig.service._group_requests is not None
+        assert rig.service.connections.groups is not None
         await until(lambda rig=rig: rig.service.online)  # type: ignore[misc]
-        await rig.service._group_requests.wait_subscribed()
-        assert rig.service._groups is not None
-        assert rig.service._groups._subscribed
+        await rig.service.connections.groups.wait_subscribed()
+        assert rig.service.connections._groups is not None
+        assert rig.service.connections._groups._subscribed
 
 
 @pytest.mark.slow
@@ -143,8 +143,8 @@ async def test_member_whose_model_is_out_of_service_gets_no_requests(
                     os.kill(model.worker_pid, signal.SIGKILL)
             await asyncio.sleep(0.01)
         assert _phase(two) is ModelPhase.FAILED
-        assert two.service._group_requests is not None
-        await two.service._group_requests.wait_subscribed()
+        assert two.service.connections.groups is not None
+        await two.service.connections.groups.wait_subscribed()
         assert await Asker(client).ask(10) == {200: 10}
 
 
@@ -215,14 +215,14 @@ async def test_request_to_a_group_that_cannot_be_served_now_is_answered_503(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
     async with start_service(mosquitto.port, groups=[GROUP]) as rig:
-        assert rig.service._group_requests is not None
+        assert rig.service.connections.groups is not None
         # The broker may deal a request to a member that is just leaving. This one has no model to serve.
         for topic_filter in group_filters(GROUP, "echo"):
-            rig.service._group_requests.want(topic_filter)
-        await rig.service._group_requests.wait_subscribed()
+            rig.service.connections.groups.want(topic_filter)
+        await rig.service.connections.groups.wait_subscribed()
         asker = Asker(await rig.client())
         assert await asker.ask(3) == {503: 3}
-        assert rig.service._group_requests.unacknowledged == 0
+        assert rig.service.connections.groups.unacknowledged == 0
 
 
 async def test_answers_to_groups_leave_although_the_connection_of_the_groups_is_lost(
@@ -233,7 +233,7 @@ async def test_answers_to_groups_leave_although_the_connection_of_the_groups_is_
         asker = Asker(await rig.client())
         sent = asker.send(b"hold:%s" % bytes(tmp_path / "go"))
         await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 1)
-        connection = rig.service._group_requests
+        connection = rig.service.connections.groups
         assert connection is not None
         await connection.close()
         (tmp_path / "go").touch()
