@@ -207,7 +207,7 @@ class AsyncClient:
             If there is no answer; `errors` says which.
         """
         from agent.wire import topics
-        from edgebundle.exchange import Exchange
+        from edgebundle.exchange import Exchange, message_maker
 
         connection = await self._ready()
         said: set[str] = set()
@@ -228,12 +228,9 @@ class AsyncClient:
         exchange = Exchange(
             connection,
             target,
-            request,
+            message_maker(request, identifier, topics.format_topic(reply), end_s, trace, body),
             identifier=identifier,
-            reply_to=topics.format_topic(reply),
             end_s=end_s,
-            trace=trace,
-            body=body,
             on_silence=on_silence,
             too_late=self._too_late,
         )

@@ -35,7 +35,6 @@ LONGEST_RESEND_S: Final = 15.0
 ABSENT_S: Final = 1.0
 # MQTT 5.0, 3.4.2.1: the broker accepted the message, and there is no subscriber.
 _NO_SUBSCRIBERS: Final = 0x10
-# Ours, and the broker's own.
 
 
 class Wire(Protocol):
@@ -64,18 +63,12 @@ class Exchange:
         The connection.
     target
         Whom it is for.
-    request
-        The payload.
+    make
+        Returns the message, given the seconds that are left: what `message_maker` returns.
     identifier
-        The Correlation Data, and the last level of `reply_to`.
-    reply_to
-        The topic for the answer.
+        The Correlation Data, and the last level of the topic for the answer.
     end_s
         When an answer is of no use, by `time.monotonic`.
-    trace
-        User properties that the answer carries on.
-    body
-        The request's JSON for MQTT 3.1.1; None with MQTT 5.
     on_silence
         Called with this object at `ABSENT_S` and before each repetition.
     too_late
@@ -99,13 +92,10 @@ class Exchange:
         self,
         wire: Wire,
         target: Target,
-        request: Request,
+        make: Callable[[float], InferMessage],
         *,
         identifier: str,
-        reply_to: str,
         end_s: float,
-        trace: tuple[tuple[str, str], ...],
-        body: bytes | None,
         on_silence: Callable[[Exchange], None],
         too_late: Callable[[Exchange], ClientError],
     ) -> None:
@@ -117,9 +107,7 @@ class Exchange:
         self.attempts = 0
         self.no_subscriber = False
         self._wire = wire
-        self._request = request
-        self._reply_to = reply_to
-        self._trace = trace
+        self._make = make
         self._on_silence = on_silence
         self._too_late = too_late
         self._loop = asyncio.get_running_loop()
@@ -128,20 +116,7 @@ class Exchange:
         self._interval_s = RESEND_S
         self._next_s = 0.0
         self._unsettled = False
-        # Without MQTT 5 the same bytes each time, by which the agent recognises a repeated request.
-        self._envelope = (
-            None
-            if body is None
-            else InferMessage.with_envelope(
-                Envelope(
-                    reply_to,
-                    identifier,
-                    max(0.001, round(end_s - time.monotonic(), 3)),
-                    request.session,
-                ),
-                body,
-            )
-        )
+        self._sent_bytes = 0
 
     def start(self) -> None:
         """Send it for the first time."""
@@ -207,19 +182,8 @@ class Exchange:
         left_s = self.end_s - time.monotonic()
         if left_s <= 0 or not self._wire.connected:
             return  # `reconnected` follows, and the timer ends it
-        message = self._envelope
-        if message is None:
-            message = InferMessage(
-                reply_to=self._reply_to,
-                body=self._request.body,
-                content_type=self._request.content_type,
-                tensors=self._request.tensors,
-                accept=f"{RAW};{UNPROCESSED}" if self._request.is_raw else RAW,
-                correlation=self.identifier.encode(),
-                deadline_s=left_s,
-                trace=self._trace,
-                session=self._request.session,
-            )
+        message = self._make(left_s)
+        self._sent_bytes = len(message.body)
         self.attempts += 1
         self._unsettled = True
         self._wire.send(self.target.topic, message.body, self._settled, properties=message.properties())
@@ -233,7 +197,7 @@ class Exchange:
             return  # sent again later; the deadline and the client's end have errors of their own
         if verdict.code in TOO_LARGE_CODES:
             error = BrokerError(
-                f"the broker does not take a request of {len(self._request.body)} bytes: {verdict}",
+                f"the broker does not take a request of {self._sent_bytes} bytes: {verdict}",
                 hint="send less in one request, or raise the broker's limit for packets",
             )
         else:
@@ -245,3 +209,33 @@ class Exchange:
                 "and ._~:=@-), or let clients without one publish there in its access list",
             )
         self.fail(error)
+
+
+def message_maker(
+    request: Request,
+    identifier: str,
+    reply_to: str,
+    end_s: float,
+    trace: tuple[tuple[str, str], ...],
+    body: bytes | None,
+) -> Callable[[float], InferMessage]:
+    """Return what makes the message of a request, given the seconds that are left.
+
+    `trace` are user properties that the answer carries on. `body` is the request's JSON for MQTT 3.1.1, in
+    which the message is the same each time: the agent recognises it by its bytes. None with MQTT 5.
+    """
+    if body is not None:
+        left_s = max(0.001, round(end_s - time.monotonic(), 3))
+        message = InferMessage.with_envelope(Envelope(reply_to, identifier, left_s, request.session), body)
+        return lambda _left_s: message
+    return lambda left_s: InferMessage(
+        reply_to=reply_to,
+        body=request.body,
+        content_type=request.content_type,
+        tensors=request.tensors,
+        accept=f"{RAW};{UNPROCESSED}" if request.is_raw else RAW,
+        correlation=identifier.encode(),
+        deadline_s=left_s,
+        trace=trace,
+        session=request.session,
+    )
