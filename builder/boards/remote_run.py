@@ -9,7 +9,7 @@ import io
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from agent.array_file import damage, read_arrays, reason_of, write_arrays
 from agent.runtime.benchmark import BenchmarkResult
@@ -21,7 +21,7 @@ from builder.bundles.package import Package
 from builder.bundles.profile_report import Report
 from builder.errors import BoardError, CandidateError, FleetError, ModelError, PackageError
 from builder.running.inputs import Inputs, Picture, Sound, read_inputs
-from builder.running.local_run import FillMode, RunResult
+from builder.running.local_run import FillMode, RunResult, TimingOptions, timing_options
 
 OLDER_BOARD: Final = "start `edgebundle rpc-server` of this version on the board"
 
@@ -38,11 +38,8 @@ def run_on_board(
     key: str,
     fill_mode: FillMode = "random",
     benchmark: bool = False,
-    repeat: int = 10,
-    number: int = 1,
-    min_repeat_ms: float = 0,
-    end_to_end: bool = False,
     threads: int | None = None,
+    **timing: Unpack[TimingOptions],
 ) -> RunResult:
     """Run a compiled model on a board; the other parameters are those of `builder.run`.
 
@@ -65,11 +62,8 @@ def run_on_board(
     options = {
         "fill_mode": fill_mode,
         "benchmark": benchmark,
-        "repeat": repeat,
-        "number": number,
-        "min_repeat_ms": min_repeat_ms,
-        "end_to_end": end_to_end,
         "threads": threads,
+        **timing_options(**timing),
     }
     package = package if isinstance(package, Package) else Package.load(package)
     files, given = _files(package, inputs)

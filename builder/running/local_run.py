@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,25 @@ _STAGE_RUNS: Final = 5  # of decoding and postprocessing, whose times are means
 SEED: Final = 0  # of inputs that are filled with random values
 
 Array = npt.NDArray[Any]
+
+
+class TimingOptions(TypedDict, total=False):
+    """How a model is timed, as in `agent.runtime.graph_executor.GraphModule.benchmark`.
+
+    Attributes
+    ----------
+    repeat, number
+        So many results, 10 by default, each of so many runs, 1 by default.
+    min_repeat_ms
+        Each result takes at least this long: it is of more runs if necessary.
+    end_to_end
+        Whether to time copying the inputs and outputs as well.
+    """
+
+    repeat: int
+    number: int
+    min_repeat_ms: float
+    end_to_end: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +125,9 @@ def run(
     device: str = "cpu",
     fill_mode: FillMode = "random",
     benchmark: bool = False,
-    repeat: int = 10,
-    number: int = 1,
-    min_repeat_ms: float = 0,
-    end_to_end: bool = False,
     threads: int | None = None,
     input_shapes: Shapes | None = None,
+    **timing: Unpack[TimingOptions],
 ) -> RunResult:
     """Run a compiled model.
 
@@ -128,12 +144,12 @@ def run(
         What missing inputs are filled with; random values are seeded.
     benchmark
         Whether to time the model.
-    repeat, number, min_repeat_ms, end_to_end
-        As in `agent.runtime.graph_executor.GraphModule.benchmark`.
     threads
         Kernel threads; None means `EDGE_NUM_THREADS` or the number of CPUs.
     input_shapes
         Shapes of filled inputs of a model whose shapes change; by default its largest.
+    timing
+        How it is timed.
 
     Raises
     ------
@@ -145,14 +161,21 @@ def run(
     if device != "cpu":
         raise PackageError(f"device: expected cpu, got {device!r:.40}", hint="bundles hold kernels for CPUs")
     package = package if isinstance(package, Package) else Package.load(package)
+    how = timing_options(**timing)
     runner = Runner(package, threads)
     result = runner(inputs, fill_mode, input_shapes)
     if not benchmark:
         return result
     module = runner.module
     graph = module if isinstance(module, GraphModule) else module.module
-    times = graph.benchmark(repeat=repeat, number=number, min_repeat_ms=min_repeat_ms, end_to_end=end_to_end)
-    return replace(result, times=times)
+    return replace(result, times=graph.benchmark(**how))
+
+
+def timing_options(
+    *, repeat: int = 10, number: int = 1, min_repeat_ms: float = 0, end_to_end: bool = False
+) -> TimingOptions:
+    """Return all options of a timing, with the defaults of those that are not given."""
+    return {"repeat": repeat, "number": number, "min_repeat_ms": min_repeat_ms, "end_to_end": end_to_end}
 
 
 class Runner:
