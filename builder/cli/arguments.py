@@ -48,7 +48,7 @@ def not_negative(text: str) -> int:
 
 def seconds(text: str) -> float:
     """Read a positive number of seconds."""
-    value = _real(text)
+    value = real(text)
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text[:40]!r}")
     return value
@@ -56,7 +56,7 @@ def seconds(text: str) -> float:
 
 def milliseconds(text: str) -> float:
     """Read a number of milliseconds from 0 to one hour."""
-    value = _real(text)
+    value = real(text)
     if not 0 <= value <= _LONGEST_MS:
         raise argparse.ArgumentTypeError(f"expected milliseconds from 0 to {_LONGEST_MS}, got {text[:40]!r}")
     return value
@@ -64,7 +64,7 @@ def milliseconds(text: str) -> float:
 
 def tolerance(text: str) -> float:
     """Read a relative error of 0 or more."""
-    value = _real(text)
+    value = real(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number of 0 or more, got {text[:40]!r}")
     return value
@@ -77,7 +77,8 @@ def _integer(text: str) -> int | None:
         return None
 
 
-def _real(text: str) -> float:
+def real(text: str) -> float:
+    """Return a number, or NaN, which is in no range, for any other text."""
     try:
         return float(text)
     except ValueError:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from agent.terminal import say, say_json
 from builder.cli import SubParsers
-from builder.cli.arguments import TargetFlags, json_flag, load_model, options_of
+from builder.cli.arguments import TargetFlags, json_flag, load_model, options_of, real
 from builder.cli.early_checks import check_model, read_tensors
 from builder.cli.flags import flag, part, takes
 from builder.cli.progress import show_steps
@@ -25,24 +24,17 @@ EXAMPLES: Final = """examples:
 
 
 def _percent(text: str) -> float:
-    value = _number(text)
+    value = real(text)
     if not 0 <= value <= 100:
         raise argparse.ArgumentTypeError(f"expected a number from 0 to 100, got {text[:40]!r}")
     return value
 
 
 def _decibels(text: str) -> float:
-    value = _number(text)
+    value = real(text)
     if not -200 <= value <= 200:
         raise argparse.ArgumentTypeError(f"expected decibels from -200 to 200, got {text[:40]!r}")
     return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 @dataclass(frozen=True, slots=True)
