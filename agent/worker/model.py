@@ -282,19 +282,7 @@ class Model:
 class Prepared:
     """Everything that must be imported and set up before the sandbox is closed.
 
-    Parameters
-    ----------
-    manifest
-        The manifest of the verified bundle.
-    load
-        The agent's first frame.
-    members
-        The bundle's memory files.
-
-    Raises
-    ------
-    BundleError
-        If the manifest's declarations do not fit together.
+    `load` is the agent's first frame. Raises BundleError if the manifest's declarations do not fit together.
     """
 
     def __init__(self, manifest: Manifest, load: Load, members: Members) -> None:

@@ -90,41 +90,14 @@ def _sent_ahead(manifest: Manifest, settings: WorkerSettings) -> int:
 
 
 class Supervisor:
-    """One bundle and the process that serves it.
+    """One bundle, which the supervisor closes in the end, and the process that serves it.
 
-    Parameters
-    ----------
-    verified
-        The bundle; the supervisor owns it and closes it in the end.
-    settings
-        Limits of the worker.
-    share
-        The processors and threads that it starts with.
-    spawn
-        Makes its processes.
-    on_room
-        Called whenever it can take a request again, and whenever it has requests to take back.
-    on_state
-        Called after each change of `state`.
-    on_suspect
-        Called with the request that a process was computing when it died, and again when that request is
-        convicted or acquitted.
+    It starts with the processors and threads of `share`. `on_room` is called whenever it can take a request
+    again or has requests to take back, `on_state` after each change of `state`, and `on_suspect` with the
+    request that a process was computing when it died, and again when that request is convicted or acquitted.
 
-    Attributes
-    ----------
-    state, message
-        What it is doing, and why it is not ready.
-    next_try_s
-        When a bundle that is out of service is tried again, in seconds since the epoch by the device's clock;
-        None while it is in service or being tried.
-    record
-        How the bundle has done.
-    deaths
-        The latest deaths of its processes, and all of them by their cause.
-    quarantine
-        The requests that ended its processes.
-    sessions
-        How many sessions it has.
+    `message` says why it is not ready. `next_try_s` is when a bundle that is out of service is tried again,
+    in seconds since the epoch by the device's clock; None while it is in service or being tried.
     """
 
     def __init__(
