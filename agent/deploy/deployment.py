@@ -31,7 +31,7 @@ from agent.deploy.installer import Installer
 from agent.deploy.interfaces import Control, Models
 from agent.deploy.jobs import Job, Journal
 from agent.deploy.parts import Parts
-from agent.deploy.plan import Plan
+from agent.deploy.plan import Due, Plan
 from agent.deploy.reconcile import Attempts
 from agent.deploy.reported import Report
 from agent.deploy.restoration import Restoration
@@ -209,7 +209,7 @@ class Deployment:
         self._restoration.expect(self._store.active())
         if self._desired.document is not None:
             # A crash may have separated the document from its plan.
-            self._plan.follow(self._desired.document, running=None)
+            self._carry_out(self._plan.follow(self._desired.document, running=None))
         self._work.set()
 
     async def run(self) -> None:
@@ -351,11 +351,19 @@ class Deployment:
 
     def _follow(self, desired: Desired) -> None:
         """Begin with what follows from a document that has come into force."""
-        ending = self._plan.follow(desired, self._installer.current)
-        if ending is not None:
-            self._installer.abandon(ending)
+        self._carry_out(self._plan.follow(desired, self._installer.current))
         self._report()
         self._work.set()
+
+    def _carry_out(self, due: Due) -> None:
+        for job in due.queue:
+            self._parts.history.queue(job)
+        for job in due.publish:
+            self._parts.history.publish(job)
+        if due.ending is not None:
+            self._installer.abandon(due.ending)
+        if due.recovered:
+            self._report()
 
     async def _reconcile(self) -> None:
         self._desired.retry()
@@ -363,23 +371,20 @@ class Deployment:
             with contextlib.suppress(EdgeError):
                 await in_disk_thread(self._parts.circumstances.read_keys)
         installer = self._installer
-        if self._plan.reconcile(installer.running, installer.switched, self._restoration.loading):
-            self._report()
+        self._carry_out(
+            self._plan.reconcile(installer.running, installer.switched, self._restoration.loading)
+        )
         if self._plan.next_job() is not None:
             self._work.set()
 
     async def _remove_unwanted(self) -> None:
-        desired = self._desired.document
-        if desired is None:
-            return
         try:
-            for model in tuple(self._store.active().values()):
-                if model.origin is Origin.DESIRED and desired.get(model.name) is None:
-                    _log.info("%s is no longer desired", model.name)
-                    async with self._installer.switching(model.name):
-                        await self._installer.remove(model.name)
-                    self._attempts.forget(model.name)
-                    self._report()
+            for name in self._plan.unwanted():
+                _log.info("%s is no longer desired", name)
+                async with self._installer.switching(name):
+                    await self._installer.remove(name)
+                self._attempts.forget(name)
+                self._report()
         except StoreError as error:
             _log.error("a model that is no longer desired runs on: %s", error)
             self._on_disk_error()

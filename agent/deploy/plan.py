@@ -1,8 +1,8 @@
 """The jobs that follow from what should run and what runs: new ones, further attempts, and which is next.
 
 Promises: every model that does not run as it should has a job, or a reason why it is not tried again; a job
-that is no longer wanted is dropped.
-Leaves to others: the rules (`reconcile`), running the jobs (`installer`).
+that is no longer wanted is dropped. No I/O, but for what `recover` looks for on the disk.
+Leaves to others: the rules (`reconcile`), doing what is due (`deployment`), running the jobs (`installer`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from agent.bundle.names import hex_digest
@@ -38,6 +38,21 @@ _UNSENT: Final = "; since then, no one has sent the bundle again: deploy it agai
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is to be done now.
+
+    `queue` has jobs that are new, dropped or tried again, and `publish` those whose request was delivered
+    again. `ending` says how the job that runs now is to end; None if it is to go on. `recovered` says whether
+    a model runs again as it should, which is worth a report.
+    """
+
+    queue: Sequence[Job] = ()
+    publish: Sequence[Job] = ()
+    ending: Status | None = None
+    recovered: bool = False
+
+
 class Plan:
     """What is to be done so that everything that should run does."""
 
@@ -60,6 +75,13 @@ class Plan:
     def wishes(self) -> dict[str, Request]:
         """Return what should run, by model."""
         return wishes(self._parts.desired.document, self._store.active(), self._recovered)
+
+    def unwanted(self) -> list[str]:
+        """Return the models that run because a document wanted them, and no longer does."""
+        desired, active = self._parts.desired.document, self._store.active().values()
+        if desired is None:
+            return []
+        return [m.name for m in active if m.origin is Origin.DESIRED and desired.get(m.name) is None]
 
     def problems(self) -> dict[str, Problem]:
         """Return why each model that should run does not, as far as an attempt has failed.
@@ -85,12 +107,11 @@ class Plan:
         waiting.sort(key=lambda job: (job.status is Status.QUEUED, job.message is not None))
         return waiting[0] if waiting else None
 
-    def follow(self, desired: Desired, running: Request | None) -> Status | None:
-        """Queue the new jobs of a document, and drop those that are no longer wanted.
-
-        Return how the job that is `running` now is to end; None if it is to go on.
-        """
+    def follow(self, desired: Desired, running: Request | None) -> Due:
+        """Return the new jobs of a document, and those that are no longer wanted; `running` runs now."""
         ending = None
+        queue: list[Job] = []
+        publish: list[Job] = []
         self._recovered = tuple(kept for kept in self._recovered if desired.get(kept.model) is None)
         for job in self._parts.journal:
             request, wanted = job.request, desired.get(job.request.model)
@@ -100,13 +121,13 @@ class Plan:
             if request == running:
                 ending = status
             elif job.status is Status.QUEUED:
-                self._parts.history.queue(
+                queue.append(
                     job.now(status=status, result=Result.FAILED_NO_STATE_CHANGE, message="no longer wanted")
                 )
         for model in desired.models:
             known = self._parts.journal.get(model.job)
             if known is not None:
-                self._parts.history.publish(known)  # delivered again: published again
+                publish.append(known)
                 continue
             active = self._store.active().get(model.model)
             if active is not None and _is_rolled_back(active, Request.from_desired(model)):
@@ -120,8 +141,8 @@ class Plan:
                         status=Status.REJECTED, result=Result.REJECTED, code=error.code, message=str(error)
                     )
                 )
-            self._parts.history.queue(job)
-        return ending
+            queue.append(job)
+        return Due(queue, publish, ending)
 
     def compares_keys(self, running: Mapping[str, str]) -> bool:
         """Return whether `reconcile` will compare what was refused with the trusted keys as they are now."""
@@ -145,15 +166,15 @@ class Plan:
 
     def reconcile(
         self, running: Mapping[str, str], switching: Collection[str], loading: Collection[str]
-    ) -> bool:
-        """Queue another attempt for each model that does not run as it should, if one is due.
+    ) -> Due:
+        """Return another attempt for each model that does not run as it should, if one is due.
 
         `running` has the digest of the bundle that each model runs. Models that are being switched, or are
-        still being loaded after the start, are left as they are. Returns whether a model runs again as it
-        should, which is worth a report.
+        still being loaded after the start, are left as they are.
         """
         now_s = asyncio.get_running_loop().time()
         recovered = False
+        queue = []
         for name, wish in self.wishes().items():
             active = self._store.active().get(name)
             wish = self._due(wish)  # noqa: PLW2901 - what should run now
@@ -175,8 +196,8 @@ class Plan:
                 and (known := self._told_by_journal(wish)) is not None
             ):
                 self._parts.attempts.explain(name, known)  # the journal keeps only what this attempt will say
-            self._parts.history.queue(job.again())
-        return recovered
+            queue.append(job.again())
+        return Due(queue, recovered=recovered)
 
     def after_failure(self, job: Job) -> Job:
         """Return a job that has failed, with the time at which it is tried again."""

@@ -1,6 +1,6 @@
 """The lock of a state directory, which one agent holds while it runs.
 
-Promises: the lock ends with the process, however that ends. A folder that was replaced is locked anew.
+Promises: the lock ends with the process, however that ends. A folder that was replaced is locked again.
 """
 
 from __future__ import annotations
