@@ -202,13 +202,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Repeat at the end what `make test` said at the start: what was left out, and how to install it."""
     if os.environ.get("CI") or not terminalreporter.stats.get("skipped"):
         return
-    script = Path(__file__).parents[1] / "packaging" / "install-needs.sh"
-    done = subprocess.run([str(script), "--list", "test"], capture_output=True, text=True, check=False)
-    if done.stdout:
+    folder = Path(__file__).parents[1] / "packaging"
+    needs = [str(folder / "install-needs.sh"), "--list", "test"]
+    said = subprocess.run(needs, capture_output=True, text=True, check=False).stdout
+    for suite in ("bookworm", "trixie"):
+        broker = [str(folder / "debian-mosquitto.sh"), "--kept", suite]
+        if subprocess.run(broker, capture_output=True, check=False).returncode:
+            said += f"make: left out: tests with the broker of Debian {suite}\n"
+    if said:
         terminalreporter.section("left out")
-        terminalreporter.write(done.stdout)
-    if os.geteuid() != 0:
-        terminalreporter.write_line("Some tests need root: boards behind ssh, disks that lose their power.")
+        terminalreporter.write(said)
 
 
 def pytest_collection_finish() -> None:

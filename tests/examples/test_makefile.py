@@ -156,7 +156,12 @@ def test_tests_name_all_that_they_lack_at_the_start(tmp_path: Path, tools: Path)
     assert (done.returncode, done.stderr) == (0, "")
     said = done.stdout.splitlines()
     assert "  chromium: the dashboard, pages and the JavaScript client in a browser" in said
-    assert "chromium" in said[-1].split()
+    (install,) = (line for line in said if line.startswith("to install it: "))
+    assert "chromium" in install.split()
+    assert said[-2:] == [
+        f"make: left out: tests with the broker of Debian {s}" for s in ("bookworm", "trixie")
+    ]
+    assert any("because it needs root" in line for line in said) == (os.geteuid() != 0)
 
 
 def test_nothing_is_said_of_what_is_there(tmp_path: Path, tools: Path) -> None:

@@ -23,7 +23,7 @@ from tests.bundles import Signer
 from tests.conftest import BrokerProcess
 from tests.nightly.hostile.hostile_worker import damage, hostile_frame, valid_frames
 from tests.nightly.hostile.outcome import Outcome
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 
 HOSTILE_WORKER: Final = (sys.executable, str(Path(__file__).with_name("hostile_worker.py")))
 _ANSWER_LIMIT_S: Final = 30.0
@@ -124,7 +124,7 @@ async def _serve(number: int, count: int, folder: Path, result: FramesResult) ->
         result.complaints.append("requests to a hostile worker were never answered or acknowledged")
     finally:
         stop.set()
-        await asyncio.wait_for(running, 30)
+        await asyncio.wait_for(running, PATIENCE_S)
         broker.stop()
 
 
