@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from builder.records.task import Task
     from builder.running.local_run import RunResult, profile, run
     from builder.target.device_target import DeviceTarget, resolve
-    from builder.tuning.options import TuneOptions
+    from builder.tuning.options import TrackerBoards, TuneOptions
     from builder.tuning.tasks.extraction import extract_tasks
     from builder.tuning.tuner import tune
 
@@ -56,6 +56,7 @@ _MODULE_OF: Final = {
     "RunResult": "builder.running.local_run",
     "RunnerOptions": "builder.boards.measuring_process",
     "Task": "builder.records.task",
+    "TrackerBoards": "builder.tuning.options",
     "TuneOptions": "builder.tuning.options",
     "WeightsOnlyModel": "builder.quantising.weights_only",
     "compile": "builder.compiler",
@@ -84,6 +85,7 @@ __all__ = [
     "RunResult",
     "RunnerOptions",
     "Task",
+    "TrackerBoards",
     "TuneOptions",
     "WeightsOnlyModel",
     "compile",

@@ -99,6 +99,7 @@ class _Search:
             seed=self.seed,
             time_limit_s=self.time_limit * 60.0 if self.time_limit else None,
             pairs=self.pairs,
+            prior_records=self.tuning_records,
         )
 
 
@@ -174,13 +175,22 @@ def _tune(args: _Tune) -> int:
     for folder in args.search.tuning_records:
         check_records(folder)
     read_tensors(args.model, options)
+    from builder.errors import FleetError
     from builder.target.device_target import resolve
+    from builder.tuning.options import TrackerBoards
     from builder.tuning.search.strategies import TUNERS
     from builder.tuning.tuner import tune
     from builder.tuning.views.html_report import write_report
     from builder.tuning.views.live import watch
 
     assert args.search.tuner in TUNERS
+    tracker, key = args.rpc_tracker, args.rpc_key
+    if (tracker is None) != (key is None):
+        raise FleetError(
+            "an RPC tracker and a key belong together",
+            hint="give both: --rpc-tracker HOST:PORT --rpc-key KEY",
+        )
+    boards = None if tracker is None or key is None else TrackerBoards(tracker, key)
     device = resolve(args.target)
     model = load_model(args.model, options)
     if args.search.tasks == "list":
@@ -193,9 +203,7 @@ def _tune(args: _Tune) -> int:
                 args.output,
                 options=args.search.options(),
                 runner=args.measuring.options(),
-                tracker=args.rpc_tracker,
-                key=args.rpc_key,
-                prior_records=args.search.tuning_records,
+                boards=boards,
                 view=view,
             )
     except KeyboardInterrupt:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from builder.boards.tracker_client import Tracker
+    from builder.kernels.decisions import Chooser
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,10 @@ class TuneOptions:
         Time limit of the search in seconds, without the comparison at the end; None for no limit.
     pairs
         Measurements of each side in the comparison at the end; 0 skips it.
+    prior_records
+        Other folders, for other models or targets, whose best points are measured early.
+    choose
+        Chooses the points that the search starts from; None for the heuristic.
     """
 
     tuner: str = "xgb"
@@ -40,3 +51,21 @@ class TuneOptions:
     seed: int = 0
     time_limit_s: float | None = None
     pairs: int = 21
+    prior_records: Sequence[str | os.PathLike[str]] = ()
+    choose: Chooser | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerBoards:
+    """The boards that are registered with an RPC tracker.
+
+    Attributes
+    ----------
+    tracker
+        Its address, `host:port`.
+    key
+        The key that the boards are registered under.
+    """
+
+    tracker: str | Tracker
+    key: str

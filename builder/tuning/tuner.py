@@ -23,7 +23,7 @@ from builder.boards.rpc_boards import RpcBoards
 from builder.boards.tracker_client import Tracker
 from builder.errors import FleetError
 from builder.importer import ImportedModel, load
-from builder.kernels.decisions import Chooser, heuristic
+from builder.kernels.decisions import heuristic
 from builder.kernels.design_space import Decisions
 from builder.records.folder import Records
 from builder.records.meta_json import ModelResult
@@ -35,7 +35,7 @@ from builder.tuning.candidates.peak_kernel import peak_kernel
 from builder.tuning.candidates.pipeline import Batch, Job, Pipeline
 from builder.tuning.context import TuningContext
 from builder.tuning.interruption import Interruption, deferred
-from builder.tuning.options import TuneOptions
+from builder.tuning.options import TrackerBoards, TuneOptions
 from builder.tuning.search import strategies
 from builder.tuning.tasks.extraction import extract_tasks, select
 from builder.tuning.tasks.task_run import TaskRun
@@ -43,8 +43,6 @@ from builder.tuning.verdicts.final_comparison import FinalComparison
 from builder.tuning.views.progress import Progress, Silent, View
 
 SEEDS: Final = 8  # best points of a task that are taken from each other folder and measured early
-
-_TRACKER_FLAGS: Final = "--rpc-tracker HOST:PORT --rpc-key KEY"
 
 
 def tune(
@@ -54,13 +52,9 @@ def tune(
     *,
     options: TuneOptions | None = None,
     runner: RunnerOptions | None = None,
-    tracker: str | Tracker | None = None,
-    key: str | None = None,
-    prior_records: Sequence[str | os.PathLike[str]] = (),
+    boards: Boards | TrackerBoards | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     view: View | None = None,
-    boards: Boards | None = None,
-    choose: Chooser = heuristic,
 ) -> Records:
     """Tune a model.
 
@@ -74,20 +68,13 @@ def tune(
         A folder; if it already holds records for this target, the run continues from them.
     options, runner
         How to search, and how to time.
-    tracker, key
-        `host:port` of an RPC tracker, and the key that the boards are registered under. Without them, the
-        candidates are measured on this machine.
-    prior_records
-        Other folders, for other models or targets, whose best points are measured early.
+    boards
+        Boards to measure on: those of a tracker, or any implementation, such as a simulator or a counter of
+        instructions. None for this machine. They are closed at the end.
     input_shapes
         Shapes of inputs with symbolic dimensions, if `model` is a path.
     view
         Shows the progress; None shows nothing.
-    boards
-        Boards to measure on, in place of this machine or the boards of a tracker: for example a simulator, or
-        a counter of instructions. They are closed at the end.
-    choose
-        Chooses the points that the search starts from.
 
     Returns
     -------
@@ -103,19 +90,20 @@ def tune(
     """
     options, runner, view = options or TuneOptions(), runner or RunnerOptions(), view or Silent()
     device = target if isinstance(target, DeviceTarget) else resolve(target)
-    if (tracker is None) != (key is None):
-        raise FleetError("an RPC tracker and a key belong together", hint=f"give both: {_TRACKER_FLAGS}")
-    if boards is None and tracker is None and not device.is_native:
+    if boards is None and not device.is_native:
         raise FleetError(
             f"this machine cannot measure for {device.triple} {device.cpu}",
-            hint=f"tune on boards of that kind: {_TRACKER_FLAGS}",
+            hint="tune on boards of that kind: --rpc-tracker HOST:PORT --rpc-key KEY",
         )
     imported = model if isinstance(model, ImportedModel) else load(model, input_shapes=input_shapes)
-    tasks = select(extract_tasks(imported, device, choose=choose), options.tasks)
-    seeds = _seeds(prior_records, tasks, view.note)
+    tasks = select(extract_tasks(imported, device, choose=options.choose or heuristic), options.tasks)
+    seeds = _seeds(options.prior_records, tasks, view.note)
     with Records.write(records_path, device, view.note) as records:
         if boards is None:
-            boards = _boards(tracker, key, runner, view)
+            boards = LocalBoard(runner)
+        elif isinstance(boards, TrackerBoards):
+            where = boards.tracker if isinstance(boards.tracker, Tracker) else Tracker.parse(boards.tracker)
+            boards = RpcBoards(where, boards.key, runner, view.note)
         builder = CandidateBuilder(device, options.parallel)
         context = TuningContext(imported, device, records, builder, boards, options, runner, view)
         with deferred() as interruption:
@@ -337,14 +325,6 @@ class _Run:
                 self._records.meta.peak_gflops,
             )
         )
-
-
-def _boards(tracker: str | Tracker | None, key: str | None, runner: RunnerOptions, view: View) -> Boards:
-    """Return this machine as a board, or the boards of a tracker."""
-    if tracker is None or key is None:
-        return LocalBoard(runner)
-    where = tracker if isinstance(tracker, Tracker) else Tracker.parse(tracker)
-    return RpcBoards(where, key, runner, view.note)
 
 
 def _seeds(

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builder import RunnerOptions, TuneOptions, compile, load, resolve, run, tune
+from builder import RunnerOptions, TrackerBoards, TuneOptions, compile, load, resolve, run, tune
 from builder.boards.remote_run import profile_on_board, run_on_board
 from builder.boards.rpc_boards import RpcBoards
 from builder.boards.tracker_client import Tracker
@@ -163,8 +163,7 @@ def test_a_model_is_tuned_on_two_boards_and_its_bundle_runs_there(
         tmp_path / "r",
         options=TuneOptions(trials=8, batch=4, pairs=3, tuner="ga"),
         runner=RUNNER,
-        tracker=boards.tracker,
-        key=KEY,
+        boards=TrackerBoards(boards.tracker, KEY),
         view=notes,
     )
     thread.join()

@@ -170,9 +170,10 @@ def test_other_records_best_points_are_measured_early(
         model,
         device,
         tmp_path / "fresh",
-        options=TuneOptions(trials=3, pairs=0, parallel=1, tasks=str(task.index)),
+        options=TuneOptions(
+            trials=3, pairs=0, parallel=1, tasks=str(task.index), prior_records=[records.path]
+        ),
         runner=FAST,
-        prior_records=[records.path],
     )
     wanted = [r.decisions for r in records.best(task.key, 3)]
     assert set(list(fresh.measured(task.key))[1:3]) <= set(wanted)
