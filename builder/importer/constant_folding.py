@@ -49,7 +49,11 @@ def fold_constants(model: onnx.ModelProto, *, strict: bool = True) -> None:
 
 def _fold_once(model: onnx.ModelProto) -> int:
     graph = OnnxGraph(model)
-    count = graph.rewrite(lambda node: _shape_as_constant(graph, node) or _without_empty_inputs(graph, node))
+    count = graph.rewrite(
+        lambda node: (
+            _shape_as_constant(graph, node) or _nothing(graph, node) or _without_empty_inputs(graph, node)
+        )
+    )
     constant = {tensor.name for tensor in model.graph.initializer}
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
@@ -98,6 +102,21 @@ def _shape_as_constant(graph: OnnxGraph, node: onnx.NodeProto) -> list[onnx.Node
         "Constant", [], list(node.output), name=node.name, value=numpy_helper.from_array(values)
     )
     return [constant]
+
+
+def _nothing(graph: OnnxGraph, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    """Make tensors without elements of nothing: they are the same in each request."""
+    if node.domain or (node.op_type == "Identity" and graph.is_constant(node.input[0])):
+        return None
+    result = []
+    for name in filter(None, node.output):
+        found = graph.type_of(name)
+        shape = None if found is None else found.static_shape
+        if found is None or shape is None or 0 not in shape or found.elem_type == onnx.TensorProto.STRING:
+            return None
+        source = graph.add_constant(np.zeros(shape, found.dtype), f"{name}/empty")
+        result.append(helper.make_node("Identity", [source], [name], name=node.name))
+    return result or None
 
 
 def _without_empty_inputs(graph: OnnxGraph, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:

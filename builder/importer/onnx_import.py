@@ -35,6 +35,7 @@ from builder.importer.original import (
     REAL_LSTM,
     Original,
     has_rounded_lstm,
+    is_unsorted,
     keys_of,
     operators_of,
     skips_output,
@@ -193,7 +194,7 @@ def import_onnx(
             rounds_to_half=bool(half_types(model)),
             excuse=_LIMITED if max_iterations is not None else disagreement(model),
             narrow=narrow_edges(model),
-            skips_outputs=any(skips_output(node) for node in walk_nodes(model.graph)),
+            has_open_nodes=any(skips_output(n) or is_unsorted(n) for n in walk_nodes(model.graph)),
         )
         elements = split_sequences(model)
         texts = replace_string_inputs(model)

@@ -20,7 +20,7 @@ from builder.importer.classic.ensemble import attribute
 from builder.importer.large_models import sha256
 from builder.importer.model_file import read_model
 from builder.importer.narrow_types import widen_edges
-from builder.importer.onnx_graph import OnnxGraph, walk_nodes
+from builder.importer.onnx_graph import OnnxGraph, set_attributes, walk_nodes
 from builder.importer.rewrites.microsoft.quantised_layers import dynamic_lstm
 from builder.importer.rewrites.replacement import rewritten
 from builder.importer.sequence_outputs import Element
@@ -46,7 +46,8 @@ class Original:
     `operators`: the types of its nodes; of functions, those of their bodies.
     `rounds_to_half`: whether it computes or keeps numbers in float16 or bfloat16, which become float32.
     `excuse`: why ONNX Runtime's answers to it are no reference; empty if they are.
-    `skips_outputs`: whether a node leaves an output unnamed on which ONNX Runtime may crash.
+    `has_open_nodes`: whether a node leaves an output unnamed on which ONNX Runtime may crash, or the order of
+        its results open.
     `narrow`: inputs and outputs of types that NumPy lacks -> their types.
     """
 
@@ -61,19 +62,19 @@ class Original:
     operators: frozenset[str] = frozenset()
     rounds_to_half: bool = False
     excuse: str = ""
-    skips_outputs: bool = False
+    has_open_nodes: bool = False
     narrow: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_changed(self) -> bool:
         """Whether ONNX Runtime cannot judge it as it is, only as `model` returns it."""
-        return self.skips_outputs or bool(self.narrow) or has_rounded_lstm(self.operators)
+        return self.has_open_nodes or bool(self.narrow) or has_rounded_lstm(self.operators)
 
     def model(self) -> onnx.ModelProto | None:
         """Return the model, read again; None if it is not what was imported any more.
 
-        Outputs of nodes that `skips_output` have names, `narrow` inputs and outputs wider types, and weights
-        of an LSTM the numbers that they stand for.
+        Outputs of nodes that `skips_output` have names, what a TopK finds the order of its values, `narrow`
+        inputs and outputs wider types, and weights of an LSTM the numbers that they stand for.
         """
         if isinstance(self.source, onnx.ModelProto):
             model, digest = self.source, sha256(self.source)
@@ -90,6 +91,8 @@ class Original:
             if skips_output(node):
                 names = [name or f"edgebundle/unread/{number}/{i}" for i, name in enumerate(node.output)]
                 node.output[:] = names
+            if is_unsorted(node):
+                set_attributes(node, ["sorted"], {})
         widen_edges(changed)
         graph = OnnxGraph(changed)
         graph.rewrite(lambda node: rewritten(dynamic_lstm, node, graph) if node.op_type == _ROUNDED else None)
@@ -127,6 +130,11 @@ def has_rounded_lstm(operators: Collection[str]) -> bool:
 def skips_output(node: onnx.NodeProto) -> bool:
     """Whether a node leaves its first output unnamed, or is a Split that leaves any."""
     return "" in (node.output if node.op_type == "Split" else node.output[:1])
+
+
+def is_unsorted(node: onnx.NodeProto) -> bool:
+    """Whether a node is a TopK whose results may have any order; ours is that of the values."""
+    return node.op_type == "TopK" and any(each.name == "sorted" and not each.i for each in node.attribute)
 
 
 def keys_of(model: onnx.ModelProto) -> dict[str, tuple[Any, ...]]:

@@ -68,6 +68,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "If": branches.select_branch,
     "IsInf": elementwise.is_inf,
     "LSTM": recurrent.prepare,
+    "LayerNormalization": normalisation.layer_normalization,
     "Loop": loops.unroll_loop,
     "LpNormalization": normalisation.lp_normalization,
     "LpPool": pooling.pool,

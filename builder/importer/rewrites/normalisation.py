@@ -6,6 +6,7 @@ import numpy as np
 from onnx import TensorProto
 
 from builder.errors import ModelError
+from builder.importer.onnx_graph import copy_node
 from builder.importer.rewrites.replacement import Nodes, Replacement
 
 
@@ -67,6 +68,24 @@ def group_normalization(new: Replacement) -> Nodes | None:
     return new.nodes
 
 
+def layer_normalization(new: Replacement) -> Nodes | None:
+    """LayerNormalization with a scale or bias of another shape than what is normalised: applied behind it."""
+    found, shape = new.type_of(new.inputs[0]), new.shape_of(new.inputs[0])
+    normalised = shape[int(new.attributes.get("axis", -1)) :]
+    factors = [name for name in new.inputs[1:3] if name]
+    if not shape or all(new.shape_of(name) == normalised for name in factors):
+        return None
+    plain = copy_node(new.node)
+    plain.input[:] = [new.inputs[0], new.constant(np.ones(normalised), found.dtype)]
+    plain.output[0] = new.graph.fresh(f"{new.node.name}/plain")
+    new.nodes.append(plain)
+    if len(factors) == 1:
+        new.op("Mul", plain.output[0], factors[0], to=new.outputs[0])
+    else:
+        new.op("Add", new.op("Mul", plain.output[0], factors[0]), factors[1], to=new.outputs[0])
+    return new.nodes
+
+
 def rms_normalization(new: Replacement) -> Nodes | None:
     """RMSNormalization over more than the last axis."""
     options = new.attributes
@@ -89,9 +108,11 @@ def rms_normalization(new: Replacement) -> Nodes | None:
 
 
 def batch_normalization(new: Replacement) -> Nodes | None:
-    """BatchNormalization in training mode, which the front end would treat as inference mode."""
+    """BatchNormalization of a vector, and in training mode, which the front end would take for inference."""
     options = new.attributes
     found = new.type_of(new.inputs[0])
+    if found.shape is not None and len(found.shape) == 1:
+        return _of_a_vector(new)
     if not options.get("training_mode", 0) or found.shape is None:
         return None
     x, scale, bias, old_mean, old_variance = new.inputs
@@ -102,7 +123,7 @@ def batch_normalization(new: Replacement) -> Nodes | None:
     variance = new.reduce("ReduceMean", new.op("Mul", centred, centred), axes, keep=True)
     epsilon = new.constant(options.get("epsilon", 1e-5), found.dtype)
     normal = new.op("Div", centred, new.op("Sqrt", new.op("Add", variance, epsilon)))
-    column = new.ints(-1, *[1] * (rank - 2)) if rank > 1 else new.ints(-1)
+    column = new.ints(-1, *[1] * (rank - 2))
     scaled = new.op("Mul", normal, new.op("Reshape", scale, column))
     new.op("Add", scaled, new.op("Reshape", bias, column), to=new.outputs[0])
     momentum = float(options.get("momentum", 0.9))
@@ -112,4 +133,14 @@ def batch_normalization(new: Replacement) -> Nodes | None:
             flat = new.op("Reshape", current, new.ints(-1))
             added = new.op("Mul", flat, new.constant(1 - momentum, found.dtype))
             new.op("Add", kept, added, to=name)
+    return new.nodes
+
+
+def _of_a_vector(new: Replacement) -> Nodes:
+    """BatchNormalization of a vector: samples of one channel."""
+    matrix = copy_node(new.node)
+    matrix.input[0] = new.op("Unsqueeze", new.inputs[0], new.ints(1))
+    matrix.output[0] = new.graph.fresh(f"{new.node.name}/column")
+    new.nodes.append(matrix)
+    new.op("Squeeze", matrix.output[0], new.ints(1), to=new.outputs[0])
     return new.nodes

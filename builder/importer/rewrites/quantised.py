@@ -116,7 +116,16 @@ def matmul_integer(new: Replacement) -> Nodes | None:
 
     ONNX Runtime, which is the reference, computes products of uint8 and int8 with sums of pairs that
     saturate on processors with AVX2 and without VNNI (VPMADDUBSW). Products of uint8 and uint8 are exact.
+    Vectors become matrices.
     """
+    is_row, is_column = (len(new.graph.shape_of(name) or ()) == 1 for name in new.inputs[:2])
+    if is_row or is_column:
+        inputs = list(new.inputs)
+        inputs[0] = new.op("Unsqueeze", inputs[0], new.ints(0)) if is_row else inputs[0]
+        inputs[1] = new.op("Unsqueeze", inputs[1], new.ints(1)) if is_column else inputs[1]
+        product = new.op("MatMulInteger", *inputs)
+        new.op("Squeeze", product, new.ints(*[-2] * is_row, *[-1] * is_column), to=new.outputs[0])
+        return new.nodes
     weights = new.graph.constant(new.inputs[1])
     if weights is None or weights.dtype != np.int8:
         return None

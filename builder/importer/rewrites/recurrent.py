@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from numpy.typing import ArrayLike
 
+from builder.errors import ModelError
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.recurrent_call import KERNEL_ATTRIBUTES
 from builder.importer.rewrites.replacement import Nodes, Replacement, input_name, output_name
@@ -138,7 +139,14 @@ def prepare(new: Replacement) -> Nodes | None:
     """Unroll a recurrent layer, or bring it into the form of the kernel.
 
     None if it has that form already, its length is unknown, or it has an activation of its own.
+    Raises `ModelError` if the sequence has no steps: ONNX does not say what the last output is then.
     """
+    shape = new.graph.shape_of(new.inputs[0])
+    if shape is not None and not shape[1 if new.attributes.get("layout", 0) else 0]:
+        raise ModelError(
+            f"{new.node.op_type} ({new.node.name}): expected a sequence of at least one step, got none",
+            hint="give its input another length: --input-shapes",
+        )
     return _in_kernel_form(new) if _fits_kernel(new.node, new.graph) else _unroll(new)
 
 

@@ -136,7 +136,7 @@ def test_a_file_that_ends_onnx_runtime_is_judged_as_normalised(tmp_path: Path) -
     file = saved(made([split], [value("x", F, [4])], [value("y", F, [2])]), tmp_path)
     model = import_onnx(file)
     assert model.original is not None
-    judge = Judge(replace(model, original=replace(model.original, skips_outputs=False)))
+    judge = Judge(replace(model, original=replace(model.original, has_open_nodes=False)))
     np.testing.assert_array_equal(judge.outputs(X)[0], X["x"][2:])
     assert judge.reference.endswith("because it cannot run the file: ONNX Runtime crashed (SIGSEGV)")
 
@@ -156,7 +156,7 @@ def test_a_model_in_memory_that_ends_onnx_runtime_is_judged_as_normalised() -> N
     split = helper.make_node("Split", ["x"], ["", "y"], axis=0)
     model = import_onnx(made([split], [value("x", F, [4])], [value("y", F, [2])]))
     assert model.original is not None
-    judge = Judge(replace(model, original=replace(model.original, skips_outputs=False)))
+    judge = Judge(replace(model, original=replace(model.original, has_open_nodes=False)))
     np.testing.assert_array_equal(judge.outputs(X)[0], X["x"][2:])
     assert judge.reference.endswith("because it cannot run the file: ONNX Runtime crashed (SIGSEGV)")
 
@@ -280,6 +280,19 @@ def test_a_first_output_that_nothing_reads(tmp_path: Path) -> None:
     for source in (model, saved(model, tmp_path)):
         (wanted,) = assert_same(import_onnx(source), {"x": x})
         np.testing.assert_array_equal(wanted, x[1:])
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+def test_the_largest_in_any_order_are_judged_in_that_of_their_values(tmp_path: Path, largest: int) -> None:
+    top = helper.make_node("TopK", ["x", "k"], ["y", "places"], sorted=0, largest=largest)
+    weights = [numpy_helper.from_array(np.array([9]), "k")]
+    model = made(
+        [top], [value("x", F, [2, 40])], [value("y", F, [2, 9]), value("places", I64, None)], weights
+    )
+    x = np.random.default_rng(0).standard_normal((2, 40)).astype(np.float32)
+    for source in (model, saved(model, tmp_path)):
+        wanted, _ = assert_same(import_onnx(source), {"x": x})
+        np.testing.assert_array_equal(wanted, np.sort(x)[:, ::-1][:, :9] if largest else np.sort(x)[:, :9])
 
 
 @pytest.mark.parametrize("kind", [TensorProto.UINT8, TensorProto.INT8])

@@ -149,3 +149,28 @@ def test_what_is_computed_of_nothing(make_model: Any, run_onnx: Any, run_relax: 
     x = np.arange(4, dtype=np.float32)
     (found,) = run_relax(import_onnx(model).mod, [x])
     np.testing.assert_array_equal(found, run_onnx(model, {"x": x})[0])
+
+
+@pytest.mark.parametrize(
+    ("operator", "given"),
+    [
+        ("TopK", {"of": np.array([0])}),
+        ("Slice", {"of": np.array([3]), "to": np.array([3])}),
+        ("Expand", {"of": np.array([0, 3, 1])}),
+        ("Tile", {"of": np.array([2, 0])}),
+        ("Gather", {"of": np.zeros(0, np.int64)}),
+    ],
+)
+def test_what_makes_nothing(
+    make_model: Any, run_onnx: Any, run_relax: Any, operator: str, given: Any
+) -> None:
+    outputs = ["y", "places"] if operator == "TopK" else ["y"]
+    nodes = [
+        helper.make_node(operator, ["x", *given], outputs),
+        helper.make_node("Relu", ["x"], ["z"]),
+    ]
+    x = np.ones((3, 1), np.float32)
+    model = make_model(nodes, {"x": [3, 1]}, {"y": None, "z": [3, 1]}, given)
+    (wanted, _), (found, _) = run_onnx(model, {"x": x}), run_relax(import_onnx(model).mod, [x])
+    assert found.shape == wanted.shape
+    assert found.size == 0

@@ -40,3 +40,33 @@ def test_mean_and_variance_along_axes_that_do_not_exist(make_model: ModelMaker) 
         import_onnx(make_model([node], {"x": [3, 4]}, {"y": [3, 4]}, {}))
     assert raised.value.hint is not None
     assert "`axes`" in raised.value.hint
+
+
+@pytest.mark.parametrize("scale", [[1, 4], [3, 4], [2, 1, 4], [2, 3, 4], [1, 1, 4]], ids=str)
+@pytest.mark.parametrize("bias", [None, [4], [3, 1], [2, 3, 4]], ids=str)
+def test_layer_normalisation_with_a_scale_of_more_dimensions(
+    make_model: ModelMaker, noise: Any, agrees: Any, scale: list[int], bias: list[int] | None
+) -> None:
+    weights = {"s": noise(*scale)} | ({} if bias is None else {"b": noise(*bias)})
+    node = one("LayerNormalization", ["x", *weights], axis=-1)
+    agrees(make_model([node], {"x": [2, 3, 4]}, {"y": [2, 3, 4]}, weights), noise(2, 3, 4))
+
+
+@pytest.mark.parametrize("scale", [[4], [1, 4], [3, 1]], ids=str)
+def test_layer_normalisation_over_more_axes_than_its_scale_has(
+    make_model: ModelMaker, noise: Any, agrees: Any, scale: list[int]
+) -> None:
+    weights = {"s": noise(*scale), "b": noise(3, 4)}
+    node = one("LayerNormalization", ["x", "s", "b"], ["y", "", "deviation"], axis=1)
+    outputs = {"y": [2, 3, 4], "deviation": [2, 1, 1]}
+    agrees(make_model([node], {"x": [2, 3, 4]}, outputs, weights), noise(2, 3, 4))
+
+
+@pytest.mark.parametrize("training", [0, 1])
+def test_batch_normalisation_of_a_vector(
+    make_model: ModelMaker, noise: Any, agrees: Any, training: int
+) -> None:
+    weights = {"s": noise(1), "b": noise(1), "m": noise(1), "v": abs(noise(1))}
+    outputs = {"y": [5]} | ({"nm": [1], "nv": [1]} if training else {})
+    node = one("BatchNormalization", ["x", *weights], list(outputs), training_mode=training)
+    agrees(make_model([node], {"x": [5]}, outputs, weights), noise(5))

@@ -51,6 +51,32 @@ def test_quantised_matmul(make_model: ModelMaker, agrees: Any) -> None:
     agrees(make_model([node], *types, weights), random.integers(0, 255, (2, 5)).astype(np.uint8), atol=1.01)
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "y"),
+    [
+        ([2, 3, 4], [4], [2, 3]),
+        ([3, 4], [4], [3]),
+        ([3], [2, 3, 4], [2, 4]),
+        ([4], [4, 2], [2]),
+        ([4], [4], []),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_weight", [False, True])
+def test_integer_products_of_vectors(
+    make_model: ModelMaker, agrees: Any, a: list[int], b: list[int], y: list[int], is_weight: bool
+) -> None:
+    random = np.random.default_rng(6)
+    kind = np.int8 if is_weight else np.uint8
+    values = [random.integers(0, 100, a).astype(np.uint8), random.integers(0, 100, b).astype(kind)]
+    weights = {"az": np.uint8(7), "bz": kind(3)} | ({"b": values[1]} if is_weight else {})
+    inputs = {"a": (a, TensorProto.UINT8)} | ({} if is_weight else {"b": (b, TensorProto.UINT8)})
+    node = helper.make_node("MatMulInteger", ["a", "b", "az", "bz"], ["y"])
+    agrees(
+        make_model([node], inputs, {"y": (y, TensorProto.INT32)}, weights), *values[: 1 if is_weight else 2]
+    )
+
+
 def test_an_integer_convolution_of_groups_is_computed_in_float32(make_model: ModelMaker, agrees: Any) -> None:
     random = np.random.default_rng(5)
     weights = {

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import helper
 
+from builder.errors import ModelError
 from builder.importer import import_onnx
 from tests.builder.importer.rewrites.cases import ModelMaker, operators
 
@@ -166,3 +167,18 @@ def same_after_import(model: onnx.ModelProto, noise: Any, run_onnx: Any) -> None
     found, expected = run_onnx(import_onnx(model).onnx, feeds), run_onnx(model, feeds)
     for got, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_no_steps_are_refused(make_model: ModelMaker, noise: Any, kind: str) -> None:
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
+    nodes = [
+        helper.make_node("Slice", ["x", "end", "end"], ["nothing"]),
+        helper.make_node(
+            kind, ["nothing", "W", "R", "", "", "h"], ["", "y"], name="layer", hidden_size=HIDDEN
+        ),
+    ]
+    weights = {"end": np.array([2]), "W": noise(1, gates * HIDDEN, 3), "R": noise(1, gates * HIDDEN, HIDDEN)}
+    model = make_model(nodes, {"x": [2, 1, 3], "h": [1, 1, HIDDEN]}, {"y": [1, 1, HIDDEN]}, weights)
+    with pytest.raises(ModelError, match="expected a sequence of at least one step, got none"):
+        import_onnx(model)
