@@ -33,6 +33,8 @@ TITLES: Final = MappingProxyType(
         "onnx_nodes": "ONNX's node tests",
         "scikit_learn": "scikit-learn's estimators, by skl2onnx",
         "pytorch": "PyTorch's operators (OpInfo), by both exporters",
+        "keras": "Keras' layers, by TensorFlow's converter",
+        "litert": "TensorFlow Lite's operators, by LiteRT",
         "random_graphs": "random graphs, by ONNX Runtime",
     }
 )
@@ -46,6 +48,7 @@ EXAMPLE: Final = """example:
 def main() -> int:
     """Make and try the cases, print the table, and return the exit status."""
     options = _parser().parse_args()
+    os.environ.setdefault("EDGEBUNDLE_PYTHON", str(options.python))  # for files of Keras
     product = None if options.keep or options.again else fingerprint(ROOT)
     again = [kind for each in options.again for kind in (FAULTS if each == "faults" else (each,))]
     found: dict[str, list[Verdict]] = {}

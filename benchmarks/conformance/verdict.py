@@ -66,7 +66,7 @@ def difference(found: Array, want: Array, rtol: float = 0.0, atol: float = 0.0) 
     found, want
         The two outputs.
     rtol, atol
-        What the source allows; floats may differ by `RTOL` and `ATOL` in any case. Integers may not differ.
+        What the source allows; floats may differ by `RTOL` and `ATOL` in any case, integers by `atol`.
     """
     if found.shape != want.shape:
         return f"expected shape {list(want.shape)}, got {list(found.shape)}"
@@ -79,6 +79,8 @@ def differing(found: Array, want: Array, rtol: float = 0.0, atol: float = 0.0) -
     """Return which elements of two outputs of one shape differ; parameters as in `difference`."""
     if want.dtype.kind in "US":
         return np.asarray(found.astype(str) != want.astype(str))
+    if want.dtype.kind in "iu" and atol >= 1:  # steps of quantised numbers
+        return np.asarray(np.abs(found.astype(np.float64) - want) > atol)
     if want.dtype.kind in "biu":
         return np.asarray(found != want)
     if want.dtype.kind == "c":
