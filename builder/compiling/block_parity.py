@@ -453,7 +453,7 @@ class Cuts:
             )
             model = helper.make_model(part, opset_imports=self._model.opset_import)
             model.ir_version = self._model.ir_version
-            values = run_as_defined(model, {name: known[name] for name in used})
+            values = run_as_defined(model, {name: np.asarray(known[name]) for name in used})
             results |= dict(zip(wanted, values, strict=True))
         return [results[name] for name in names]
 

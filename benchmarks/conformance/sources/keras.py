@@ -29,15 +29,18 @@ _RTOL, _ATOL = 1e-3, 1e-4
 _SEED: Final = 11
 _PADDINGS: Final = ({"padding": "same"}, {"padding": "valid"})
 _FIRST: Final = {"data_format": "channels_first"}
-# No layers, or around code and models of other packages.
+# No layers by themselves, or around code and models of other packages.
 NO_LAYERS: Final = frozenset(
     {
         "FlaxLayer",
+        "GRUCell",
         "InputLayer",
         "InputSpec",
         "JaxLayer",
+        "LSTMCell",
         "Lambda",
         "Layer",
+        "SimpleRNNCell",
         "TFSMLayer",
         "TorchModuleWrapper",
         "Wrapper",
@@ -271,7 +274,7 @@ def _rows() -> dict[str, Row]:
             "ReversibleEmbedding": ([["index:2x5"]], [{"input_dim": 4, "output_dim": 6}]),
             "Softmax": (numbers, [{}, {"axis": 1}]),
             "STFTSpectrogram": (
-                [["1x600"], ["2x200x1"]],
+                [["1x600x1"], ["2x200x1"]],
                 [
                     {"frame_length": 64, "frame_step": 32, "fft_length": 64},
                     {"mode": "imag", "frame_length": 50, "frame_step": 20, "fft_length": 64},
@@ -318,6 +321,9 @@ def _rows() -> dict[str, Row]:
             "Solarization": ([["picture:1x5x6x3"]], [{}, {"threshold_factor": 0.5}]),
         }
     )
+    for name in ("AlphaDropout", "Dropout", "GaussianDropout"):
+        rows[name] = numbers, [{"rate": 0.5}]
+    rows["GaussianNoise"] = numbers, [{"stddev": 0.5}]
     for name in ("Add", "Average", "Maximum", "Minimum", "Multiply", "Subtract"):
         rows[name] = [*both, ["2x3x5", "2x1x5"], ["i32:2x4", "i32:2x4"]], [{}]
     for name in (

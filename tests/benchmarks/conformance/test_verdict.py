@@ -40,3 +40,10 @@ def test_short_floats_may_differ_by_their_rounding() -> None:
     want = np.array([1.0], np.float16)
     assert not difference(np.array([1.005], np.float16), want)
     assert difference(np.array([1.05], np.float16), want)
+
+
+def test_steps_of_quantised_numbers() -> None:
+    found, want = np.array([1, -128], np.int8), np.array([2, 127], np.int8)
+    assert "1 of 2 elements differ" in difference(found, want, atol=1.0)
+    assert difference(found[:1], want[:1], atol=1.0) == ""
+    assert "1 of 1 elements differ" in difference(found[:1], want[:1], atol=1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnx
 import pytest
 from tvm import te, tirx
 
-from builder import compile
+from builder import compile, load
 from builder.codegen.graph_codegen import generate
 from builder.codegen.kernel_object import compile_object
 from builder.codegen.link.linker import link
@@ -29,6 +30,7 @@ from builder.kernels.spaces.geometry import Conv2d
 from builder.kernels.spaces.padded_copy import pad
 from builder.target.device_target import DeviceTarget, resolve
 from tests.builder.compiling.debugging import debug_run
+from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
 from tests.builder.quantising.networks import Network
 from tests.quantised_graphs import QuantisedGraph, random_model
 
@@ -173,6 +175,17 @@ def test_the_self_test_does_not_follow_from_roundings_of_the_reference(
     monkeypatch.setattr(parity, "compare", lambda *given: replace(compare(*given), error=float("inf")))
     model = import_onnx(random_model(1))
     assert compile(model).manifest.samples.rtol == tolerances.STEP
+
+
+def test_a_scalar_of_integers_is_compared(tmp_path: Path) -> None:
+    graph = FileSubgraph()
+    graph.inputs = [graph.tensor((3, 5), "int8", scales=[0.02], zeros=[3])]
+    total = graph.tensor((), "int8", scales=[0.1], zeros=[0])
+    graph.outputs = [graph.tensor((), "uint8", scales=[0.1], zeros=[128])]
+    graph.op("SUM", [*graph.inputs, graph.constant([0, 1])], [total], "ReducerOptions")
+    graph.op("QUANTIZE", [total], graph.outputs)
+    (tmp_path / "sum.tflite").write_bytes(write(graph))
+    compile(load(tmp_path / "sum.tflite"), target="host")
 
 
 def test_a_model_without_rounding_is_not_quantised() -> None:

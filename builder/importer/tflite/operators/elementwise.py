@@ -64,7 +64,10 @@ def comparison(operator: str, *, negated: bool = False) -> Converter:
 
     def convert(op: Operation) -> None:
         first, second, layout = _operands(op)
-        if str(op.graph.dtype_of(first)) in SMALL:
+        if op.input(0).is_quantised:  # LiteRT compares multiples of 1/256, whatever the scales
+            parts = op.graph.constant(256, "float32")
+            first, second = (op.graph.node("Round", op.graph.node("Mul", x, parts)) for x in (first, second))
+        elif str(op.graph.dtype_of(first)) in SMALL:
             first, second = op.cast(first, "int32"), op.cast(second, "int32")
         result = op.graph.node(operator, first, second)
         op.put(op.graph.node("Not", result) if negated else result, layout)
@@ -82,13 +85,16 @@ def logical(operator: str) -> Converter:
     return convert
 
 
-def unary(*operators: str) -> Converter:
-    """A function of one number, or several in turn, that ONNX has too."""
+def unary(*operators: str, takes_negative: bool = True) -> Converter:
+    """A function of one number, or several in turn, that ONNX has too.
+
+    `takes_negative`: if not, quantised numbers below 0 count as 0, as LiteRT's tables have them.
+    """
 
     def convert(op: Operation) -> None:
         layout = op.layout()
         value = op.real(0, layout)
-        for operator in operators:
+        for operator in operators if takes_negative or not op.input(0).is_quantised else ("Relu", *operators):
             value = op.graph.node(operator, value)
         op.put_real(value, layout)
 

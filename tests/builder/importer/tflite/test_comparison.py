@@ -24,6 +24,9 @@ from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
 pytestmark = pytest.mark.skipif(not comparison.is_installed(), reason="ai-edge-litert is not installed")
 
 
+_DIVISOR = {"values": np.arange(0, 64, dtype=np.int8), "scales": [0.02], "zeros": [-128]}
+
+
 def compared(raw: bytes) -> list[str]:
     """Compare a file with the interpreter; return the notes."""
     notes: list[str] = []
@@ -61,6 +64,36 @@ def test_booleans_must_be_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compared(raw) == []
     replace(monkeypatch, LESS=elementwise.comparison("Greater"))
     with pytest.raises(ParityError, match="at most 0 steps"):
+        compared(raw)
+
+
+def test_a_scalar_is_compared() -> None:
+    axes = np.array([0, 1], np.int32)
+    raw = build(Case("REDUCE_MAX", [X((5, 7)), axes], [Y(same=True)], "ReducerOptions"), "float32")[0]
+    assert compared(raw) == []
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        (Case("DIV", [X((64, 64)), _DIVISOR], [Y()], "DivOptions"), "int8"),
+        (Case("LOG", [X((64, 64), 0.1, 4)], [Y(-3, 2)]), "int16"),
+        (Case("LESS_EQUAL", [X((64, 64)), X((64, 64), -1.1, 1)], [Y(dtype="bool")]), "int8"),
+        (Case("EQUAL", [X((64, 64)), X((64, 64), -1.1, 1)], [Y(dtype="bool")]), "uint8"),
+        (
+            Case("REDUCE_PROD", [X((9, 8), 0, 1.5), np.array([1], np.int32)], [Y(0, 2)], "ReducerOptions"),
+            "int8",
+        ),
+    ],
+    ids=lambda value: getattr(value, "code", value),
+)
+def test_coarse_kernels_of_integers_are_taken_as_they_are(
+    case: Case, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = build(case, dtype)[0]
+    assert compared(raw) == []
+    replace(monkeypatch, **{case.code: CONVERTERS["ABS" if case.outputs[0].dtype is None else "LESS"]})
+    with pytest.raises(ParityError):
         compared(raw)
 
 

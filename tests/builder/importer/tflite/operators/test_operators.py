@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Final
 
+import numpy as np
 import pytest
 import tflite
 
 from builder.importer.tflite.control_flow import STATIC
 from builder.importer.tflite.operators import CONVERTERS
 from tests.builder.importer.tflite.litert import distance, run_converted, run_litert
-from tests.builder.importer.tflite.operator_cases import Case, build, cases
+from tests.builder.importer.tflite.operator_cases import Case, X, Y, build, cases
 
 REAL: Final = 1e-5
 # The interpreter rounds real data to 8 bits if the weights are whole numbers; we do not.
@@ -97,3 +98,12 @@ def test_operators_give_the_numbers_of_the_interpreter(capsys: pytest.CaptureFix
     assert len(taken) >= 0.95 * len(schema - NOT_TENSORS)
     assert len(codes) > 115
     assert codes >= set(CONVERTERS) - JUDGED_ELSEWHERE
+
+
+def test_the_logarithm_of_negative_integers_is_the_lowest() -> None:
+    raw, _ = build(Case("LOG", [X((5,), -4, 4)], [Y(-3, 2)]), "int16")
+    feeds = [np.array([-32768, -1, 0, 8192, 32767], np.int16)]
+    ours, theirs = run_converted(raw, feeds), run_litert(raw, feeds, "LOG")
+    assert not isinstance(theirs, str)
+    assert list(ours[0][:3]) == list(theirs[0][:3]) == [-32768] * 3
+    assert distance(ours, theirs) <= INTERPOLATED["LOG"]
