@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.errors import FormatError
+from agent.errors import EndlessDataError, FormatError
 from agent.mqtt.message import Message
 from agent.wire import answer as wire
 from agent.wire.answer_head import OK
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _VERSIONS: Final = "use the same version of edgebundle here and of edge-agent there"
+_NO_JSON: Final = "ask with MQTT 5, whose answers are not JSON"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +260,8 @@ def read_answer(
             if received.raw is None
             else raw_outputs(received.raw_tensors, received.raw)
         )
+    except EndlessDataError as error:
+        raise BadAnswerError(f"the answer of {agent} is not read: {error}", hint=_NO_JSON) from error
     except (FormatError, ValueError, TypeError, OverflowError, RecursionError, struct.error) as error:
         raise BadAnswerError(
             f"the answer of {agent} cannot be read: {str(error)[:400]}", hint=_VERSIONS

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # The length of an element of BYTES, as in the Open Inference Protocol's binary tensor extension.
 _LENGTH: Final = struct.Struct("<I")
+# Texts of one answer: an empty one takes four bytes there, and a microsecond here.
+_MAX_TEXTS: Final = 1 << 18
 # Datatypes as `struct` names them.
 _FORMATS: Final = MappingProxyType(
     {
@@ -127,10 +129,14 @@ def raw_outputs(specs: Iterable[TensorSpec], payload: bytes) -> Iterator[Output]
         If it is shorter or longer than they are.
     """
     offset = 0
+    left = _MAX_TEXTS
     for spec in specs:
         if spec.datatype == "BYTES":
+            left -= (count := math.prod(spec.shape))
+            if left < 0:
+                raise FormatError(f"expected at most {_MAX_TEXTS} texts, got more")
             texts = []
-            for _ in range(math.prod(spec.shape)):
+            for _ in range(count):
                 (length,) = _LENGTH.unpack_from(payload, offset)
                 offset += _LENGTH.size + length
                 texts.append(payload[offset - length : offset].decode("utf-8", "replace"))

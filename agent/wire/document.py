@@ -17,6 +17,8 @@ MAX_AGENT_DOCUMENT_BYTES: Final = 4 << 20
 # JSON values in a document from outside: reading one takes at most 0.15 us on the machine that docs/mqtt.md
 # names. A desired document of 64 models with 8 sources each has 1500.
 MAX_VALUES: Final = 5000
+# In a document of an agent. Metrics of 64 models, about 400 histogram buckets each, have 100,000.
+MAX_AGENT_DOCUMENT_VALUES: Final = 1 << 18
 # Each of these bytes stands before at most one value; those within strings count too.
 _VALUE_MARKS: Final = b",:[{"
 # The longest text that a tolerant reader returns; names, versions and messages are shorter.
@@ -45,11 +47,7 @@ def parse_strictly(raw: bytes, what: str, max_bytes: int) -> object:
     `what` is its name in error messages, as in "the desired document". One of more than `max_bytes`, or of
     more than `MAX_VALUES` values, raises EndlessDataError; it is not parsed.
     """
-    if len(raw) > max_bytes:
-        raise EndlessDataError(f"{what}: expected at most {max_bytes} bytes, got {len(raw)}")
-    values = sum(map(raw.count, _VALUE_MARKS))
-    if values > MAX_VALUES:
-        raise EndlessDataError(f"{what}: expected at most {MAX_VALUES} values in JSON, got about {values}")
+    _check_size(raw, what, max_bytes, MAX_VALUES)
     try:
         document: object = json.loads(
             raw, object_pairs_hook=unique_object, parse_constant=refuse_constant, parse_int=short_integer
@@ -61,13 +59,17 @@ def parse_strictly(raw: bytes, what: str, max_bytes: int) -> object:
     return document
 
 
-def parse_object(raw: bytes, what: str, max_bytes: int = MAX_AGENT_DOCUMENT_BYTES) -> Members:
+def parse_object(
+    raw: bytes,
+    what: str,
+    max_bytes: int = MAX_AGENT_DOCUMENT_BYTES,
+    max_values: int = MAX_AGENT_DOCUMENT_VALUES,
+) -> Members:
     """Parse a JSON object tolerantly: a repeated key has its last value.
 
-    Anything else raises FormatError, and one of more than `max_bytes` EndlessDataError.
+    Anything else raises FormatError, and one of more bytes or values EndlessDataError.
     """
-    if len(raw) > max_bytes:
-        raise EndlessDataError(f"{what}: expected at most {max_bytes} bytes, got {len(raw)}")
+    _check_size(raw, what, max_bytes, max_values)
     try:
         document = json.loads(raw)
     except RecursionError as error:
@@ -77,6 +79,14 @@ def parse_object(raw: bytes, what: str, max_bytes: int = MAX_AGENT_DOCUMENT_BYTE
     if not isinstance(document, dict):
         raise FormatError(f"{what}: expected a JSON object, got {shown(document)}")
     return document
+
+
+def _check_size(raw: bytes, what: str, max_bytes: int, max_values: int) -> None:
+    if len(raw) > max_bytes:
+        raise EndlessDataError(f"{what}: expected at most {max_bytes} bytes, got {len(raw)}")
+    values = sum(map(raw.count, _VALUE_MARKS))
+    if values > max_values:
+        raise EndlessDataError(f"{what}: expected at most {max_values} values in JSON, got about {values}")
 
 
 def members(value: object) -> Members:

@@ -104,7 +104,9 @@ def write_envelope(envelope: Envelope, body: bytes) -> bytes:
         "session_end": True if session is not None and session.end else None,
     }
     given = {key: value for key, value in keys.items() if value is not None}
-    return document.encode({**given, **document.parse_object(body, "the request", len(body)), **given})
+    return document.encode(
+        {**given, **document.parse_object(body, "the request", len(body), len(body)), **given}
+    )
 
 
 class _EndOfWindowError(Exception):

@@ -17,9 +17,10 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 import edgebundle
+from agent.mqtt.message import Message
 from tests.clients.conftest import DIGITS, Site
 from tests.conftest import BrokerProcess
-from tests.edgebundle.rig import TOP, Responder
+from tests.edgebundle.rig import TOP, Reply, Responder
 from tests.needs import needed
 from tests.patience import PATIENCE_S, until
 
@@ -279,6 +280,69 @@ async def test_rows_of_node(mosquitto: BrokerProcess, folder: Path) -> None:
     assert "expected a number, a truth value or a text" in said[5]
     assert "expected one kind of input, got image and row" in said[7]
     assert said[-1] == "0"
+
+
+HOSTILE = """
+import { Client } from "./edgebundle.js";
+const client = new Client(process.argv[2]);
+const said = (error) => `${error.name} ${error.message}`;
+const ask = (model, deadlineS) => model({ row: [1] }, { deadlineS }).then(() => "answered", said);
+const model = client.model("kitchen", "digits");
+for (let count = 0; count < Number(process.argv[3]); count += 1) console.log(await ask(model, 30));
+console.log(await ask(model, 2));
+console.log(await ask(client.groupModel("none", "digits"), 4));
+console.log(JSON.stringify(Object.values(await model.info()).map(String)));
+await client.close();
+"""
+ODD = {"toString": 1, "valueOf": 1}
+
+
+async def test_node_and_an_agent_that_lies(mosquitto: BrokerProcess, folder: Path) -> None:
+    """Answers that take long to read, or are of other types, are errors; such documents count as empty."""
+    (folder / "hostile.js").write_text(HOSTILE)
+    tensor: dict[str, Any] = {"name": "x", "datatype": "INT64", "shape": [1], "data": [1]}
+    replies: dict[str, tuple[int, dict[str, Any]] | tuple[list[str], bytes]] = {
+        "expected at most 1048576 values in JSON": (200, {"outputs": [0] * ((1 << 20) + 1)}),
+        "expected at most 262144 texts": (["x;BYTES;300000"], bytes(1_200_000)),
+        'values of "x"': (200, {"outputs": [{**tensor, "data": ["9" * 1_000_000]}]}),
+        "a name, a shape and data": (200, {"outputs": [{**tensor, "name": ODD}]}),
+        "an array, got 7": (200, {"outputs": 7}),
+        "a name, a shape": (200, {"outputs": [None]}),
+    }
+    state = {"name": "digits", "version": ODD, "state": ODD, "message": [ODD], "inputs": ODD}
+    presence = json.dumps({"state": ODD}).encode()
+
+    def reply(count: int, _message: Message) -> Reply:
+        return list(replies.values())[count - 1] if count <= len(replies) else None
+
+    async with Responder(mosquitto, reply, state=state, presence=presence) as responder:
+        info = json.dumps({"capabilities": {"groups": [ODD, None, 7, "hall"]}}).encode()
+        await responder.connection.publish("edge/v1/kitchen/info", info, retain=True)
+        said = await asyncio.to_thread(node, folder, "hostile.js", mosquitto.url, str(len(replies)))
+    *answers, silent, group, known = said.splitlines()
+    for words, answer in zip(replies, answers, strict=True):
+        assert answer.startswith("BadAnswerError the answer of kitchen cannot be read: ")
+        assert words in answer
+    assert silent.startswith("NoAnswerError no answer from kitchen within 2.0 s: kitchen is unknown")
+    assert group.startswith("UnknownAgentError")
+    assert "groups at this broker: hall" in group
+    assert json.loads(known)[:5] == ["kitchen", "digits", "", "", ""]
+
+
+async def test_node_and_a_broker_that_answers_no_subscription(folder: Path) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x20\x03\x00\x00\x00")
+        while await reader.read(1000):
+            pass
+
+    (folder / "silent.js").write_text(
+        'import { Client } from "./edgebundle.js";\n'
+        "await new Client(process.argv[2]).connect().catch((error) => console.log(error.message));\n"
+        "process.exit();\n"
+    )
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        url = f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert "cannot reach the broker" in await asyncio.to_thread(node, folder, "silent.js", url)
 
 
 def test_chromium(site: Site, folder: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from agent.bundle.tensor_spec import TensorSpec
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
+from agent.wire.answer import MAX_JSON_VALUES
 from agent.wire.tensors import format_tensor
 from edgebundle import Answer, BadAnswerError, Box, Label, RefusedError, Timing
 from edgebundle.answer import read_answer
@@ -143,6 +144,38 @@ def test_json_that_is_no_answer(body: bytes) -> None:
     properties = Properties(user=(("__stat", "200"),))
     with pytest.raises(BadAnswerError):
         read_answer(Message("t", body, properties=properties), agent="a", model="m", total_s=0.1, attempts=1)
+
+
+VALUES = MAX_JSON_VALUES + 1
+TOO_MANY_TEXTS = 300_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"outputs": [' + b",".join([b"[]"] * VALUES) + b"]}",
+        b'{"outputs": [{"name": "x", "datatype": "FP32", "shape": [%d], "data": [%b]}]}'
+        % (VALUES, b",".join([b"1"] * VALUES)),
+        b"{" + b",".join(b'"%d":1' % index for index in range(VALUES)) + b"}",
+    ],
+    ids=["arrays", "numbers", "keys"],
+)
+def test_json_of_more_values_than_can_be_read_soon_is_not_parsed(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.wire.document.json.loads", None)
+    message = Message("t", body, properties=Properties(user=(("__stat", "200"),)))
+    with pytest.raises(BadAnswerError, match=f"expected at most {MAX_JSON_VALUES} values in JSON") as caught:
+        read_answer(message, agent="a", model="m", total_s=0.1, attempts=1)
+    assert "MQTT 5" in str(caught.value.hint)
+
+
+def test_more_texts_than_can_be_read_soon_are_not_read() -> None:
+    described = (("__stat", "200"), ("tensor", "x;BYTES;7"), ("tensor", f"y;BYTES;{TOO_MANY_TEXTS}"))
+    properties = Properties(content_type="application/octet-stream", user=described)
+    message = Message("t", bytes(4 * (7 + TOO_MANY_TEXTS)), properties=properties)
+    with pytest.raises(BadAnswerError, match="expected at most 262144 texts"):
+        read_answer(message, agent="a", model="m", total_s=0.1, attempts=1)
 
 
 def test_packet_that_was_cut_is_one_error() -> None:

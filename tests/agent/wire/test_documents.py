@@ -193,6 +193,8 @@ def test_what_is_not_a_json_object_is_refused(kind: type[Any], raw: bytes) -> No
 def test_document_over_its_limit_is_refused_before_it_is_parsed(kind: type[Any]) -> None:
     with pytest.raises(EndlessDataError, match="expected at most"):
         kind.from_bytes(b" " * (document.MAX_AGENT_DOCUMENT_BYTES + 1))
+    with pytest.raises(EndlessDataError, match="expected at most"):
+        kind.from_bytes(b'{"x":[' + b",".join([b"[]"] * document.MAX_AGENT_DOCUMENT_VALUES) + b"]}")
 
 
 @strict
