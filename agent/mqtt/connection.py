@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from agent.errors import BrokerError
@@ -259,16 +260,12 @@ class Connection:
         packed = encode(properties)
         if qos == 0:
             verdict = self._session.publish_once(topic, payload, retain=retain, packed=packed)
-            self._settled(topic, payload, verdict)
-            settle(verdict)
+            self._settled(topic, payload, settle, verdict)
         elif self._closed:
             settle(CLOSED)
         else:
-
-            def settled(verdict: Reason) -> None:
-                self._settled(topic, payload, verdict)
-                settle(verdict)
-
+            # Not a closure: thousands may wait, and each of its cells is an object of the garbage collector.
+            settled = partial(self._settled, topic, payload, settle)
             deadline_s = None if properties.expiry_s is None else _now_s() + properties.expiry_s
             self._session.send(Outgoing(topic, payload, retain, properties, settled, deadline_s, packed))
 
@@ -291,9 +288,12 @@ class Connection:
         )
         return len(head) <= room
 
-    def _settled(self, topic: str, payload: bytes, verdict: Reason) -> None:
-        if verdict.code not in TOO_LARGE_CODES and verdict is not POISON:
-            return
+    def _settled(self, topic: str, payload: bytes, settle: Callable[[Reason], None], verdict: Reason) -> None:
+        if verdict.code in TOO_LARGE_CODES or verdict is POISON:
+            self._note_unsendable(topic, payload, verdict)
+        settle(verdict)
+
+    def _note_unsendable(self, topic: str, payload: bytes, verdict: Reason) -> None:
         self.unsendable += 1
         if self._log.due("unsendable"):
             _log.error(

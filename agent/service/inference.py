@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+from functools import partial
 from typing import Final
 
 from agent.errors import (
@@ -348,15 +349,7 @@ class Inference:
         properties: Properties | None = None,
     ) -> None:
         assert self._connection is not None
-
-        def settled(verdict: Reason) -> None:
-            if verdict.code in _NOT_THIS_ANSWER and answer.status == OK:
-                self._complain(verdict, answer)
-                error = self._undeliverable(answer, verdict)
-                self._publish(reply, key, slots, refusal(error, _head_of(reply)))
-            else:
-                self._settled(key, slots, verdict)
-
+        settled = partial(self._settled, reply, key, slots, answer)
         try:
             self._connection.send(
                 reply.topic,
@@ -419,8 +412,20 @@ class Inference:
         self._metrics.count("edge_answers_undelivered_total", reason=verdict.name)
         self._warn(verdict.name, f"an answer of {len(answer.payload)} bytes is not delivered: {verdict}")
 
-    def _settled(self, key: RequestKey | None, slots: list[Slot], verdict: Reason) -> None:
-        """Acknowledge a request whose answer the broker has taken or refused."""
+    def _settled(
+        self,
+        reply: ReplyTo,
+        key: RequestKey | None,
+        slots: list[Slot],
+        answer: FinalAnswer,
+        verdict: Reason,
+    ) -> None:
+        """Acknowledge a request whose answer the broker has taken or refused, unless it gets another one."""
+        if verdict.code in _NOT_THIS_ANSWER and answer.status == OK:
+            self._complain(verdict, answer)
+            error = self._undeliverable(answer, verdict)
+            self._publish(reply, key, slots, refusal(error, _head_of(reply)))
+            return
         self._in_flight -= 1
         if not self._in_flight:
             self._settling.set()

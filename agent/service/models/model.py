@@ -39,6 +39,7 @@ from agent.worker.frames import Share
 
 # A client that crashes the model with one request after another waits for others this long after each crash.
 SET_BACK_S: Final = 60.0
+_LATER: Final = "ask again later, or less often"
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,14 +218,12 @@ class Model:
 
     def _enqueue(self, pending: Pending) -> None:
         """Queue a request, in place of another one if need be, or raise `OverloadedError`."""
-        waiting = self._queue.count
+        waiting = f"{self.name} has {self._queue.count} requests waiting"
         for other in self._queue.offer(pending):
-            error = OverloadedError(
-                f"{self.name} has {waiting} requests waiting", hint="ask again later, or less often"
-            )
+            # A variable with the error that is raised would be a cycle, which keeps the payload for a while.
             if other is pending:
-                raise error
-            other.refuse(error)
+                raise OverloadedError(waiting, hint=_LATER)
+            other.refuse(OverloadedError(waiting, hint=_LATER))
 
     def _inspect(self, supervisor: Supervisor, pending: Pending) -> None:
         """Refuse a quarantined request, and mark a suspected one."""

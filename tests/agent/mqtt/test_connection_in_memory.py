@@ -96,6 +96,19 @@ async def test_messages_that_wait_for_a_broker_are_bounded() -> None:
 
 
 @in_virtual_time
+async def test_messages_that_wait_for_a_broker_are_few_objects() -> None:
+    """The garbage collector stops the event loop for as long as it visits them."""
+    peer = Peer(SETTINGS, open_socket=MemoryBroker().open_socket)
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(100):
+        peer.send(TOPIC, b"", lambda _verdict: None)
+    each = (len(gc.get_objects()) - before) / 100
+    assert each < 5.5, "the message, and who is told what became of it"
+    await peer.close()
+
+
+@in_virtual_time
 async def test_answers_at_qos_0_for_a_broker_that_does_not_read_are_bounded() -> None:
     broker = MemoryBroker()
     async with in_memory(broker) as peer:

@@ -60,6 +60,28 @@ async def test_full_queue_refuses_and_takes_again_when_there_is_room(
 
 
 @in_virtual_time
+async def test_payload_of_a_refused_request_is_freed_at_once(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    """The garbage collector may come much later, and a payload may have 64 MiB."""
+    model = await started(workers, signer, QueueLimits(requests=1))
+    for _ in range(3):
+        model.submit(requests.new())
+    payload = bytes(1000)
+    gc.disable()
+    try:
+        references = sys.getrefcount(payload)
+        try:
+            model.submit(requests.new(payload))
+        except OverloadedError:
+            requests.ended.clear()
+        assert sys.getrefcount(payload) == references
+    finally:
+        gc.enable()
+    await model.stop(0)
+
+
+@in_virtual_time
 async def test_requests_wait_for_the_first_worker_within_the_queue_and_their_deadlines(
     workers: Workers, signer: Signer, requests: Requests
 ) -> None:
