@@ -46,8 +46,7 @@ def einsum(new: Replacement) -> Nodes | None:
     y, b = _summed(new, y, b, a + out)
     if set(a) & set(b) <= set(out):
         x, y = (_aligned(new, each, own, out, sizes) for each, own in ((x, a), (y, b)))
-        new.op("Mul", x, y, to=new.outputs[0])
-        return new.nodes
+        return new.result("Mul", x, y)
     _product(new, (x, y), (a, b, out), sizes, new.outputs[0])
     return new.nodes
 

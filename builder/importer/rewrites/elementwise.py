@@ -59,8 +59,7 @@ def dropout(new: Replacement) -> Nodes | None:
         if shape is None:
             return None
         new.op("Expand", new.constant(True, np.bool_), new.ints(*shape), to=mask)
-    new.op("Identity", new.inputs[0], to=new.outputs[0])
-    return new.nodes
+    return new.result("Identity", new.inputs[0])
 
 
 def power(new: Replacement) -> Nodes | None:
@@ -94,8 +93,7 @@ def prelu(new: Replacement) -> Nodes | None:
     rank = len(new.graph.shape_of(new.inputs[0]) or ())
     if slope.ndim > rank:
         return None
-    new.op("LeakyRelu", new.inputs[0], to=new.outputs[0], alpha=float(slope.reshape(())))
-    return new.nodes
+    return new.result("LeakyRelu", new.inputs[0], alpha=float(slope.reshape(())))
 
 
 def clip(new: Replacement) -> Nodes | None:
@@ -109,8 +107,7 @@ def clip(new: Replacement) -> Nodes | None:
         given or new.constant(sign * largest, found.dtype)
         for given, sign in zip(bounds, (-1, 1), strict=True)
     )
-    new.op("Clip", new.inputs[0], low, high, to=new.outputs[0])
-    return new.nodes
+    return new.result("Clip", new.inputs[0], low, high)
 
 
 def celu(new: Replacement) -> Nodes | None:
@@ -119,8 +116,7 @@ def celu(new: Replacement) -> Nodes | None:
     zero, one = (new.constant(number, found.dtype) for number in (0, 1))
     alpha = new.constant(float(new.attributes.get("alpha", 1.0)), found.dtype)
     below = new.op("Mul", alpha, new.op("Sub", new.op("Exp", new.op("Div", new.inputs[0], alpha)), one))
-    new.op("Add", new.op("Max", new.inputs[0], zero), new.op("Min", below, zero), to=new.outputs[0])
-    return new.nodes
+    return new.result("Add", new.op("Max", new.inputs[0], zero), new.op("Min", below, zero))
 
 
 def shrink(new: Replacement) -> Nodes | None:
@@ -152,8 +148,7 @@ def squeeze(new: Replacement) -> Nodes | None:
     given = new.graph.constant(axes) if axes else None
     if given is None or given.size:
         return None
-    new.op("Squeeze", new.inputs[0], to=new.outputs[0])
-    return new.nodes
+    return new.result("Squeeze", new.inputs[0])
 
 
 def thresholded_relu(new: Replacement) -> Nodes | None:
@@ -161,8 +156,7 @@ def thresholded_relu(new: Replacement) -> Nodes | None:
     found = new.type_of(new.inputs[0])
     bound = new.constant(float(new.attributes.get("alpha", 1.0)), found.dtype)
     beyond = new.op("Greater", new.inputs[0], bound)
-    new.op("Where", beyond, new.inputs[0], new.constant(0, found.dtype), to=new.outputs[0])
-    return new.nodes
+    return new.result("Where", beyond, new.inputs[0], new.constant(0, found.dtype))
 
 
 def sign(new: Replacement) -> Nodes | None:
@@ -179,8 +173,7 @@ def equal(new: Replacement) -> Nodes | None:
     found = new.type_of(new.inputs[0])
     if found.dtype.kind != "b":
         return None
-    new.op("Not", new.op("Xor", *new.inputs), to=new.outputs[0])
-    return new.nodes
+    return new.result("Not", new.op("Xor", *new.inputs))
 
 
 def is_inf(new: Replacement) -> Nodes | None:
@@ -192,8 +185,7 @@ def is_inf(new: Replacement) -> Nodes | None:
         return None
     # With neither sign, a comparison that is never true.
     bound = np.inf if positive else -np.inf if negative else np.nan
-    new.op("Equal", new.inputs[0], new.constant(bound, found.dtype), to=new.outputs[0])
-    return new.nodes
+    return new.result("Equal", new.inputs[0], new.constant(bound, found.dtype))
 
 
 def eye_like(new: Replacement) -> Nodes | None:
@@ -263,8 +255,7 @@ def sinh(new: Replacement) -> Nodes | None:
     small = new.op("Tanh", new.op("Mul", x, half))
     near = new.op("Div", new.op("Add", small, small), new.op("Sub", one, new.op("Mul", small, small)))
     is_near = new.op("Less", new.op("Abs", x), one)
-    new.op("Where", is_near, near, new.op("Sub", *squares), to=new.outputs[0])
-    return new.nodes
+    return new.result("Where", is_near, near, new.op("Sub", *squares))
 
 
 def cosh(new: Replacement) -> Nodes | None:
@@ -272,8 +263,7 @@ def cosh(new: Replacement) -> Nodes | None:
     found = new.type_of(new.inputs[0])
     x, half = new.inputs[0], new.constant(0.5, found.dtype)
     grown, fallen = (new.op("Exp", new.op("Mul", each, half)) for each in (x, new.op("Neg", x)))
-    new.op("Add", *(new.op("Mul", new.op("Mul", e, half), e) for e in (grown, fallen)), to=new.outputs[0])
-    return new.nodes
+    return new.result("Add", *(new.op("Mul", new.op("Mul", e, half), e) for e in (grown, fallen)))
 
 
 def modulo(new: Replacement) -> Nodes | None:
@@ -286,8 +276,7 @@ def modulo(new: Replacement) -> Nodes | None:
     zero = new.constant(0, found.dtype)
     other = new.op("Xor", *(new.op("Less", each, zero) for each in (rest, divisor)))
     moves = new.op("And", other, new.op("Not", new.op("Equal", rest, zero)))
-    new.op("Where", moves, new.op("Add", rest, divisor), rest, to=new.outputs[0])
-    return new.nodes
+    return new.result("Where", moves, new.op("Add", rest, divisor), rest)
 
 
 def bit_shift(new: Replacement) -> Nodes | None:
@@ -314,8 +303,7 @@ def bit_shift(new: Replacement) -> Nodes | None:
     if found.dtype.kind == "i" and direction == "RIGHT":
         negative = new.op("Less", new.inputs[0], zero)
         rest = new.op("Where", negative, new.constant(-1, found.dtype), zero)
-    new.op("Where", fits, shifted, rest, to=new.outputs[0])
-    return new.nodes
+    return new.result("Where", fits, shifted, rest)
 
 
 _SHIFT_MARK: Final = "/in_width"
@@ -330,8 +318,7 @@ def reduce_bool(new: Replacement) -> Nodes | None:
     wide = new.cast(new.inputs[0], TensorProto.INT32)
     result = new.op(new.node.op_type, wide, *new.inputs[1:], **options)
     # Of no elements, the largest and the smallest are the limits of the type.
-    new.op("Greater", result, new.constant(0, np.int32), to=new.outputs[0])
-    return new.nodes
+    return new.result("Greater", result, new.constant(0, np.int32))
 
 
 def reduce_nothing(new: Replacement) -> Nodes | None:
@@ -372,8 +359,7 @@ def reduce_log_sum_exp(new: Replacement) -> Nodes | None:
     total = new.reduce("ReduceSum", new.op("Exp", new.op("Sub", x, top)), axes, keep=keep)
     if not keep:
         top = new.op("Squeeze", top, new.ints(*axes))
-    new.op("Add", new.op("Log", total), top, to=new.outputs[0])
-    return new.nodes
+    return new.result("Add", new.op("Log", total), top)
 
 
 def reduce_mean(new: Replacement) -> Nodes | None:
@@ -389,5 +375,4 @@ def reduce_mean(new: Replacement) -> Nodes | None:
     count = int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
     if count < 1:
         return None
-    new.op("Div", total, new.constant(count, found.dtype), to=new.outputs[0])
-    return new.nodes
+    return new.result("Div", total, new.constant(count, found.dtype))

@@ -52,8 +52,7 @@ def normalizer(new: Replacement) -> Nodes | None:
     norm = new.reduce(operator, x, axis, keep=True)
     zero = new.op("Equal", norm, new.constant(0, np.float32))
     divisor = new.op("Where", zero, new.constant(1, np.float32), norm)
-    new.op("Div", x, divisor, to=new.outputs[0])
-    return new.nodes
+    return new.result("Div", x, divisor)
 
 
 def imputer(new: Replacement) -> Nodes | None:
@@ -70,8 +69,7 @@ def imputer(new: Replacement) -> Nodes | None:
         absent = new.op("IsNaN", x)
     else:
         absent = new.op("Equal", x, new.constant(missing, found.dtype))
-    new.op("Where", absent, new.constant(values, found.dtype), x, to=new.outputs[0])
-    return new.nodes
+    return new.result("Where", absent, new.constant(values, found.dtype), x)
 
 
 def binarizer(new: Replacement) -> Nodes | None:
@@ -99,8 +97,7 @@ def feature_vectorizer(new: Replacement) -> Nodes | None:
         parts.append(part)
         if own < width:
             parts.append(new.constant(np.zeros((samples, width - own)), np.float32))
-    new.op("Concat", *parts, to=new.outputs[0], axis=1)
-    return new.nodes
+    return new.result("Concat", *parts, axis=1)
 
 
 def one_hot_encoder(new: Replacement) -> Nodes | None:
@@ -187,9 +184,9 @@ def _products(new: Replacement) -> Nodes | None:
         else:
             run.extend(factors[1])
     finish()
-    new.op("Concat" if len(parts) > 1 else "Identity", *parts, to=new.outputs[0],
-           **({"axis": 1} if len(parts) > 1 else {}))  # fmt: skip
-    return new.nodes
+    return new.result(
+        "Concat" if len(parts) > 1 else "Identity", *parts, **{"axis": 1} if len(parts) > 1 else {}
+    )
 
 
 def _factors(name: str, graph: OnnxGraph) -> tuple[str, list[list[int]]] | None:
@@ -260,8 +257,7 @@ def label_encoder(new: Replacement) -> Nodes | None:
         unknown = new.op("Equal", best, new.constant(0, np.float32))
         place = new.op("ArgMax", matches, axis=len(shape), keepdims=0)
     chosen = new.op("Gather", new.constant(values, values.dtype), place, axis=0)
-    new.op("Where", unknown, new.constant(default, values.dtype), chosen, to=new.outputs[0])
-    return new.nodes
+    return new.result("Where", unknown, new.constant(default, values.dtype), chosen)
 
 
 def encoder_table(node: onnx.NodeProto) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None:

@@ -72,8 +72,7 @@ def dft(new: Replacement) -> Nodes | None:
         back = [order.index(place) for place in range(rank)]
         pair = [new.op("Transpose", part, perm=back) for part in pair]
     pair = [new.op("Unsqueeze", part, new.ints(-1)) for part in pair]
-    new.op("Concat", *pair, to=new.outputs[0], axis=-1)
-    return new.nodes
+    return new.result("Concat", *pair, axis=-1)
 
 
 def stft(new: Replacement) -> Nodes | None:
@@ -100,8 +99,7 @@ def stft(new: Replacement) -> Nodes | None:
     frame = (shape[0], frames, length)
     pair = _transform(new, parts, frame, length, found.dtype, onesided=onesided, inverse=False)
     pair = [new.op("Unsqueeze", part, new.ints(-1)) for part in pair]
-    new.op("Concat", *pair, to=new.outputs[0], axis=-1)
-    return new.nodes
+    return new.result("Concat", *pair, axis=-1)
 
 
 def _factors(length: int) -> tuple[int, int] | None:

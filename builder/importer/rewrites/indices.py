@@ -74,8 +74,7 @@ def slice_of_one(new: Replacement) -> Nodes | None:
         or not _is_resized(new.outputs[0], new.graph)
     ):
         return None
-    new.op("Gather", new.inputs[0], start, to=new.outputs[0], axis=int(axes[0]))
-    return new.nodes
+    return new.result("Gather", new.inputs[0], start, axis=int(axes[0]))
 
 
 def _is_resized(name: str, graph: OnnxGraph) -> bool:
@@ -118,8 +117,7 @@ def one_hot(new: Replacement) -> Nodes | None:
     places = np.arange(count).reshape([-1 if i == axis else 1 for i in range(rank)])
     hot = new.op("Equal", place, new.constant(places, np.int64))
     off, on = (new.op("Gather", new.inputs[2], new.ints(i)) for i in (0, 1))
-    new.op("Where", hot, on, off, to=new.outputs[0])
-    return new.nodes
+    return new.result("Where", hot, on, off)
 
 
 def reduce_sum(new: Replacement) -> Nodes | None:
@@ -141,8 +139,7 @@ def reduce_sum(new: Replacement) -> Nodes | None:
         return reduce_nothing(new)
     count = new.op("Gather", new.op("Shape", places[0].output[0]), new.ints(1))
     shape = [1] * (rank if new.attributes.get("keepdims", 1) else 0)
-    new.op("Reshape", count, new.ints(*shape), to=new.outputs[0])
-    return new.nodes
+    return new.result("Reshape", count, new.ints(*shape))
 
 
 _COUNTED: Final = (TensorProto.BOOL, TensorProto.INT64)
@@ -190,8 +187,7 @@ def _by_coordinates(new: Replacement, axis: int, places: Sequence[int]) -> Nodes
     coordinates[axis] = new.op("Reshape", new.inputs[1], new.ints(*places, 1))
     indices = new.cast(new.op("Concat", *coordinates, axis=len(places)), TensorProto.INT64)
     options = {name: value for name, value in new.attributes.items() if name == "reduction"}
-    new.op("ScatterND", new.inputs[0], indices, new.inputs[2], to=new.outputs[0], **options)
-    return new.nodes
+    return new.result("ScatterND", new.inputs[0], indices, new.inputs[2], **options)
 
 
 def scatter_nd(new: Replacement) -> Nodes | None:
@@ -208,21 +204,18 @@ def scatter_nd(new: Replacement) -> Nodes | None:
     indices = new.op("Expand", new.op("Reshape", rows, new.ints(outer, 1)), new.ints(outer, row))
     data, updates = (new.op("Reshape", new.inputs[at], new.ints(-1, row)) for at in (0, 2))
     result = new.op("ScatterElements", data, indices, updates, axis=0, **new.attributes)
-    new.op("Reshape", result, new.ints(*shape), to=new.outputs[0])
-    return new.nodes
+    return new.result("Reshape", result, new.ints(*shape))
 
 
 def _same(new: Replacement) -> Nodes:
-    new.op("Identity", new.inputs[0], to=new.outputs[0])
-    return new.nodes
+    return new.result("Identity", new.inputs[0])
 
 
 def _of_scalars(new: Replacement, shape: Sequence[int]) -> Nodes | None:
     """The same with one axis of one element: PyTorch's exporter writes scalars, though ONNX has none here."""
     rows = [new.op("Reshape", name, new.ints(-1)) for name in new.inputs]
     result = new.op(new.node.op_type, *rows, **new.attributes)
-    new.op("Reshape", result, new.ints(*shape), to=new.outputs[0])
-    return new.nodes
+    return new.result("Reshape", result, new.ints(*shape))
 
 
 def clip_coordinates(new: Replacement) -> Nodes | None:

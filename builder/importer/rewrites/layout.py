@@ -25,8 +25,7 @@ def space_to_depth(new: Replacement) -> Nodes | None:
     split = new.ints(batch, channels, height // block, block, width // block, block)
     x = new.op("Transpose", new.op("Reshape", new.inputs[0], split), perm=[0, 1, 3, 5, 2, 4])
     joined = new.ints(batch, channels * block * block, height // block, width // block)
-    new.op("Reshape", x, joined, to=new.outputs[0])
-    return new.nodes
+    return new.result("Reshape", x, joined)
 
 
 def grid_sample(new: Replacement) -> Nodes | None:
@@ -40,8 +39,7 @@ def grid_sample(new: Replacement) -> Nodes | None:
         return None
     twice = [1, 1, *(2 if extent == 1 else 1 for extent in shape[2:])]
     x = new.op("Tile", new.inputs[0], new.ints(*twice))
-    new.op("GridSample", x, new.inputs[1], to=new.outputs[0], **options)
-    return new.nodes
+    return new.result("GridSample", x, new.inputs[1], **options)
 
 
 def reverse_sequence(new: Replacement) -> Nodes | None:
@@ -111,8 +109,7 @@ def concat_without_empty(new: Replacement) -> Nodes | None:
     parts = [name for name in new.inputs if 0 not in (new.graph.shape_of(name) or (1,))]
     if len(parts) == len(new.inputs) or not parts:
         return None
-    new.op("Concat", *parts, to=new.outputs[0], axis=int(new.attributes["axis"]))
-    return new.nodes
+    return new.result("Concat", *parts, axis=int(new.attributes["axis"]))
 
 
 def pad(new: Replacement) -> Nodes | None:
@@ -139,5 +136,4 @@ def pad(new: Replacement) -> Nodes | None:
         indices = first + np.arange(-max(before, 0), left + max(after, 0)) % max(left, 1)
         if indices.tolist() != list(range(shape[axis])):
             x = new.op("Gather", x, new.constant(indices, np.int64), axis=axis)
-    new.op("Identity", x, to=new.outputs[0])
-    return new.nodes
+    return new.result("Identity", x)

@@ -98,8 +98,7 @@ def distances(new: Replacement) -> Nodes | None:
     squares = _squares(new, new.inputs[0], new.inputs[1])
     if squares is None:
         return None
-    new.op("Sqrt" if metric == "euclidean" else "Identity", squares, to=new.outputs[0])
-    return new.nodes
+    return new.result("Sqrt" if metric == "euclidean" else "Identity", squares)
 
 
 def scan(new: Replacement) -> Nodes | None:

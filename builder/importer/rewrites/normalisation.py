@@ -22,8 +22,7 @@ def lp_normalization(new: Replacement) -> Nodes | None:
     )
     zero = new.constant(0, found.dtype)
     safe = new.op("Where", new.op("Equal", norm, zero), new.constant(1, found.dtype), norm)
-    new.op("Div", new.inputs[0], safe, to=new.outputs[0])
-    return new.nodes
+    return new.result("Div", new.inputs[0], safe)
 
 
 def mean_variance_normalization(new: Replacement) -> Nodes | None:
@@ -41,8 +40,7 @@ def mean_variance_normalization(new: Replacement) -> Nodes | None:
     centred = new.op("Sub", x, new.reduce("ReduceMean", x, axes, keep=True))
     variance = new.reduce("ReduceMean", new.op("Mul", centred, centred), axes, keep=True)
     deviation = new.op("Add", new.op("Sqrt", variance), new.constant(1e-9, found.dtype))
-    new.op("Div", centred, deviation, to=new.outputs[0])
-    return new.nodes
+    return new.result("Div", centred, deviation)
 
 
 def group_normalization(new: Replacement) -> Nodes | None:
@@ -64,8 +62,7 @@ def group_normalization(new: Replacement) -> Nodes | None:
         normal = new.cast(normal, found.elem_type)
     column = new.ints(-1, *[1] * (rank - 2))
     gain, shift = (new.op("Reshape", name, column) for name in new.inputs[1:3])
-    new.op("Add", new.op("Mul", normal, gain), shift, to=new.outputs[0])
-    return new.nodes
+    return new.result("Add", new.op("Mul", normal, gain), shift)
 
 
 def layer_normalization(new: Replacement) -> Nodes | None:
@@ -103,8 +100,7 @@ def rms_normalization(new: Replacement) -> Nodes | None:
     x = new.op("Div", x, new.op("Sqrt", new.op("Add", mean, epsilon)))
     if stash != found.elem_type:
         x = new.cast(x, found.elem_type)
-    new.op("Mul", x, new.inputs[1], to=new.outputs[0])
-    return new.nodes
+    return new.result("Mul", x, new.inputs[1])
 
 
 def batch_normalization(new: Replacement) -> Nodes | None:

@@ -31,8 +31,7 @@ def qlinear_conv(new: Replacement) -> Nodes | None:
         inputs.append(new.op("Mul", new.cast(bias, TensorProto.FLOAT), scale))
     y = new.op("Conv", *inputs)
     new.nodes[-1].attribute.extend(new.node.attribute)
-    new.op("QuantizeLinear", y, y_scale, y_zero, to=new.outputs[0])
-    return new.nodes
+    return new.result("QuantizeLinear", y, y_scale, y_zero)
 
 
 def qlinear_matmul(new: Replacement) -> Nodes | None:
@@ -44,8 +43,7 @@ def qlinear_matmul(new: Replacement) -> Nodes | None:
     # A vector of scales applies to the rows of a, or to the columns of b.
     left = new.op("DequantizeLinear", a, a_scale, a_zero, axis=max((ranks[0] or 0) - 2, 0))
     right = new.op("DequantizeLinear", b, b_scale, b_zero, axis=max((ranks[1] or 0) - 1, 0))
-    new.op("QuantizeLinear", new.op("MatMul", left, right), y_scale, y_zero, to=new.outputs[0])
-    return new.nodes
+    return new.result("QuantizeLinear", new.op("MatMul", left, right), y_scale, y_zero)
 
 
 def conv_integer(new: Replacement) -> Nodes | None:
@@ -137,15 +135,13 @@ def matmul_integer(new: Replacement) -> Nodes | None:
         zero = given
     moved = [(array.astype(np.int16) + 128).astype(np.uint8) for array in (weights, zero)]
     first = new.input(2) or new.constant(0, _dtype_of(new.inputs[0], new.graph))
-    new.op(
+    return new.result(
         "MatMulInteger",
         new.inputs[0],
         new.constant(moved[0], np.uint8),
         first,
         new.constant(moved[1], np.uint8),
-        to=new.outputs[0],
     )
-    return new.nodes
 
 
 def _dtype_of(name: str, graph: OnnxGraph) -> np.dtype[Any]:
@@ -196,8 +192,7 @@ def _with_scales_of_blocks(new: Replacement) -> Nodes | None:
     offset = repeated(new.cast(zero, TensorProto.FLOAT)) if zero else ""
     if not quantises:
         x = new.cast(new.inputs[0], TensorProto.FLOAT)
-        new.op("Mul", new.op("Sub", x, offset) if offset else x, scale, to=new.outputs[0])
-        return new.nodes
+        return new.result("Mul", new.op("Sub", x, offset) if offset else x, scale)
     x = new.op("Round", new.op("Div", new.inputs[0], scale))
     limits = np.iinfo(whole.dtype)
     x = new.op("Add", x, offset) if offset else x

@@ -80,6 +80,11 @@ class Replacement:
         self._add(op_type, inputs, [output], **attributes)
         return output
 
+    def result(self, op_type: str, *inputs: str, **attributes: Attribute) -> Nodes:
+        """Add the node that makes the first output, and return all nodes."""
+        self._add(op_type, inputs, [self.outputs[0]], **attributes)
+        return self.nodes
+
     def op_many(self, op_type: str, count: int, *inputs: str, **attributes: Attribute) -> list[str]:
         """Add a node with `count` outputs and return their names."""
         outputs = [self.graph.fresh(f"{self.node.name}/{op_type}") for _ in range(count)]

@@ -35,8 +35,7 @@ def tensor_scatter(new: Replacement) -> Nodes | None:
         if options.get("mode", "linear") == "circular":
             places = new.op("Mod", places, new.constant(shape[axis], np.int64))
     places = new.op("Expand", places, new.ints(*added))
-    new.op("ScatterElements", new.inputs[0], places, new.inputs[1], to=new.outputs[0], axis=axis)
-    return new.nodes
+    return new.result("ScatterElements", new.inputs[0], places, new.inputs[1], axis=axis)
 
 
 def compress(new: Replacement) -> Nodes | None:
@@ -46,8 +45,7 @@ def compress(new: Replacement) -> Nodes | None:
     if condition is None or not condition.any():
         return None
     x = new.inputs[0] if axis is not None else new.op("Reshape", new.inputs[0], new.ints(-1))
-    new.op("Gather", x, new.ints(*np.flatnonzero(condition).tolist()), to=new.outputs[0], axis=int(axis or 0))
-    return new.nodes
+    return new.result("Gather", x, new.ints(*np.flatnonzero(condition).tolist()), axis=int(axis or 0))
 
 
 def cumulative_sum(new: Replacement) -> Nodes | None:
@@ -58,8 +56,7 @@ def cumulative_sum(new: Replacement) -> Nodes | None:
 def _of_scalar(new: Replacement, nothing: int) -> Nodes | None:
     found = new.type_of(new.inputs[0])
     exclusive = new.attributes.get("exclusive", 0)
-    new.op("Identity", new.constant(nothing, found.dtype) if exclusive else new.inputs[0], to=new.outputs[0])
-    return new.nodes
+    return new.result("Identity", new.constant(nothing, found.dtype) if exclusive else new.inputs[0])
 
 
 def cumulative_product(new: Replacement) -> Nodes | None:
@@ -86,8 +83,7 @@ def cumulative_product(new: Replacement) -> Nodes | None:
     while step < extent:
         x = new.op("Mul", x, shift(x, step))
         step *= 2
-    new.op("Identity", x, to=new.outputs[0])
-    return new.nodes
+    return new.result("Identity", x)
 
 
 def column_to_image(new: Replacement) -> Nodes | None:
@@ -127,8 +123,7 @@ def column_to_image(new: Replacement) -> Nodes | None:
         begins = pads[:rank]
         ends = new.ints(*(b + int(i) for b, i in zip(begins, image, strict=True)))
         y = new.op("Slice", y, new.ints(*begins), ends, new.ints(*range(2, rank + 2)))
-    new.op("Identity", y, to=new.outputs[0])
-    return new.nodes
+    return new.result("Identity", y)
 
 
 def max_pool_with_indices(new: Replacement) -> Nodes | None:
@@ -228,8 +223,7 @@ def max_unpool(new: Replacement) -> Nodes | None:
     flat = [new.op("Reshape", each, new.ints(-1)) for each in new.inputs[:2]]
     placed = new.op("ScatterElements", zeros, flat[1], flat[0], axis=0)
     image = new.op("Reshape", placed, new.ints(*extents))
-    new.op("Pad", image, new.ints(*[0] * (rank + 4), *rest), to=new.outputs[0])
-    return new.nodes
+    return new.result("Pad", image, new.ints(*[0] * (rank + 4), *rest))
 
 
 def tf_idf(new: Replacement) -> Nodes | None:
@@ -270,8 +264,7 @@ def tf_idf(new: Replacement) -> Nodes | None:
         count = new.op("Min", count, new.constant(1, np.float32))
     if mode != "TF":
         count = new.op("Mul", count, new.constant(scale, np.float32))
-    new.op("Reshape", count, new.ints(*shape[:-1], width), to=new.outputs[0])
-    return new.nodes
+    return new.result("Reshape", count, new.ints(*shape[:-1], width))
 
 
 def _windows(length: int, size: int, skips: int) -> NDArray[Any]:
@@ -291,8 +284,7 @@ def determinant(new: Replacement) -> Nodes | None:
         return None
     size = shape[-1]
     if size > _MAX_EXPANDED:
-        new.op("Identity", _eliminated(new, new.inputs[0], size, found.dtype), to=new.outputs[0])
-        return new.nodes
+        return new.result("Identity", _eliminated(new, new.inputs[0], size, found.dtype))
 
     @cache
     def entry(row: int, column: int) -> str:
@@ -310,8 +302,7 @@ def determinant(new: Replacement) -> Nodes | None:
             total = term if not total else new.op("Sub" if position % 2 else "Add", total, term)
         return total
 
-    new.op("Identity", minor(0, tuple(range(size))), to=new.outputs[0])
-    return new.nodes
+    return new.result("Identity", minor(0, tuple(range(size))))
 
 
 def _eliminated(new: Replacement, x: str, size: int, dtype: np.dtype[Any]) -> str:
@@ -386,5 +377,4 @@ def deformable_convolution(new: Replacement) -> Nodes | None:
     y = new.op("Reshape", new.op("MatMul", weight, sampled), new.ints(batch, outputs, rows, columns))
     if bias := new.input(3):
         y = new.op("Add", y, new.op("Reshape", bias, new.ints(1, -1, 1, 1)))
-    new.op("Identity", y, to=new.outputs[0])
-    return new.nodes
+    return new.result("Identity", y)

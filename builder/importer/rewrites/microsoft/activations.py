@@ -94,5 +94,4 @@ def quick_gelu(new: Replacement) -> Nodes | None:
     found = new.type_of(new.inputs[0])
     alpha = new.constant(float(new.attributes.get("alpha", 1.702)), found.dtype)
     gate = new.op("Sigmoid", new.op("Mul", new.inputs[0], alpha))
-    new.op("Mul", new.inputs[0], gate, to=new.outputs[0])
-    return new.nodes
+    return new.result("Mul", new.inputs[0], gate)

@@ -78,8 +78,7 @@ def attend_to(new: Replacement, projected: str, found: ValueType, places: Places
         scores.biases.append(_causal(new, extents, before, found))
     if added := new.input(places.added):
         scores.biases.append(added)
-    new.op("Identity", attend(new, q, k, v, extents, scores, found).output, to=new.outputs[0])
-    return new.nodes
+    return new.result("Identity", attend(new, q, k, v, extents, scores, found).output)
 
 
 def multi_head_attention(new: Replacement) -> Nodes | None:

@@ -76,8 +76,7 @@ def skip_layer_normalization(new: Replacement) -> Nodes | None:
     gamma, beta = new.inputs[2], new.input(3)
     epsilon = float(new.attributes.get("epsilon", _SKIP_EPSILON))
     shift = [beta] if beta else []
-    new.op("LayerNormalization", total, gamma, *shift, to=new.outputs[0], axis=-1, epsilon=epsilon)
-    return new.nodes
+    return new.result("LayerNormalization", total, gamma, *shift, axis=-1, epsilon=epsilon)
 
 
 def skip_simplified_layer_normalization(new: Replacement) -> Nodes | None:

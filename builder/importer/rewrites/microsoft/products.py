@@ -67,8 +67,7 @@ def nhwc_max_pool(new: Replacement) -> Nodes | None:
     shape = new.shape_of(new.inputs[0])
     kept = {name: options[name] for name in _POOL_ATTRIBUTES if name in options}
     x = new.op("MaxPool", new.op("Transpose", new.inputs[0], perm=to_channels_first(len(shape))), **kept)
-    new.op("Transpose", x, perm=to_channels_last(len(shape)), to=new.outputs[0])
-    return new.nodes
+    return new.result("Transpose", x, perm=to_channels_last(len(shape)))
 
 
 def fused_gemm(new: Replacement) -> Nodes | None:
@@ -150,8 +149,7 @@ def expand_dims(new: Replacement) -> Nodes | None:
     axis = new.graph.constant(new.inputs[1])
     if axis is None or axis.size != 1:
         return None
-    new.op("Unsqueeze", new.inputs[0], new.ints(int(axis.reshape(()))), to=new.outputs[0])
-    return new.nodes
+    return new.result("Unsqueeze", new.inputs[0], new.ints(int(axis.reshape(()))))
 
 
 def pad(new: Replacement) -> Nodes | None:
@@ -163,5 +161,4 @@ def pad(new: Replacement) -> Nodes | None:
     if value and new.graph.shape_of(value[0]) != ():
         value = [new.op("Reshape", value[0], new.constant([], "int64"))]
     mode = str(new.attributes.get("mode", "constant"))
-    new.op("Pad", new.inputs[0], new.ints(*pads.reshape(-1).tolist()), *value, to=new.outputs[0], mode=mode)
-    return new.nodes
+    return new.result("Pad", new.inputs[0], new.ints(*pads.reshape(-1).tolist()), *value, mode=mode)

@@ -227,5 +227,4 @@ def _dequantised(new: Replacement, x: str, scale: str, zero: str, axis: int = 1)
 
 
 def _quantised(new: Replacement, y: str, scale: str, zero: str) -> Nodes:
-    new.op("QuantizeLinear", y, scale, *([zero] if zero else []), to=new.outputs[0])
-    return new.nodes
+    return new.result("QuantizeLinear", y, scale, *([zero] if zero else []))

@@ -114,5 +114,4 @@ def gather_blocks(new: Replacement) -> Nodes | None:
 
     zero_rows = new.constant(offset, np.float32) if zeros is None else spread(rows(zeros, narrow))
     steps = new.op("Sub", rows(codes, narrow), zero_rows)
-    new.op("Mul", steps, spread(rows(scales, np.float32)), to=new.outputs[0])
-    return new.nodes
+    return new.result("Mul", steps, spread(rows(scales, np.float32)))

@@ -42,8 +42,7 @@ def rotary_embedding(new: Replacement) -> Nodes | None:
     y = rotate(new, x, angles, (heads, steps, width), turned, interleaved=interleaved)
     if len(shape) == 3:
         y = new.op("Transpose", y, perm=[0, 2, 1, 3])
-    new.op("Reshape", y, new.ints(*shape), to=new.outputs[0])
-    return new.nodes
+    return new.result("Reshape", y, new.ints(*shape))
 
 
 def rotate(
