@@ -55,10 +55,7 @@ def with_given_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     shell = _without_weights(model)
     for tensor in filter(is_large, model.graph.initializer):
         given = shell.graph.initializer.add(
-            name=tensor.name,
-            dims=tensor.dims,
-            data_type=tensor.data_type,
-            data_location=TensorProto.EXTERNAL,
+            name=tensor.name, dims=tensor.dims, data_type=tensor.data_type, data_location=TensorProto.EXTERNAL
         )
         given.external_data.add(key="location", value=_LOCATION)
     return shell

@@ -30,12 +30,7 @@ from builder.importer.onnx_graph import OnnxGraph, ValueType, name_nodes, value_
 from builder.importer.opset import WITH_BLOCKS, convert_opset, raise_opset
 from builder.importer.relax_module import supported_operators
 from builder.importer.rewrites import apply_rewrites
-from builder.importer.rewrites.microsoft import (
-    has_contrib,
-    has_new_codes,
-    needs_blocks,
-    replace_contrib,
-)
+from builder.importer.rewrites.microsoft import has_contrib, has_new_codes, needs_blocks, replace_contrib
 from builder.importer.shapes import refuse_huge_values
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.static_inputs import Shapes, Values, fix_inputs
@@ -180,10 +175,7 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         with quiet():
             slimmed = onnxslim.slim(
-                original,
-                no_shape_infer=True,
-                skip_optimizations=_OURS,
-                skip_fusion_patterns=_WRONG,
+                original, no_shape_infer=True, skip_optimizations=_OURS, skip_fusion_patterns=_WRONG
             )
         native.check(with_inputs_for_weights(slimmed))
     except FOREIGN_FAILURES:

@@ -232,10 +232,7 @@ def _one_table(tables: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _convert(
-    model: onnx.ModelProto,
-    progress: Callable[[str], None],
-    max_iterations: int | None,
-    failed: list[str],
+    model: onnx.ModelProto, progress: Callable[[str], None], max_iterations: int | None, failed: list[str]
 ) -> tuple[onnx.ModelProto, RelaxModel]:
     """Convert a normalised model.
 

@@ -12,12 +12,7 @@ from typing import Final
 import onnx
 from onnx import TensorProto, helper
 
-from builder.importer.classic.kept import (
-    PLACEHOLDER_DOMAIN,
-    is_kept,
-    restore,
-    with_placeholders,
-)
+from builder.importer.classic.kept import PLACEHOLDER_DOMAIN, is_kept, restore, with_placeholders
 from builder.importer.onnx_graph import is_known_type
 
 # Shapes, axes, scales and other values that inference reads are far smaller.

@@ -90,9 +90,7 @@ def _definition(opset: onnx.OperatorSetIdProto) -> onnx.FunctionProto:
         helper.make_node("Slice", [boxes, "zero", valid, "one"], ["real_boxes"]),
         helper.make_node("Slice", [scores, "zero", valid, "two"], ["real_scores"]),
         helper.make_node(
-            "NonMaxSuppression",
-            ["real_boxes", "real_scores", "most", "overlap", "lowest"],
-            ["chosen"],
+            "NonMaxSuppression", ["real_boxes", "real_scores", "most", "overlap", "lowest"], ["chosen"]
         ),
         helper.make_node("Shape", ["chosen"], ["count"], start=0, end=1),
         helper.make_node("Constant", [], ["capacity_"]),

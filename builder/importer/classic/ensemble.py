@@ -180,8 +180,7 @@ def _read_older(node: onnx.NodeProto, targets: int, dtype: np.dtype[Any]) -> Ens
     ids, weights = ints(node, f"{kind}_ids"), floats(node, f"{kind}_weights")
     places = ints(node, f"{kind}_treeids"), ints(node, f"{kind}_nodeids")
     _same_length(
-        ids.size,
-        {f"{kind}_weights": weights, f"{kind}_treeids": places[0], f"{kind}_nodeids": places[1]},
+        ids.size, {f"{kind}_weights": weights, f"{kind}_treeids": places[0], f"{kind}_nodeids": places[1]}
     )
     aggregate = text(node, "aggregate_function", "SUM") if kind == "target" else "SUM"
     leaves = _find(ordered, order, _keys(*places))

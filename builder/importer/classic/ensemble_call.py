@@ -58,11 +58,7 @@ def convert(bb: relax.BlockBuilder, node: onnx.NodeProto, samples: relax.Expr) -
 
 
 def _regress(
-    bb: relax.BlockBuilder,
-    node: onnx.NodeProto,
-    scores: relax.Expr,
-    ensemble: Ensemble,
-    dtype: np.dtype[Any],
+    bb: relax.BlockBuilder, node: onnx.NodeProto, scores: relax.Expr, ensemble: Ensemble, dtype: np.dtype[Any]
 ) -> relax.Expr:
     number = attribute(node, "post_transform")
     if node.op_type == "TreeEnsemble":

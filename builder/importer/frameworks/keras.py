@@ -22,10 +22,7 @@ from builder.importer.onnx_import import ImportedModel
 SUFFIXES: Final = frozenset({".keras", ".h5", ".hdf5"})
 _PROGRAM: Final = Path(__file__).with_name("keras_process.py")
 KERAS: Final = Framework(
-    "Keras",
-    _PROGRAM,
-    (("keras", "tensorflow"), ("keras", "torch", "onnxscript")),
-    "tensorflow",
+    "Keras", _PROGRAM, (("keras", "tensorflow"), ("keras", "torch", "onnxscript")), "tensorflow"
 )
 TENSORFLOW: Final = Framework("TensorFlow", _PROGRAM, (("tensorflow",),), "tensorflow")
 # A SavedModel has a graph, two files of variables, and assets.

@@ -96,11 +96,7 @@ def _aligned(new: Replacement, x: str, own: str, out: str, sizes: Mapping[str, i
 
 
 def _product(
-    new: Replacement,
-    values: tuple[str, str],
-    labels: tuple[str, str, str],
-    sizes: Mapping[str, int],
-    to: str,
+    new: Replacement, values: tuple[str, str], labels: tuple[str, str, str], sizes: Mapping[str, int], to: str
 ) -> None:
     """Add the matrix product of two values; it sums over their common labels that are not in the result."""
     a, b, out = labels

@@ -58,13 +58,7 @@ def dft(new: Replacement) -> Nodes | None:
         parts = [new.op("Mul", part, new.constant(twice, found.dtype)) for part in parts]
     others = [shape[place] for place in order[:-1]]
     pair = _transform(
-        new,
-        parts,
-        (*others, rows),
-        length,
-        found.dtype,
-        onesided=onesided and not inverse,
-        inverse=inverse,
+        new, parts, (*others, rows), length, found.dtype, onesided=onesided and not inverse, inverse=inverse
     )
     if is_half:
         pair = pair[:1]

@@ -12,13 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builder.importer.constant_folding import fold_constants
 from builder.importer.control_flow import inline_body
-from builder.importer.onnx_graph import (
-    OnnxGraph,
-    ValueType,
-    attributes,
-    reads,
-    value_type,
-)
+from builder.importer.onnx_graph import OnnxGraph, ValueType, attributes, reads, value_type
 from builder.importer.rewrites.replacement import Nodes, Replacement, input_name
 
 # Limits the nodes of an unrolled loop: a body of 20 nodes may run 500 times.
@@ -226,12 +220,7 @@ def unroll_scan(new: Replacement) -> Nodes | None:
     return new.nodes
 
 
-def _make_outputs(
-    new: Replacement,
-    names: Sequence[str],
-    carried: list[str],
-    rows: list[_Row],
-) -> None:
+def _make_outputs(new: Replacement, names: Sequence[str], carried: list[str], rows: list[_Row]) -> None:
     """Add the nodes that make the loop's outputs: its final states, then its stacked rows."""
     for name, value in zip(names, carried, strict=False):
         if name:

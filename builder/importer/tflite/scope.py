@@ -108,8 +108,7 @@ class Scope:
         found = self.constant(tensor)
         if found is None:
             raise RefusalError(
-                f"its {what} '{tensor.name}' depends on values that are only known at run time",
-                hint=FIX_HINT,
+                f"its {what} '{tensor.name}' depends on values that are only known at run time", hint=FIX_HINT
             )
         return found
 

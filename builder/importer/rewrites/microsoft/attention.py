@@ -14,14 +14,7 @@ import numpy as np
 from onnx import TensorProto
 
 from builder.importer.onnx_graph import ValueType
-from builder.importer.rewrites.microsoft.scores import (
-    Extents,
-    Scores,
-    attend,
-    lowest,
-    scores_of,
-    split_heads,
-)
+from builder.importer.rewrites.microsoft.scores import Extents, Scores, attend, lowest, scores_of, split_heads
 from builder.importer.rewrites.replacement import Nodes, Replacement
 
 _MASK_FILTER: Final = -10000.0

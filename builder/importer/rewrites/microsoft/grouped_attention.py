@@ -15,19 +15,8 @@ from onnx import TensorProto
 from builder.importer.onnx_graph import OnnxGraph, ValueType
 from builder.importer.rewrites.microsoft.norms import rms
 from builder.importer.rewrites.microsoft.rotary import rotate
-from builder.importer.rewrites.microsoft.scores import (
-    Extents,
-    attend,
-    lowest,
-    scores_of,
-    split_heads,
-)
-from builder.importer.rewrites.replacement import (
-    Nodes,
-    Replacement,
-    constant_integer,
-    input_name,
-)
+from builder.importer.rewrites.microsoft.scores import Extents, attend, lowest, scores_of, split_heads
+from builder.importer.rewrites.replacement import Nodes, Replacement, constant_integer, input_name
 
 _QK_NORM_EPSILON: Final = 1e-6
 _QK_BEFORE_SOFTMAX: Final = 1

@@ -182,10 +182,7 @@ def non_max_suppression(op: Operation) -> None:
     scores = op.reshape(op.real(1), (1, shape[0]))
     # Here the limits belong to the other side: a score must be above, an overlap below.
     below, above = np.float32(-np.inf), np.float32(np.inf)
-    limits = (
-        float(np.nextafter(np.float32(overlap), below)),
-        float(np.nextafter(np.float32(score), above)),
-    )
+    limits = (float(np.nextafter(np.float32(overlap), below)), float(np.nextafter(np.float32(score), above)))
     if is_soft:
         decay = -0.5 / sigma if sigma else 0.0
         chosen = _choose_softly(op, _boxes(op, corners), scores, steps, limits, decay)

@@ -222,13 +222,7 @@ def _weights(op: Operation, first: int, norm: int | None) -> _Weights:
             raise RefusalError("it has a layer norm and no input gate")
         coefficients = four(norm)
     return _Weights(
-        data,
-        recurrent,
-        bias,
-        peephole,
-        _optional(op, first + 15),
-        _optional(op, first + 16),
-        coefficients,
+        data, recurrent, bias, peephole, _optional(op, first + 15), _optional(op, first + 16), coefficients
     )
 
 

@@ -123,12 +123,7 @@ def resize_nearest_neighbor(op: Operation) -> None:
     options = op.options("ResizeNearestNeighborOptions")
     extents, wanted = _sizes(op)
     indices = [
-        nearest(
-            extent,
-            size,
-            align_corners=options.AlignCorners(),
-            half_pixel=options.HalfPixelCenters(),
-        )
+        nearest(extent, size, align_corners=options.AlignCorners(), half_pixel=options.HalfPixelCenters())
         for extent, size in zip(extents, wanted, strict=True)
     ]
     repeats = all(
