@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from builder.importer.onnx_graph import OnnxGraph, copy_node, set_attributes
 from builder.importer.rewrites.replacement import Nodes, Replacement, input_name
@@ -26,7 +27,7 @@ def cast(new: Replacement) -> Nodes | None:
     found = new.type_of(new.inputs[0])
     if found.elem_type != new.attributes["to"]:
         return None
-    return [helper.make_node("Identity", list(new.inputs), list(new.outputs), name=new.node.name)]
+    return new.result("Identity", new.inputs[0])
 
 
 def cast_like(new: Replacement) -> Nodes | None:
@@ -81,8 +82,7 @@ def power(new: Replacement) -> Nodes | None:
             working = TensorProto.DOUBLE
     left = new.cast(new.inputs[0], working)
     right = new.cast(new.inputs[1], working)
-    new.cast(new.op("Pow", left, right), base.elem_type, to=new.outputs[0])
-    return new.nodes
+    return new.cast_result(new.op("Pow", left, right), base.elem_type)
 
 
 def prelu(new: Replacement) -> Nodes | None:
@@ -164,8 +164,7 @@ def sign(new: Replacement) -> Nodes | None:
     found = new.type_of(new.inputs[0])
     if found.dtype.kind != "u":
         return None
-    new.cast(new.cast(new.inputs[0], TensorProto.BOOL), found.elem_type, to=new.outputs[0])
-    return new.nodes
+    return new.cast_result(new.cast(new.inputs[0], TensorProto.BOOL), found.elem_type)
 
 
 def equal(new: Replacement) -> Nodes | None:
@@ -196,12 +195,7 @@ def eye_like(new: Replacement) -> Nodes | None:
         return None
     options = new.attributes
     dtype = helper.tensor_dtype_to_np_dtype(options.get("dtype", found.elem_type))
-    values = np.eye(*shape, k=options.get("k", 0), dtype=dtype)
-    return [
-        helper.make_node(
-            "Constant", [], list(new.outputs), name=new.node.name, value=numpy_helper.from_array(values)
-        )
-    ]
+    return new.result("Identity", new.constant(np.eye(*shape, k=options.get("k", 0)), dtype))
 
 
 def optional_has_element(new: Replacement) -> Nodes | None:
@@ -211,8 +205,7 @@ def optional_has_element(new: Replacement) -> Nodes | None:
     if name and optional is None and new.graph.type_of(name) is None:
         return None
     has_element = bool(name if optional is None else input_name(optional, 0))
-    value = numpy_helper.from_array(np.array(has_element))
-    return [helper.make_node("Constant", [], list(new.outputs), name=new.node.name, value=value)]
+    return new.result("Identity", new.constant(has_element, np.bool_))
 
 
 def optional_get_element(new: Replacement) -> Nodes | None:
@@ -221,7 +214,7 @@ def optional_get_element(new: Replacement) -> Nodes | None:
     if optional is None and new.graph.type_of(new.inputs[0]) is None:
         return None
     source = new.inputs[0] if optional is None else optional.input[0]
-    return [helper.make_node("Identity", [source], list(new.outputs), name=new.node.name)]
+    return new.result("Identity", source)
 
 
 def _optional(node: onnx.NodeProto, graph: OnnxGraph) -> onnx.NodeProto | None:
@@ -334,28 +327,35 @@ def reduce_nothing(new: Replacement) -> Nodes | None:
     x = new.inputs[0]
     match new.node.op_type:
         case "ReduceL1" | "ReduceL2":
-            new.op("Abs", x, to=new.outputs[0])
+            return new.result("Abs", x)
         case "ReduceLogSum":
-            new.op("Log", x, to=new.outputs[0])
+            return new.result("Log", x)
         case "ReduceSumSquare":
-            new.op("Mul", x, x, to=new.outputs[0])
-        case _:
-            new.op("Identity", x, to=new.outputs[0])
-    return new.nodes
+            return new.result("Mul", x, x)
+    return new.result("Identity", x)
+
+
+def _reduced(new: Replacement, kinds: str) -> tuple[np.dtype[Any], tuple[int, ...], list[int]] | None:
+    """Type, shape and reduced axes of numbers of these kinds; None if unknown, or if nothing is reduced."""
+    found, shape = new.graph.type_of(new.inputs[0]), new.graph.shape_of(new.inputs[0])
+    name = new.input(1)
+    axes = new.graph.constant(name) if name else np.array(new.attributes.get("axes", []))
+    if found is None or shape is None or found.dtype.kind not in kinds or axes is None:
+        return None
+    if not axes.size and new.attributes.get("noop_with_empty_axes", 0):
+        return None
+    return found.dtype, shape, sorted({int(axis) % len(shape) for axis in axes}) or list(range(len(shape)))
 
 
 def reduce_log_sum_exp(new: Replacement) -> Nodes | None:
     """ReduceLogSumExp: the largest number is subtracted, unless it is infinite, as where all are masked."""
-    found, shape, given = new.graph.type_of(new.inputs[0]), new.graph.shape_of(new.inputs[0]), new.attributes
-    known = new.graph.constant(name) if (name := new.input(1)) else np.array(given.get("axes", []))
-    nothing = known is not None and not known.size and given.get("noop_with_empty_axes", 0)
-    if found is None or not shape or 0 in shape or found.dtype.kind != "f" or known is None or nothing:
+    reduced = _reduced(new, "f")
+    if reduced is None or not reduced[1] or 0 in reduced[1]:
         return reduce_nothing(new)
-    axes = sorted({int(axis) % len(shape) for axis in known}) or list(range(len(shape)))
-    keep = bool(given.get("keepdims", 1))
-    x = new.inputs[0]
+    dtype, _, axes = reduced
+    keep, x = bool(new.attributes.get("keepdims", 1)), new.inputs[0]
     top = new.reduce("ReduceMax", x, axes, keep=True)
-    top = new.op("Where", new.op("IsInf", top), new.constant(0, found.dtype), top)
+    top = new.op("Where", new.op("IsInf", top), new.constant(0, dtype), top)
     total = new.reduce("ReduceSum", new.op("Exp", new.op("Sub", x, top)), axes, keep=keep)
     if not keep:
         top = new.op("Squeeze", top, new.ints(*axes))
@@ -364,15 +364,12 @@ def reduce_log_sum_exp(new: Replacement) -> Nodes | None:
 
 def reduce_mean(new: Replacement) -> Nodes | None:
     """ReduceMean of integers: their sum, divided as integers are."""
-    found, shape, given = new.graph.type_of(new.inputs[0]), new.graph.shape_of(new.inputs[0]), new.attributes
-    known = new.graph.constant(name) if (name := new.input(1)) else np.array(given.get("axes", []))
-    if found is None or shape is None or found.dtype.kind not in "iu" or known is None:
+    reduced = _reduced(new, "iu")
+    if reduced is None:
         return reduce_nothing(new)
-    if not known.size and given.get("noop_with_empty_axes", 0):
-        return reduce_nothing(new)
-    axes = sorted({int(axis) % len(shape) for axis in known}) or list(range(len(shape)))
-    total = new.reduce("ReduceSum", new.inputs[0], axes, keep=bool(given.get("keepdims", 1)))
-    count = int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
+    dtype, shape, axes = reduced
+    count = math.prod(shape[axis] for axis in axes)
     if count < 1:
         return None
-    return new.result("Div", total, new.constant(count, found.dtype))
+    total = new.reduce("ReduceSum", new.inputs[0], axes, keep=bool(new.attributes.get("keepdims", 1)))
+    return new.result("Div", total, new.constant(count, dtype))

@@ -76,8 +76,7 @@ def binarizer(new: Replacement) -> Nodes | None:
     """1 for what is above a threshold, else 0."""
     found = new.type_of(new.inputs[0])
     threshold = new.constant(new.attributes.get("threshold", 0.0), found.dtype)
-    new.cast(new.op("Greater", new.inputs[0], threshold), found.elem_type, to=new.outputs[0])
-    return new.nodes
+    return new.cast_result(new.op("Greater", new.inputs[0], threshold), found.elem_type)
 
 
 def feature_vectorizer(new: Replacement) -> Nodes | None:
@@ -108,8 +107,7 @@ def one_hot_encoder(new: Replacement) -> Nodes | None:
         return None
     whole = new.cast(new.inputs[0], TensorProto.INT64)
     each = new.op("Unsqueeze", whole, new.ints(len(shape)))
-    new.cast(new.op("Equal", each, new.ints(*categories)), TensorProto.FLOAT, to=new.outputs[0])
-    return new.nodes
+    return new.cast_result(new.op("Equal", each, new.ints(*categories)), TensorProto.FLOAT)
 
 
 def array_feature_extractor(new: Replacement) -> Nodes | None:

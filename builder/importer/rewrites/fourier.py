@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from builder.importer.rewrites.replacement import Nodes, Replacement, constant_integer
+from builder.importer.rewrites.replacement import Nodes, Replacement
 
 # A matrix of 2048 x 2048 floats has 16 MiB. Longer transforms are products with two smaller matrices.
 MAX_LENGTH: Final = 2048
@@ -25,16 +25,12 @@ def dft(new: Replacement) -> Nodes | None:
     found = new.type_of(new.inputs[0])
     shape = new.shape_of(new.inputs[0])
     inverse, onesided = bool(options.get("inverse", 0)), bool(options.get("onesided", 0))
-    axis = (
-        constant_integer(new.node, new.graph, 2, -2)
-        if new.graph.opset >= _AXIS_IS_INPUT
-        else int(options.get("axis", 1))
-    )
+    axis = new.integer(2, -2) if new.graph.opset >= _AXIS_IS_INPUT else int(options.get("axis", 1))
     if axis is None:
         return None
     axis %= len(shape)
     is_half = inverse and onesided
-    length = constant_integer(new.node, new.graph, 1, 2 * (shape[axis] - 1) if is_half else shape[axis])
+    length = new.integer(1, 2 * (shape[axis] - 1) if is_half else shape[axis])
     if length is None or _factors(length) is None or axis == len(shape) - 1:
         return None
     parts = [
@@ -73,10 +69,10 @@ def stft(new: Replacement) -> Nodes | None:
     """STFT of a signal [batch, length] or [batch, length, 1 or 2] in frames of known length."""
     found = new.type_of(new.inputs[0])
     shape = new.shape_of(new.inputs[0])
-    step = constant_integer(new.node, new.graph, 1, None)
+    step = new.integer(1, None)
     window = new.input(2)
     window_shape = new.graph.shape_of(window) if window else None
-    length = constant_integer(new.node, new.graph, 3, window_shape[0] if window_shape else None)
+    length = new.integer(3, window_shape[0] if window_shape else None)
     if not step or not length or _factors(length) is None or length > shape[1]:
         return None
     onesided = bool(new.attributes.get("onesided", 1))

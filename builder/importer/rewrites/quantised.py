@@ -71,8 +71,7 @@ def conv_integer(new: Replacement) -> Nodes | None:
         weight = new.op("Sub", weight, point)
     sums = new.op("Conv", data, weight)
     new.nodes[-1].attribute.extend(new.node.attribute)
-    new.cast(new.op("Round", sums), TensorProto.INT32, to=new.outputs[0])
-    return new.nodes
+    return new.cast_result(new.op("Round", sums), TensorProto.INT32)
 
 
 def _plain_weights(node: onnx.NodeProto, graph: OnnxGraph) -> tuple[_Array, _Array] | None:
@@ -197,8 +196,7 @@ def _with_scales_of_blocks(new: Replacement) -> Nodes | None:
     limits = np.iinfo(whole.dtype)
     x = new.op("Add", x, offset) if offset else x
     x = new.op("Clip", x, *(new.constant(float(limit), np.float32) for limit in (limits.min, limits.max)))
-    new.cast(x, whole.elem_type, to=new.outputs[0])
-    return new.nodes
+    return new.cast_result(x, whole.elem_type)
 
 
 def dynamic_quantize_linear(new: Replacement) -> Nodes:

@@ -60,6 +60,10 @@ class Replacement:
         """Name of an optional output, empty if it is absent."""
         return output_name(self.node, index)
 
+    def integer(self, index: int, default: int | None) -> int | None:
+        """Value of an optional integer input: `default` if it is absent, None if it is not a constant."""
+        return constant_integer(self.node, self.graph, index, default)
+
     def type_of(self, name: str) -> ValueType:
         """Type of a value; raises `UnknownTypeError` if it is unknown."""
         found = self.graph.type_of(name)
@@ -83,6 +87,11 @@ class Replacement:
     def result(self, op_type: str, *inputs: str, **attributes: Attribute) -> Nodes:
         """Add the node that makes the first output, and return all nodes."""
         self._add(op_type, inputs, [self.outputs[0]], **attributes)
+        return self.nodes
+
+    def cast_result(self, x: str, elem_type: int) -> Nodes:
+        """Add the Cast that makes the first output, and return all nodes."""
+        self.cast(x, elem_type, to=self.outputs[0])
         return self.nodes
 
     def op_many(self, op_type: str, count: int, *inputs: str, **attributes: Attribute) -> list[str]:
@@ -121,11 +130,26 @@ class Replacement:
 Rewrite: TypeAlias = Callable[[Replacement], Nodes | None]
 
 
-def rewritten(rewrite: Rewrite, node: onnx.NodeProto, graph: OnnxGraph) -> list[onnx.NodeProto] | None:
-    """Return the nodes that a rewrite puts in the place of a node, None if it keeps the node."""
+# Raised by a rewrite of a node whose inputs or attributes contradict the specification. The node stays, and
+# ONNX's own strict inference explains what is wrong with it. If it finds nothing, the rewrite is wrong.
+_MALFORMED: Final = (ArithmeticError, LookupError, TypeError, ValueError)
+
+
+def rewritten(
+    rewrite: Rewrite, node: onnx.NodeProto, graph: OnnxGraph, failed: list[str] | None = None
+) -> list[onnx.NodeProto] | None:
+    """Return the nodes that a rewrite puts in the place of a node, None if it keeps the node.
+
+    `failed`: receives a line if the rewrite failed, so that the node stays as it is.
+    """
     try:
         new = rewrite(Replacement(node, graph))
     except UnknownTypeError:
+        return None
+    except _MALFORMED as error:
+        if failed is not None:
+            reason = (str(error).splitlines() or [""])[0]
+            failed.append(f"{node.op_type} '{node.name:.60}' ({type(error).__name__}: {reason:.80})")
         return None
     return None if new is None else list(new)
 

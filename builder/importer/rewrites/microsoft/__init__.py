@@ -83,8 +83,6 @@ IN_ONNX_DOMAIN: Final = frozenset({"LayerNormalization", "SimplifiedLayerNormali
 
 _NEW_CODES: Final = frozenset({TensorProto.INT16, TensorProto.UINT16, TensorProto.INT4, TensorProto.UINT4})
 
-_MALFORMED: Final = (ArithmeticError, LookupError, TypeError, ValueError)
-
 
 def has_contrib(model: onnx.ModelProto) -> bool:
     """Whether a model has operators that `replace_contrib` may replace."""
@@ -135,15 +133,12 @@ def _replace_once(model: onnx.ModelProto) -> int:
             if not node.domain and any(graph.shape_of(name) is None for name in node.output if name):
                 _infer(node, graph)
             return None
-        try:
-            new = rewritten(CONTRIB[node.op_type], node, graph)
-        except _MALFORMED:
-            return None
+        new = rewritten(CONTRIB[node.op_type], node, graph)
         if new is None:
             return None
         for made in new:
             _infer(made, graph)
-        return list(new)
+        return new
 
     return graph.rewrite(replace)
 

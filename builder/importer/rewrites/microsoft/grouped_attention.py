@@ -16,7 +16,7 @@ from builder.importer.onnx_graph import OnnxGraph, ValueType
 from builder.importer.rewrites.microsoft.norms import rms
 from builder.importer.rewrites.microsoft.rotary import rotate
 from builder.importer.rewrites.microsoft.scores import Extents, attend, lowest, scores_of, split_heads
-from builder.importer.rewrites.replacement import Nodes, Replacement, constant_integer, input_name
+from builder.importer.rewrites.replacement import Nodes, Replacement, input_name
 
 _QK_NORM_EPSILON: Final = 1e-6
 _QK_BEFORE_SOFTMAX: Final = 1
@@ -130,7 +130,7 @@ class _Cache:
 
 def _cache(new: Replacement, steps: int) -> _Cache | None:
     """Where the steps of a GroupQueryAttention stand; None if its extents are not known."""
-    longest = constant_integer(new.node, new.graph, 6, None)
+    longest = new.integer(6, None)
     past_shape = new.graph.shape_of(past) if (past := new.input(3)) else (0, 0, 0, 0)
     lengths = new.graph.constant(new.inputs[5])
     if past_shape is None:

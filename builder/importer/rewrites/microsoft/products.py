@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from onnx import helper
-
 from builder.importer.rewrites.microsoft.activations import activate
 from builder.importer.rewrites.replacement import Nodes, Replacement
 
@@ -125,11 +123,7 @@ def _order(rank: int, *, swap: bool, batch: bool) -> list[int]:
 
 def same_operator(new: Replacement) -> Nodes | None:
     """Trilu, Range and GatherND: as ONNX's own operators of the same names."""
-    return [
-        helper.make_node(
-            new.node.op_type, list(new.inputs), list(new.outputs), name=new.node.name, **new.attributes
-        )
-    ]
+    return new.result(new.node.op_type, *new.inputs, **new.attributes)
 
 
 def grid_sample(new: Replacement) -> Nodes | None:
@@ -138,10 +132,7 @@ def grid_sample(new: Replacement) -> Nodes | None:
     mode = str(options.get("mode", "bilinear"))
     if new.graph.opset >= _LINEAR:
         mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
-    options["mode"] = mode
-    return [
-        helper.make_node("GridSample", list(new.inputs), list(new.outputs), name=new.node.name, **options)
-    ]
+    return new.result("GridSample", *new.inputs, **{**options, "mode": mode})
 
 
 def expand_dims(new: Replacement) -> Nodes | None:
