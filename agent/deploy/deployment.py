@@ -17,13 +17,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from agent.deploy.circumstances import Circumstances
 from agent.deploy.desired_state import DesiredState
+from agent.deploy.fetch.allow_list import HttpsSettings
 from agent.deploy.fetch.block_source import SILENCE_LIMIT_S, BlockSource
-from agent.deploy.fetch.https import HttpsSettings, HttpsSource
 from agent.deploy.fetch.sources import Downloader
 from agent.deploy.history import History
 from agent.deploy.inbox import Inbox
@@ -74,8 +74,6 @@ class Deployment:
         The control connection.
     https
         The allowed https sources.
-    on_disk_error
-        Called when the state directory refused to store something.
     silence_limit_s
         How long to wait for a block over MQTT while the broker is connected.
 
@@ -99,32 +97,30 @@ class Deployment:
         models: Models,
         control: Control,
         https: HttpsSettings,
-        on_disk_error: Callable[[], None] = lambda: None,
         silence_limit_s: float = SILENCE_LIMIT_S,
     ) -> None:
         self._device = device
         self._store = store
         self._control = control
-        self._on_disk_error = on_disk_error
         self._blocks = BlockSource(control, device, silence_limit_s=silence_limit_s)
         self._inbox = Inbox(store.inbox)
         self._last_use = LastUse(store.root)
         self._attempts = Attempts()
-        self._journal = Journal(store.root / "jobs.json", checkpoint=store.checkpoint, on_error=on_disk_error)
+        self._journal = Journal(
+            store.root / "jobs.json", checkpoint=store.checkpoint, on_error=store.on_error
+        )
         self._desired = DesiredState(
-            store.root,
+            store,
             self._journal,
             self._attempts,
             unopened=lambda: self._unopened,
             on_accepted=self._follow,
             on_rejected=self._report,
-            on_disk_error=on_disk_error,
-            checkpoint=store.checkpoint,
         )
         self._parts = parts = Parts(
             store=store,
             records=Records(store.root),
-            downloader=Downloader(store, self._blocks, HttpsSource(https)),
+            downloader=Downloader(store, self._blocks, https),
             models=models,
             desired=self._desired,
             journal=self._journal,
@@ -387,7 +383,7 @@ class Deployment:
                 self._report()
         except StoreError as error:
             _log.error("a model that is no longer desired runs on: %s", error)
-            self._on_disk_error()
+            self._store.on_error()
 
     async def _check_inbox(self) -> None:
         try:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from agent.deploy.jobs import Journal
 from agent.deploy.reconcile import Attempts
-from agent.deploy.store.state_file import SAVE_LIMIT_S, Checkpoint, StateFile, no_checkpoint
+from agent.deploy.store.state_file import SAVE_LIMIT_S, StateFile
+from agent.deploy.store.store import Store
 from agent.disk_thread import in_disk_thread
 from agent.errors import ConflictError, DiskError, EdgeError, SourceError, StoreError
 from agent.rate_limited_log import RateLimitedLog
@@ -34,32 +34,29 @@ _log = logging.getLogger(__name__)
 class DesiredState:
     """What should run, as the fleet says.
 
-    `document` is in force, and `rejection` says why the last one was not accepted; it is kept in `root`. A
+    `document` is in force, and `rejection` says why the last one was not accepted; it is kept in `store`. A
     new one forgets the failed `attempts` for the models that it changes. `unopened` returns why the state
     directory could not be opened, or None once it was. `on_accepted` is called with each document that is in
-    force, also with the same one again, and `on_disk_error` when the state directory refused to store one.
+    force, also with the same one again.
     """
 
     def __init__(
         self,
-        root: Path,
+        store: Store,
         journal: Journal,
         attempts: Attempts,
         *,
         unopened: Callable[[], StoreError | None],
         on_accepted: Callable[[Desired], None],
         on_rejected: Callable[[], None],
-        on_disk_error: Callable[[], None],
-        checkpoint: Checkpoint = no_checkpoint,
     ) -> None:
-        self._root = root
-        self._file = StateFile(root / "desired.json", mirrored=True, checkpoint=checkpoint)
+        self._store = store
+        self._file = StateFile(store.root / "desired.json", mirrored=True, checkpoint=store.checkpoint)
         self._journal = journal
         self._attempts = attempts
         self._unopened = unopened
         self._on_accepted = on_accepted
         self._on_rejected = on_rejected
-        self._on_disk_error = on_disk_error
         self.document: Desired | None = None
         self.rejection: Rejection | None = None
         # The last document, if the disk refused it.
@@ -143,7 +140,7 @@ class DesiredState:
         if isinstance(error, StoreError):
             self._not_stored = payload
             self._attempts.failed(_DOCUMENT, asyncio.get_running_loop().time())
-            self._on_disk_error()
+            self._store.on_error()
         elif payload == self._not_stored:
             self._not_stored = None
         self.rejection = Rejection(error.code, str(error)[:MAX_MESSAGE_CHARACTERS], version)
@@ -157,7 +154,7 @@ class DesiredState:
             async with asyncio.timeout(SAVE_LIMIT_S):
                 await in_disk_thread(self._file.save, desired.to_document())
         except TimeoutError as error:
-            raise DiskError(f"{self._root} does not respond") from error
+            raise DiskError(f"{self._store.root} does not respond") from error
 
     def _check_order(self, desired: Desired) -> None:
         """Check that a document is newer than the one in force, not too far, and based on it, or the same."""

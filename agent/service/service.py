@@ -24,7 +24,7 @@ from agent.bundle.machine import Machine
 from agent.config.settings import Config
 from agent.deploy.circumstances import Circumstances
 from agent.deploy.deployment import Deployment
-from agent.deploy.fetch.https import HttpsSettings
+from agent.deploy.fetch.allow_list import HttpsSettings
 from agent.deploy.outbox import Outbox
 from agent.deploy.store.storage import Condition, StorageWatch
 from agent.deploy.store.store import Store
@@ -99,9 +99,9 @@ class Service:
         self._metrics = Metrics()
         self._trusted_keys = TrustedKeys(config.trust_dir)
         machine = Machine.detect(configured=config.compatible)
-        self._store = Store(config.state_dir, opened=False)
         self._session_seq = SessionSeq(config.state_dir)
         self._storage = StorageWatch(config.state_dir, self._on_storage)
+        self._store = Store(config.state_dir, on_error=self._storage.suspect, opened=False)
         self._host = host.Host(lambda: self._storage.usage)
         cores = Cores.detect(os.environ, threads=config.worker.threads, apart=config.worker.share_cores)
         self.models = Models(
@@ -168,7 +168,6 @@ class Service:
             ),
             models=self.models,
             control=self._outbox,
-            on_disk_error=self._storage.suspect,
             https=HttpsSettings(allow=config.sources_https, ca_file=config.sources_ca),
         )
 

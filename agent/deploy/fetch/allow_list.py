@@ -1,4 +1,4 @@
-"""The https sources that the configuration allows.
+"""The https sources that the configuration allows, and how they are asked.
 
 Promises: a URL is accepted only if it is https, is written so that every parser splits it alike, and lies
 below an allowed prefix: host and port match exactly, the path up to a `/`.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -20,6 +21,33 @@ _DEFAULT_PORT: Final = 443
 # A path: unreserved characters, sub-delimiters, and escapes of anything but dots and separators. Two
 # parsers could disagree about everything else, "//" and dot segments included.
 _PATH: Final = re.compile(r"(/([A-Za-z0-9._~!$&'()*+,;=:@-]|%(?!2[eEfF]|5[cC]|00)[0-9A-Fa-f]{2})*)+")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpsSettings:
+    """The configuration of https sources.
+
+    Attributes
+    ----------
+    allow
+        Prefixes of URLs: `https://host[:port]/path/`. A host is matched exactly, a path up to a `/`.
+    ca_file
+        Trusted certificate authorities; None for the system's.
+    timeout_s
+        How long connecting, or waiting for the next bytes, may take.
+    floor_bytes_per_s, floor_window_s
+        The minimum transfer rate, and the period over which it is measured.
+    attempts, pause_s
+        How many attempts without any progress a source gets, and the pause before the second; it doubles.
+    """
+
+    allow: tuple[str, ...] = ()
+    ca_file: Path | None = None
+    timeout_s: float = 30.0
+    floor_bytes_per_s: int = 100
+    floor_window_s: float = 60.0
+    attempts: int = 5
+    pause_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,9 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from agent.deploy.fetch.allow_list import AllowList, Location
+from agent.deploy.fetch.allow_list import AllowList, HttpsSettings, Location
 from agent.deploy.store.part import Part, UrlVersion
 from agent.disk_thread import in_disk_thread
 from agent.errors import ConfigError, EndlessDataError, SourceError, StoreError
@@ -37,33 +35,6 @@ _OK, _PARTIAL, _RANGE_NOT_SATISFIABLE = 200, 206, 416
 # Worth another attempt at the same place: the server, or a proxy before it, is overloaded or restarting.
 _TRANSIENT: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
-
-
-@dataclass(frozen=True, slots=True)
-class HttpsSettings:
-    """The configuration of https sources.
-
-    Attributes
-    ----------
-    allow
-        Prefixes of URLs: `https://host[:port]/path/`. A host is matched exactly, a path up to a `/`.
-    ca_file
-        Trusted certificate authorities; None for the system's.
-    timeout_s
-        How long connecting, or waiting for the next bytes, may take.
-    floor_bytes_per_s, floor_window_s
-        The minimum transfer rate, and the period over which it is measured.
-    attempts, pause_s
-        How many attempts without any progress a source gets, and the pause before the second; it doubles.
-    """
-
-    allow: tuple[str, ...] = ()
-    ca_file: Path | None = None
-    timeout_s: float = 30.0
-    floor_bytes_per_s: int = 100
-    floor_window_s: float = 60.0
-    attempts: int = 5
-    pause_s: float = 1.0
 
 
 class HttpsSource:

@@ -11,11 +11,11 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from agent.bundle.names import format_digest, hex_digest
+from agent.deploy.fetch.allow_list import AllowList, HttpsSettings
 from agent.deploy.fetch.block_source import BlockSource
-from agent.deploy.fetch.https import HttpsSource
 from agent.deploy.jobs import Request
 from agent.deploy.store.part import Part
 from agent.deploy.store.store import Store
@@ -24,6 +24,9 @@ from agent.durable import store_error
 from agent.errors import BundleError, MixAndMatchError, NoSpaceError, SourceError
 from agent.wire.desired import MQTT_SOURCE
 
+if TYPE_CHECKING:
+    from agent.deploy.fetch.https import HttpsSource
+
 # How often a bundle is transferred from one source in one attempt before its bytes count as wrong.
 _TRANSFERS: Final = 2
 
@@ -31,12 +34,17 @@ _log = logging.getLogger(__name__)
 
 
 class Downloader:
-    """Fetches bundles into a store, over MQTT or https."""
+    """Fetches bundles into a store, over MQTT or https.
 
-    def __init__(self, store: Store, blocks: BlockSource, https: HttpsSource) -> None:
+    An allowed place that is not a URL raises ConfigError.
+    """
+
+    def __init__(self, store: Store, blocks: BlockSource, https: HttpsSettings) -> None:
         self._store = store
         self._blocks = blocks
-        self._https = https
+        self._settings = https
+        self._allowed = AllowList(https.allow)
+        self._https: HttpsSource | None = None
 
     def check(self, request: Request) -> None:
         """Check that every source of `request` is allowed.
@@ -45,7 +53,7 @@ class Downloader:
         """
         for source in request.sources:
             if source != MQTT_SOURCE:
-                self._https.allowed.check(source)
+                self._allowed.check(source)
 
     async def fetch(self, request: Request, in_use: Collection[str], progress: Callable[[int], None]) -> Path:
         """Fetch a bundle, and return the path of a file with the requested digest.
@@ -119,7 +127,7 @@ class Downloader:
             if source == MQTT_SOURCE:
                 await self._blocks.download(request.digest, part, progress)
             else:
-                await self._https.download(source, part, progress)
+                await self._https_source().download(source, part, progress)
             digest = await in_disk_thread(part.digest)
             if digest == request.digest:
                 return
@@ -130,6 +138,14 @@ class Downloader:
             _log.warning(
                 "job %s: expected %s, got %s; fetching it again", request.job, request.digest, digest
             )
+
+    def _https_source(self) -> HttpsSource:
+        if self._https is None:
+            # Imported late: an agent that gets its bundles over MQTT does without this memory.
+            from agent.deploy.fetch.https import HttpsSource
+
+            self._https = HttpsSource(self._settings)
+        return self._https
 
     def _move_from_inbox(self, request: Request) -> Path:
         dropped = self._store.inbox / f"{hex_digest(request.digest)}.bundle"

@@ -75,16 +75,26 @@ class Store:
         The state directory; created with its folders if its parent exists.
     checkpoint
         Called after each durable step, for fault injection.
+    on_error
+        Called when the directory refused to store something.
     opened
         Whether to open it at once. Otherwise nothing is read before `open`, which may hang on a dead disk.
     """
 
-    def __init__(self, root: Path, *, checkpoint: Checkpoint = no_checkpoint, opened: bool = True) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        checkpoint: Checkpoint = no_checkpoint,
+        on_error: Callable[[], None] = lambda: None,
+        opened: bool = True,
+    ) -> None:
         self.root = root
         self._bundles = root / "store"
         self._parts = root / "partial"
         self.inbox = root / "inbox"
         self.checkpoint = checkpoint
+        self.on_error = on_error
         self._lock = Lock(root)
         self._loaded = False
         self._active: dict[str, ActiveModel] = {}

@@ -20,7 +20,7 @@ from agent.bundle.manifest import Runtime, Target
 from agent.bundle.verify import VerifiedBundle
 from agent.deploy.circumstances import Circumstances
 from agent.deploy.deployment import Deployment
-from agent.deploy.fetch.https import HttpsSettings
+from agent.deploy.fetch.allow_list import HttpsSettings
 from agent.deploy.interfaces import Condition
 from agent.deploy.store.store import Store
 from agent.deploy.trial import Score

@@ -8,7 +8,7 @@ from pathlib import Path
 from agent.bundle.machine import Machine
 from agent.deploy.circumstances import Circumstances
 from agent.deploy.deployment import Deployment
-from agent.deploy.fetch.https import HttpsSettings
+from agent.deploy.fetch.allow_list import HttpsSettings
 from agent.deploy.store.store import Store
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message

@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from agent.deploy.fetch import https
-from agent.deploy.fetch.allow_list import AllowList, parse_url
+from agent.deploy.fetch.allow_list import AllowList, HttpsSettings, parse_url
 from agent.deploy.fetch.blocks import BLOCK_BYTES
-from agent.deploy.fetch.https import HttpsSettings, HttpsSource
+from agent.deploy.fetch.https import HttpsSource
 from agent.deploy.store.part import Part
 from agent.errors import ConfigError, EndlessDataError, NoSpaceError, SourceError
 from tests.agent.deploy.rig import Agent, make_bundle
