@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ipaddress
 import os
 import signal
 import socket
@@ -51,16 +50,6 @@ class ServerOptions:
     tracker_port: int
     key: str
     custom_address: str | None = None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` can be reached only from this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def serve_board(options: ServerOptions, progress: Callable[[str], None], *, until_eof: bool = False) -> int:

@@ -8,7 +8,6 @@ folder, the file makes no verb replace anything but a bundle.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import json
 import os
 import sys
@@ -25,6 +24,7 @@ from agent.terminal import note
 from builder.cli.confirmation import confirmed
 from builder.cli.project_file import FILE
 from builder.errors import ProjectError
+from builder.loopback import is_loopback
 
 # Arguments that may be a file. A name, such as a preset's, is one in the folder.
 _FILES: Final = (
@@ -150,14 +150,9 @@ def _in_clear_text(url: str) -> str | None:
         broker = parse_broker_url(url)
     except EdgeError:
         return None  # the verb says what is wrong
-    return None if broker.tls or _is_here(broker.host) else f"a password goes in clear text to {broker.host}"
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return (
+        None if broker.tls or is_loopback(broker.host) else f"a password goes in clear text to {broker.host}"
+    )
 
 
 def _has_yes(doubts: Sequence[str]) -> bool:

@@ -82,7 +82,8 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 
 def _tracker(args: _Tracker) -> int:
-    from builder.boards.rpc_servers import WARNING, is_loopback, serve_tracker
+    from builder.boards.rpc_servers import WARNING, serve_tracker
+    from builder.loopback import is_loopback
 
     if not is_loopback(args.host):
         note(f"edgebundle: warning: {WARNING.format(address=f'{args.host}:{args.port}')}")
@@ -90,8 +91,9 @@ def _tracker(args: _Tracker) -> int:
 
 
 def _server(args: _Server) -> int:
-    from builder.boards.rpc_servers import WARNING, ServerOptions, is_loopback, serve_board
+    from builder.boards.rpc_servers import WARNING, ServerOptions, serve_board
     from builder.boards.tracker_client import Tracker
+    from builder.loopback import is_loopback
 
     tracker = Tracker.parse(args.tracker)
     if args.ssh:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
+from builder.loopback import is_loopback
+
 # 192 bits cannot be guessed.
 _TOKEN_BYTES: Final = 24
 
@@ -23,16 +25,6 @@ _TOKEN_BYTES: Final = 24
 def new_token() -> str:
     """Return a token: letters, digits, `-` and `_`, as a WebSocket's subprotocol may have them."""
     return secrets.token_urlsafe(_TOKEN_BYTES)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is only this machine itself."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,11 @@ from tornado import httpserver, netutil, websocket
 from builder.dashboard.actions import Action, Actions
 from builder.dashboard.broker_link import BrokerLink
 from builder.dashboard.fleet_state import FleetState
-from builder.dashboard.guard import Guard, is_loopback, new_token
+from builder.dashboard.guard import Guard, new_token
 from builder.dashboard.handlers import application
 from builder.dashboard.page_session import PageSession
 from builder.errors import FleetError
+from builder.loopback import is_loopback
 from edgebundle.async_client import AsyncClient
 from edgebundle.broker import Broker
 

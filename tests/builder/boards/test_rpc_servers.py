@@ -4,23 +4,8 @@ import socket
 
 import pytest
 
-from builder.boards.rpc_servers import is_loopback, require_free
+from builder.boards.rpc_servers import require_free
 from builder.cli import main
-
-
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [
-        ("127.0.0.1", True),
-        ("::1", True),
-        ("localhost", True),
-        ("0.0.0.0", False),
-        ("192.168.1.4", False),
-        ("lab", False),
-    ],
-)
-def test_loopback_addresses_are_recognised(host: str, loopback: bool) -> None:
-    assert is_loopback(host) is loopback
 
 
 @pytest.mark.parametrize("verb", ["rpc-tracker", "rpc-server"])
