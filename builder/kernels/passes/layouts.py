@@ -11,6 +11,7 @@ for a form in which it does not exist yet. Weights are packed here, as constants
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -19,7 +20,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from builder.kernels.passes import packed_images, routes
+from builder.kernels.passes import packed_images
 from builder.kernels.passes.packed import LayoutValues, Packed, channel_block, pack_array
 from builder.kernels.passes.packed_convolutions import Convolutions
 from builder.kernels.passes.routes import Route
@@ -58,9 +59,12 @@ _BINARY: Final = {"relax.add": 0.0, "relax.subtract": 0.0, "relax.multiply": 0.0
 _WORTH_PACKING: Final = {"relax.nn.max_pool2d", "relax.nn.avg_pool2d", resize.NAME}
 _FEWEST_CHANNELS: Final = 4
 
+# Replaces a call by its packed form if it has one, and says whether it did.
+Rule = Callable[[LayoutValues, relax.Var, Call], bool]
+
 
 class _Packing:
-    """Decides for each call whether it is computed in packed form."""
+    """Decides for each call whether it is computed in packed form: by the first rule of its operator."""
 
     def __init__(self, mod: tvm.IRModule, target: DeviceTarget) -> None:
         self._target = target
@@ -68,52 +72,32 @@ class _Packing:
         self._attentions: dict[relax.Var, attention.Attention] = {}
         self._products: dict[relax.Var, matmul.Heads] = {}
         self._bound: dict[relax.Expr, Call] = {}
-        self._convolutions = Convolutions(target, self._bound)
+        self._moves: tuple[Rule, ...] = (self._route, packed_images.move_pixels)
+        self._rules: dict[str, tuple[Rule, ...]] = {
+            "relax.nn.conv2d": (Convolutions(target, self._bound).emit,),
+            "relax.matmul": (self._panels, self._attention, self._heads),
+            "relax.permute_dims": (self._transposed, self._of_packed),
+            "relax.take": (self._take,),
+            "relax.nn.pad": (packed_images.move_pixels,),
+            "relax.nn.layer_norm": (packed_images.image_norm, packed_images.channel_norm),
+            **dict.fromkeys(_BINARY, (self._before_route, self._binary)),
+            **dict.fromkeys(_UNARY, (self._before_route, self._of_packed)),
+            **dict.fromkeys(RESHAPES, (self._group_norm, self._of_packed)),
+            **dict.fromkeys(("relax.concat", "relax.strided_slice"), self._moves),
+            "relax.reshape": (self._group_norm, *self._moves),
+        }
 
     def emit(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
         """Replace `call` by its packed form if it has one."""
-        name = op_name(call)
         self._bound[var] = call
-        if name == "relax.nn.conv2d":
-            return self._convolutions.emit(table, var, call)
-        if name == "relax.matmul":
-            panels = (matmul.emit, tile_matmul.emit, integer_matmul.emit, half_matmul.emit)
-            known = any(emit(table, var, call, self._target) for emit in panels)
-            return known or self._attention(table, var, call) or self._heads(table, var, call)
-        if name == "relax.permute_dims" and call.args[0] in self._attentions:
-            order = attention.order_of(call)
-            if order is not None:
-                table.define(var, self._attentions[call.args[0]].emit(table.bb, order))
-                return True
-        if (
-            name == "relax.permute_dims"
-            and call.args[0] in self._products
-            and matmul.swaps_heads_and_rows(call)
-        ):
-            table.define(var, self._products[call.args[0]].emit(table.bb, rows_first=True))
-            return True
         if not isinstance(call.ty, relax.TensorType) or not call.args:
             return False
-        if quantisation.is_table(call):
-            have = table.packed(call.args[1])
-            if have is None:
-                return False
-            new = table.bb.emit(Call(call.op, [call.args[0], have.expr], call.attrs))
-            table.define_packed(var, replace(have, expr=new))
-            return True
-        if name in RESHAPES and packed_images.group_norm(table, var, call, self._bound):
-            return True
-        if name in routes.OPERATORS:
-            return self._route(table, var, call) or packed_images.move_pixels(table, var, call)
-        if name == "relax.nn.pad":
-            return packed_images.move_pixels(table, var, call)
-        if name == "relax.nn.layer_norm":
-            image = packed_images.image_norm(table, var, call)
-            return image or packed_images.channel_norm(table, var, call)
-        if (name in _BINARY or name in _UNARY) and self._before_route(table, var, call):
-            return True
-        if name in _BINARY and len(shape_of(call)) == 4:
-            return self._binary(table, var, call, _BINARY[name])
+        rules = self._rules.get(op_name(call), (self._of_packed,))
+        return any(rule(table, var, call) for rule in rules)
+
+    def _of_packed(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        """Replace a pooling, a resize, a reduction or a function of a packed value."""
+        name = op_name(call)
         x = table.packed(call.args[0])
         if x is None and name in _WORTH_PACKING and shape_of(call)[1] >= _FEWEST_CHANNELS:
             x = table.as_packed(call.args[0], channel_block(shape_of(call)[1], table.lanes_of(call.args[0])))
@@ -143,6 +127,36 @@ class _Packing:
             return False
         table.define_packed(var, replace(x, expr=new))
         return True
+
+    def _panels(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        """Replace a product with a constant matrix."""
+        algorithms = (matmul.emit, tile_matmul.emit, integer_matmul.emit, half_matmul.emit)
+        return any(emit(table, var, call, self._target) for emit in algorithms)
+
+    def _transposed(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        """Replace attention, or a product of its heads, by one that is stored as `call` transposes it."""
+        x, order = call.args[0], attention.order_of(call)
+        if x in self._attentions and order is not None:
+            table.define(var, self._attentions[x].emit(table.bb, order))
+            return True
+        if x in self._products and matmul.swaps_heads_and_rows(call):
+            table.define(var, self._products[x].emit(table.bb, rows_first=True))
+            return True
+        return False
+
+    def _take(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        """Replace a table of bytes, or a choice of channels or pixels."""
+        if not quantisation.is_table(call):
+            return any(rule(table, var, call) for rule in self._moves)
+        have = table.packed(call.args[1])
+        if have is None:
+            return False
+        new = table.bb.emit(Call(call.op, [call.args[0], have.expr], call.attrs))
+        table.define_packed(var, replace(have, expr=new))
+        return True
+
+    def _group_norm(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        return packed_images.group_norm(table, var, call, self._bound)
 
     def _attention(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
         """Replace attention from its scores on, and remember it: a transpose may follow."""
@@ -176,11 +190,11 @@ class _Packing:
             return None
         return pooling.mean_of_bytes(table.bb, bytes_.expr, float(scale.item()), int(zero.item()))
 
-    def _binary(self, table: LayoutValues, var: relax.Var, call: Call, fill: float) -> bool:
-        """Replace an element-wise operator if its operands agree on one block of channels.
-
-        `fill` is a constant's value in padding.
-        """
+    def _binary(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        """Replace an element-wise operator of images if its operands agree on one block of channels."""
+        if len(shape_of(call)) != 4:
+            return self._of_packed(table, var, call)
+        fill = _BINARY[op_name(call)]  # a constant's value in padding
         packed = [table.packed(a) for a in call.args]
         blocks = {p.block for p in packed if p is not None and p.block > 1}
         if not blocks:

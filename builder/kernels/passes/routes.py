@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 from tvm import relax
@@ -19,8 +18,6 @@ from tvm.ir import Call
 
 from builder.kernels.rewriter import constant_of, integers_of, op_name, shape_of
 from builder.kernels.spaces.channels import Pick, Spread
-
-OPERATORS: Final = ("relax.concat", "relax.strided_slice", "relax.take", "relax.reshape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,7 @@ class Route:
     ) -> Route | None:
         """Return the route of a call, None if it does not only move channels.
 
-        `call`: a call of one of `OPERATORS`.
+        `call`: a concatenation, a slice, a choice or a reshape.
         """
         if len(shape_of(call)) != 4:
             return None
