@@ -30,7 +30,7 @@ from builder.kernels.passes.names import shorten_names
 from builder.kernels.passes.recognise import recognise
 from builder.kernels.passes.recurrent import write_recurrent
 from builder.kernels.passes.separables import join_separables
-from builder.kernels.rewriter import RESHAPES, op_name
+from builder.kernels.rewriter import RESHAPES, op_name, run
 from builder.kernels.schedule import schedule
 from builder.target.device_target import DeviceTarget
 
@@ -73,14 +73,10 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
         mod = read_bytes_late(write_classic(write_recurrent(mod, target), target))
         mod = carry(mod, legalise(mod, target))
         # No constant folding from here on: it would transform weights now instead of at load.
-        mod = _run(mod, t.AnnotateTIROpPattern(), t.DeadCodeElimination(["main"]))
+        mod = run(mod, t.AnnotateTIROpPattern(), t.DeadCodeElimination(["main"]))
         mod = join_separables(fuse_operators(mod), target)
-        mod = _run(mod, t.CanonicalizeBindings(), t.DeadCodeElimination(["main"]))
+        mod = run(mod, t.CanonicalizeBindings(), t.DeadCodeElimination(["main"]))
         return shorten_names(mod)
-
-
-def _run(mod: tvm.IRModule, *passes: tvm.transform.Pass) -> tvm.IRModule:
-    return tvm.transform.Sequential(list(passes))(mod)
 
 
 def _convolutions(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:

@@ -85,6 +85,17 @@ def rewrite_main(
     return bb.get()
 
 
+def run(mod: tvm.IRModule, *passes: tvm.transform.Pass) -> tvm.IRModule:
+    """Return what passes make of a module, one after another."""
+    return tvm.transform.Sequential(list(passes))(mod)
+
+
+def in_anf(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return a module whose `main` is in A-normal form, without variables that only rename others."""
+    t = relax.transform
+    return run(mod, t.Normalize(), t.ConvertToDataflow(min_size=1), t.CanonicalizeBindings())
+
+
 def _rewrite(table: V, binding: relax.Binding, emit: Callable[[V, relax.Var, Call], bool]) -> None:
     value = binding.value
     if isinstance(value, Call):

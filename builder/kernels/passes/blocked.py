@@ -17,7 +17,7 @@ from tvm import relax
 from tvm.ir import Call
 
 from builder.calls.blocked_weights import BlockedWeights
-from builder.kernels.rewriter import RESHAPES, Values, constant_of, op_name, rewrite_main, shape_of
+from builder.kernels.rewriter import RESHAPES, Values, constant_of, in_anf, op_name, rewrite_main, shape_of
 from builder.kernels.spaces import blocked_matmul, blocked_rows
 from builder.target.device_target import DeviceTarget
 
@@ -41,14 +41,12 @@ def keep_blocks(mod: tvm.IRModule) -> tvm.IRModule:
     mod
         A static Relax module whose weights are constants.
     """
-    t = relax.transform
-    passes = [t.Normalize(), t.ConvertToDataflow(min_size=1), t.CanonicalizeBindings()]
-    mod = tvm.transform.Sequential(passes)(mod)
+    mod = in_anf(mod)
     keeping = _Keeping(mod)
     if not keeping.weights and not keeping.filters:
         return mod
     mod = rewrite_main(mod, keeping.emit, Values)
-    return t.DeadCodeElimination(["main"])(mod)
+    return relax.transform.DeadCodeElimination(["main"])(mod)
 
 
 class _Keeping:

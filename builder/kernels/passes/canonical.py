@@ -22,9 +22,11 @@ from builder.kernels.passes.crops import Crops
 from builder.kernels.rewriter import (
     Values,
     constant_of,
+    in_anf,
     is_small_integers,
     op_name,
     rewrite_main,
+    run,
     shape_of,
     users_of,
 )
@@ -48,19 +50,15 @@ def canonicalise(mod: tvm.IRModule) -> tvm.IRModule:
         A static Relax module whose weights are constants.
     """
     t = relax.transform
-    mod = _run(mod, t.Normalize(), t.ConvertToDataflow(min_size=1), t.CanonicalizeBindings())
+    mod = in_anf(mod)
     mod = rewrite_main(mod, _Forms(mod).emit, Values)
-    mod = _fold_constants(_run(mod, t.DecomposeOpsForInference(), t.CanonicalizeBindings()))
+    mod = _fold_constants(run(mod, t.DecomposeOpsForInference(), t.CanonicalizeBindings()))
     mod = rewrite_main(mod, Crops(mod).emit, Values)
     # The convolutions that were sliced would count as readers when scales are folded.
-    mod = _run(mod, t.DeadCodeElimination(["main"]))
+    mod = run(mod, t.DeadCodeElimination(["main"]))
     mod = rewrite_main(mod, _FoldScale(mod).emit, Values)
-    mod = _fold_constants(_run(mod, t.CanonicalizeBindings()))
-    return _run(mod, t.DeadCodeElimination(["main"]))
-
-
-def _run(mod: tvm.IRModule, *passes: tvm.transform.Pass) -> tvm.IRModule:
-    return tvm.transform.Sequential(list(passes))(mod)
+    mod = _fold_constants(run(mod, t.CanonicalizeBindings()))
+    return run(mod, t.DeadCodeElimination(["main"]))
 
 
 # Operators whose result depends only on the shape of their tensor, or is a shape.
@@ -80,7 +78,7 @@ def _fold_constants(mod: tvm.IRModule) -> tvm.IRModule:
                 continue  # weights of few bits, which stay as they are
             reads_shape = isinstance(value, Call) and _READ_SHAPES.search(op_name(value))
             if reads_shape or not relax.analysis.free_vars(value):
-                return _run(mod, relax.transform.FoldConstant())
+                return run(mod, relax.transform.FoldConstant())
     return mod
 
 

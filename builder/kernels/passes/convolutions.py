@@ -17,7 +17,7 @@ from tvm.ir import Call
 from builder.kernels.passes import image_operators, transposed_convolutions, video_convolutions
 from builder.kernels.passes.filters import several_filters
 from builder.kernels.passes.images import SIGNAL, Images
-from builder.kernels.rewriter import RESHAPES, op_name, rewrite_main, shape_of
+from builder.kernels.rewriter import RESHAPES, in_anf, op_name, rewrite_main, shape_of
 
 
 def to_conv2d(mod: tvm.IRModule) -> tvm.IRModule:
@@ -28,9 +28,7 @@ def to_conv2d(mod: tvm.IRModule) -> tvm.IRModule:
     mod
         A static Relax module whose weights are constants.
     """
-    t = relax.transform
-    passes = [t.Normalize(), t.ConvertToDataflow(min_size=1), t.CanonicalizeBindings()]
-    return rewrite_main(tvm.transform.Sequential(passes)(mod), _emit, Images)
+    return rewrite_main(in_anf(mod), _emit, Images)
 
 
 def _emit(table: Images, var: relax.Var, call: Call) -> bool:

@@ -34,7 +34,7 @@ from builder.kernels.passes import byte_functions
 from builder.kernels.passes.byte_functions import ByteFunction
 from builder.kernels.passes.integer_forms import BYTES, Forms, Real, Shifted, Sum, centred
 from builder.kernels.passes.integer_products import Products
-from builder.kernels.rewriter import RESHAPES, constant_of, op_name, rewrite_main, shape_of, users_of
+from builder.kernels.rewriter import RESHAPES, constant_of, in_anf, op_name, rewrite_main, shape_of, users_of
 from builder.target.device_target import DeviceTarget
 
 # Scales of two operands of a sum that are further apart are not expressed in each other.
@@ -56,13 +56,11 @@ def use_integers(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     target
         The device; its instruction decides between `int8` and `uint8`.
     """
-    t = relax.transform
-    passes = [t.Normalize(), t.ConvertToDataflow(min_size=1), t.CanonicalizeBindings()]
-    mod = tvm.transform.Sequential(passes)(mod)
+    mod = in_anf(mod)
     if not _has_quantised(mod):
         return mod
     mod = rewrite_main(mod, _Integers(mod, target).emit, Forms)
-    cleaned: tvm.IRModule = t.DeadCodeElimination(["main"])(mod)
+    cleaned: tvm.IRModule = relax.transform.DeadCodeElimination(["main"])(mod)
     return cleaned
 
 

@@ -23,6 +23,7 @@ from builder.kernels.rewriter import (
     definition,
     op_name,
     rewrite_main,
+    run,
     shape_of,
 )
 
@@ -43,8 +44,7 @@ def recognise(mod: tvm.IRModule) -> tvm.IRModule:
     """
     mod = rewrite_main(mod, _emit, Values)
     t = relax.transform
-    passes = [t.CanonicalizeBindings(), t.DeadCodeElimination(["main"])]
-    return tvm.transform.Sequential(passes)(mod)
+    return run(mod, t.CanonicalizeBindings(), t.DeadCodeElimination(["main"]))
 
 
 def _emit(table: Values, var: relax.Var, call: Call) -> bool:

@@ -35,8 +35,6 @@ KIND: Final = "trees"
 _AT_ONCE: Final = 8
 # Steps between two tests of whether all walks have arrived.
 _STEPS: Final = 4
-# Samples are copied, with missing values replaced, up to this size.
-_COPIED_BYTES: Final = 1 << 15
 
 Index: TypeAlias = "tirx.Expr | int"
 
