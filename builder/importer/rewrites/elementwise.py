@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from builder.importer.onnx_graph import OnnxGraph, copy_node, set_attributes
 from builder.importer.rewrites.replacement import Nodes, Replacement, input_name
@@ -195,7 +195,13 @@ def eye_like(new: Replacement) -> Nodes | None:
         return None
     options = new.attributes
     dtype = helper.tensor_dtype_to_np_dtype(options.get("dtype", found.elem_type))
-    return new.result("Identity", new.constant(np.eye(*shape, k=options.get("k", 0)), dtype))
+    return _constant(new, np.eye(*shape, k=options.get("k", 0), dtype=dtype))
+
+
+def _constant(new: Replacement, value: np.ndarray) -> Nodes:
+    """A Constant, which other rewrites of the same pass see; behind an Identity, they would not."""
+    tensor = numpy_helper.from_array(value)
+    return [helper.make_node("Constant", [], list(new.outputs), name=new.node.name, value=tensor)]
 
 
 def optional_has_element(new: Replacement) -> Nodes | None:
@@ -205,7 +211,7 @@ def optional_has_element(new: Replacement) -> Nodes | None:
     if name and optional is None and new.graph.type_of(name) is None:
         return None
     has_element = bool(name if optional is None else input_name(optional, 0))
-    return new.result("Identity", new.constant(has_element, np.bool_))
+    return _constant(new, np.array(has_element))
 
 
 def optional_get_element(new: Replacement) -> Nodes | None:
