@@ -18,7 +18,7 @@ from agent.bundle.state import State, requested
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling import audio_presets, declarations
 from builder.compiling.columns import Names, declare_columns, own_columns, read_names
-from builder.compiling.labels import label_lines, numbers_note
+from builder.compiling.labels import label_lines
 from builder.compiling.options import Options
 from builder.compiling.outline import Outline
 from builder.compiling.pixel_steps import cut_off_note, on_scale
@@ -97,8 +97,6 @@ def declare(outline: Outline, options: Options) -> Declared:
     )
     labels = options.labels or (None if preset is None else audio_presets.labels_for(preset, outputs))
     lines = label_lines(labels, outline.labels, outline.outputs, after, outline.class_counts)
-    if options.labels is not None and not outline.labels and lines is not None:
-        notes.append(numbers_note(lines.decode().splitlines(), after, outline.class_counts))
     if labels is None and lines is not None and after is not None:
         notes.append(f"labels: the {len(outline.labels)} names in the model file")
     return Declared(inputs, outputs, before, after, kept, audio, table, lines, tuple(filter(None, notes)))

@@ -1,12 +1,15 @@
 """Labels: the names of a model's classes, from a file or a known list.
 
-Promises exactly one label for each class that the postprocess can name, and refuses labels without a use.
+Promises exactly one label for each class that the postprocess can name, and refuses labels without a use, or
+whose numbers nobody says.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -26,6 +29,8 @@ BACKGROUND: Final = "background"
 NAMED: Final = frozenset(step.kind for step in (TopK, Detect, Objects, Pose, ClassMap, Ctc, Keywords))
 COCO: Final = "coco"
 _LABELS_HINT: Final = f"give a file with one label per line, or {COCO}"
+# Labels, and the number of the class that the first one names.
+_NUMBERED: Final = re.compile(r"(.+),\s*first\s*=(.*)", re.DOTALL)
 # The 80 classes of COCO's detection task, in the order of its annotations (cocodataset.org).
 COCO_LABELS: Final = (
     "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat",
@@ -48,13 +53,34 @@ _PLACEHOLDERS: Final = frozenset({"???", "unlabeled", BACKGROUND, "__background_
 def read_labels(source: Labels) -> list[str]:
     """Read labels: `coco`, a UTF-8 file with one label per line, or the labels themselves.
 
+    Behind a file or `coco`, `,first=1` says that its first label is that of class 1: one for class 0 is put
+    before it, and COCO's are put at their own numbers.
+
     Raises `ModelError` if the file cannot be read, is not UTF-8 text, or is empty.
     """
     if not isinstance(source, str | os.PathLike):
         return [" ".join(label.split()) or " " for label in source]
-    if source == COCO:
-        return list(COCO_LABELS)
-    path = Path(source)
+    text, first = _first_number(source)
+    lines = list(COCO_LABELS) if text == COCO else _read_lines(Path(text))
+    if first == 1:
+        lines = [BACKGROUND, *(_at_numbers(lines) if text == COCO else lines)]
+    return lines
+
+
+def _first_number(source: str | os.PathLike[str]) -> tuple[str, int | None]:
+    """Return labels without `,first=`, and the number that it says, or None."""
+    match = _NUMBERED.fullmatch(text := str(source))
+    if match is None:
+        return text, None
+    if match[2].strip() not in ("0", "1"):
+        raise ModelError(
+            f"--labels: expected first=0 or first=1, got first={match[2]:.20}",
+            hint="first is the number of the class that the first label names",
+        )
+    return match[1], int(match[2])
+
+
+def _read_lines(path: Path) -> list[str]:
     try:
         if path.stat().st_size > MAX_LABELS_BYTES:
             raise ModelError(
@@ -96,13 +122,18 @@ def read_named_labels(
         so.
     Result: the labels, each followed by a line feed.
     Raises `ModelError` if the labels cannot be read, are not as many as the classes, or nothing uses them; or
-        if there are none, and the postprocess makes texts of them.
+        if there are none, and the postprocess makes texts of them; or if neither the labels nor the model's
+        file say which class number the first label has. Labels that are given themselves begin at 0.
     """
     if source is None:
         check_labels([], outputs, declared, "labels", counts)
         return None
-    what = str(source) if isinstance(source, str | os.PathLike) else "labels"
-    lines = check_labels(read_labels(source), outputs, declared, what, counts)
+    what, lines = "labels", read_labels(source)
+    if isinstance(source, str | os.PathLike):
+        what, first = _first_number(source)
+        if first is None and lines[0].casefold() not in _PLACEHOLDERS:
+            _check_numbers(what, lines, declared, counts or {})
+    lines = check_labels(lines, outputs, declared, what, counts)
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -121,25 +152,10 @@ def label_lines(
     """
     if source is None and own and declared is None:
         return "".join(f"{label}\n" for label in own).encode()
-    usable = usable_labels(own, outputs, declared, counts) if source is None and own else None
-    return read_named_labels(source or usable, outputs, declared, counts)
-
-
-def usable_labels(
-    names: Sequence[str],
-    outputs: Sequence[TensorSpec],
-    declared: Postprocess | None,
-    counts: Mapping[str, int] | None = None,
-) -> Sequence[str] | None:
-    """Return the class names that a model file carries, or None if the postprocess has no use for them.
-
-    The parameters are those of `check_labels`.
-    """
-    try:
-        check_labels(names, outputs, declared, "labels", counts)
-    except ModelError:
-        return None
-    return names or None
+    if source is None and own:
+        with suppress(ModelError):
+            return read_named_labels(own, outputs, declared, counts)
+    return read_named_labels(source, outputs, declared, counts)
 
 
 def check_labels(
@@ -189,15 +205,22 @@ def check_labels(
     return found
 
 
-def numbers_note(lines: Sequence[str], declared: Postprocess | None, counts: Mapping[str, int]) -> str | None:
-    """Return a line on numbers of classes whose labels cannot be checked; None if there are none."""
-    for step in declared.steps if declared is not None and lines else ():
-        if isinstance(step, Objects) and step.class_ids and not _counted(step, counts):
-            return (
-                f"the file does not say which number of {step.class_ids[0].output} is the first class: 0 is "
-                f"taken for {lines[0]!r:.40}; torchvision and TensorFlow begin at 1, and need a line for 0"
+def _check_numbers(
+    what: str, lines: Sequence[str], declared: Postprocess | None, counts: Mapping[str, int]
+) -> None:
+    """Check that the first class's number is known; in rows of a box, a score and a class it is 0."""
+    for step in declared.steps if declared is not None else ():
+        if not isinstance(step, Objects) or not step.class_ids or _counted(step, counts):
+            continue
+        name = step.class_ids[0].output
+        if name not in {part.output for part in step.boxes}:
+            own = f" and COCO's own numbers up to {_NUMBERS}" if what == COCO else ""
+            raise ModelError(
+                f"{what}: expected to know which number of {name} the class {lines[0]!r:.40} has, got a "
+                "model whose file does not say it",
+                hint=f"write --labels {what},first=0 (RT-DETR, D-FINE), or --labels {what},first=1 "
+                f"(torchvision and TensorFlow: 0 is the background{own})",
             )
-    return None
 
 
 def _classes_of(step: Step) -> str:

@@ -55,8 +55,9 @@ class Options:
         Presets or TOML files, see `builder.compiling.declarations`. With None, the preprocess is what the
         model's file says itself.
     labels
-        The labels, a file with one label per line, or `coco` for the 80 classes of COCO. With None, the
-        labels that are in the model's file, unless there is a postprocess that has no use for them.
+        The labels, a file with one label per line, or `coco` for the 80 classes of COCO, as `read_labels`
+        takes them. With None, the labels that are in the model's file, unless there is a postprocess that
+        has no use for them.
     states
         Outputs that are inputs of the next run, as `builder.compiling.states` takes them; added to those of
         the model's file and of an audio preset.

@@ -10,7 +10,7 @@ from agent.bundle.processing import Ctc, Normalise, Postprocess
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.declarations import postprocess
 from builder.compiling.declared import declare
-from builder.compiling.labels import COCO_LABELS, label_lines, numbers_note, read_named_labels
+from builder.compiling.labels import COCO_LABELS, label_lines, read_named_labels
 from builder.compiling.options import Options
 from builder.compiling.outline import Outline
 from builder.errors import ModelError
@@ -153,20 +153,42 @@ def test_the_background_of_a_mask_of_one_channel_may_be_left_out() -> None:
         read_named_labels(["a", "b", "c"], outputs, declared)
 
 
-def test_numbers_whose_first_class_is_not_known_are_told() -> None:
-    image = TensorSpec("x", "FP32", (1, 3, 64, 64))
-    outputs = [
-        TensorSpec("boxes", "FP32", (5, 4)),
-        TensorSpec("labels", "INT64", (5,)),
-        TensorSpec("scores", "FP32", (5,)),
-    ]
-    declared = postprocess("detections", outputs, [image])
-    note = numbers_note(COCO_LABELS, declared, {})
-    assert note is not None and "0 is taken for 'person'" in note
-    assert numbers_note(COCO_LABELS, declared, {"labels": 80}) is None
-    assert numbers_note([], declared, {}) is None
-    assert numbers_note(["a"], DECLARED, {}) is None
-    told = declare(Outline((image,), tuple(outputs)), Options(postprocess="detections", labels="coco")).notes
-    assert told == (note,)
-    own = Outline((image,), tuple(outputs), COCO_LABELS)
-    assert declare(own, Options(postprocess="detections", labels="coco")).notes == ()
+def test_numbers_whose_first_class_nobody_says_are_refused(tmp_path: Path) -> None:
+    outputs, declared = _numbers()
+    known = {outputs[1].name: 80}
+    file = tmp_path / "names.txt"
+    file.write_text("cat\ndog\n")
+    for source, first in (("coco", "person"), (file, "cat")):
+        with pytest.raises(ModelError, match=f"which number of \\S+ the class '{first}' has") as caught:
+            read_named_labels(source, outputs, declared)
+        assert f"{source},first=1 (torchvision" in caught.value.hint
+    assert read_named_labels(f"{file},first=0", outputs, declared) == b"cat\ndog\n"
+    assert read_named_labels(f"{file},first=1", outputs, declared) == b"background\ncat\ndog\n"
+    assert read_named_labels("coco", outputs, declared, known) == read_named_labels(
+        "coco,first=0", outputs, declared
+    )
+    with pytest.raises(ModelError, match="expected first=0 or first=1, got first=2"):
+        read_named_labels("coco,first=2", outputs, declared)
+    file.write_text("__background__\ncat\n")
+    assert read_named_labels(file, outputs, declared) == b"__background__\ncat\n"
+    assert read_named_labels(["cat"], outputs, declared) == b"cat\n"  # an index is a number
+
+
+def test_coco_s_own_numbers_can_be_asked_for() -> None:
+    outputs, declared = _numbers()
+    found = read_named_labels("coco,first=1", outputs, declared)
+    assert found is not None
+    lines = found.decode().splitlines()
+    assert (len(lines), lines[0], lines[23], lines[90]) == (91, "background", "bear", "toothbrush")
+    with pytest.raises(ModelError, match="expected 80 labels"):
+        read_named_labels("coco,first=1", outputs, declared, {outputs[1].name: 80})
+    ninety = read_named_labels("coco,first=1", outputs, declared, {outputs[1].name: 90})
+    assert ninety == read_named_labels("coco", outputs, declared, {outputs[1].name: 90})
+
+
+def test_rows_of_a_yolo_with_class_numbers_begin_at_0() -> None:
+    image = TensorSpec("images", "FP32", (1, 3, 640, 640))
+    rows = TensorSpec("output0", "FP32", (1, 300, 6))
+    declared = postprocess("yolov10", [rows], [image])
+    found = declare(Outline((image,), (rows,)), Options(postprocess="yolov10", labels="coco"))
+    assert found.labels == read_named_labels("coco", [rows], declared)
