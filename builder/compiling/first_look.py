@@ -36,6 +36,7 @@ _MOST_BOXES: Final = 100
 # In pixels: no detector's boxes are all within so few. Fractions end at 1, and a box may reach over the edge.
 _MOST_FRACTION: Final = 2.0
 _ROUNDING: Final = 1e-3
+_ROWS: Final = 3  # dimensions of an output with a row of scores for each box
 # In pictures: the exponential of what is a size already has more.
 _LARGEST_BOX: Final = 8
 
@@ -64,7 +65,7 @@ def look(
         if isinstance(step, TopK) and step.output not in softened:
             lines += _scores(step.output, to_real(values[step.output], quantised.get(step.output)))
         elif isinstance(step, Detect | Objects | Pose):
-            lines += _coarse(step, quantised)
+            lines += [*_coarse(step, quantised), *_below_zero(step, values, quantised)]
             found = _best(step, outputs, values, quantised)
             if found is not None:
                 _check_units(step, found[0], size, text)
@@ -120,8 +121,12 @@ def _tried(proposal: Proposal, package: Package, values: Arrays) -> Proposal:
             evidence=f"{proposal.evidence}, boxes as {'fractions' if step.normalised else 'pixels'}",
             postprocess=f"{said},normalised={str(step.normalised).lower()}",
         )
-    doubts = _boxes(step, *found, signature.size, is_picture=package.tried is not None)
-    return replace(proposal, doubt=next(doubts, ""))
+    doubts = [
+        *_below_zero(step, values, quantised),
+        *_boxes(step, *found, signature.size, is_picture=package.tried is not None),
+        proposal.doubt,
+    ]
+    return replace(proposal, doubt=doubts[0])
 
 
 def _has_fractions(step: Detect | Objects | Pose, values: Arrays) -> bool:
@@ -194,6 +199,23 @@ def _coarse(step: Detect | Objects | Pose, quantised: Mapping[str, Quantised]) -
             yield (
                 f"scores of {name} are integers in steps of {quantised[name].scale:.3g}, so that few can "
                 "be told apart: export the model with boxes as fractions, or with outputs in float32"
+            )
+
+
+def _below_zero(
+    step: Detect | Objects | Pose, values: Arrays, quantised: Mapping[str, Quantised]
+) -> Iterator[str]:
+    for part in step.scores if isinstance(step, Objects) and step.activation == "none" else ():
+        array = values[part.output]
+        if part.count == 1 or array.ndim != _ROWS:
+            continue
+        columns = range(part.first, part.first + part.count)
+        scores = array.take(columns, 1 if step.transposed else 2)
+        low = float(to_real(scores, quantised.get(part.output)).min())
+        if low < -max(_ROUNDING, quantised[part.output].scale if part.output in quantised else 0):
+            yield (
+                f"scores of {part.output} reach down to {low:.3g}: the postprocess may lack "
+                "activation=sigmoid, or take other values for scores"
             )
 
 

@@ -16,7 +16,7 @@ class Hints:
 
     `task`: what Ultralytics' exports say: `detect`, `segment`, `pose`, `obb`, `classify`; empty for others.
     `makers`: the operator that computes the values of each output; those that only move values do not count.
-    `operators`: all operators of the model; empty if they are not known.
+    `operators`: all operators of the model, such as `Exp`, in either format; empty if they are not known.
     `normalised`: whether boxes are fractions of the picture; None if the file does not say.
     `steps`: what one step of each output of integers stands for.
     `channels_last`: whether a convolution's channels are an output's last axis, where the graph shows it.

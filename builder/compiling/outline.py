@@ -209,6 +209,7 @@ def _read_tflite(path: Path) -> Outline | None:
         _said(
             declared.exported,
             makers=found,
+            operators=frozenset(operator.name.capitalize() for operator in main.operators),
             normalised=declared.normalised,
             steps=_steps(scales),
             channels_last=_channels_last(specs[len(inputs) :], partial(_made_by_tflite, main)),

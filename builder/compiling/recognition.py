@@ -29,6 +29,7 @@ from builder.errors import ModelError
 IMAGENET_CLASSES: Final = (1000, 1001)
 ROTATED: Final = "obb"  # Ultralytics' task whose boxes have an angle
 _ADDS_UP: Final = "that add up to 1"
+_ANGLES: Final = "the model computes a sine and a cosine, as for boxes with an angle, which no preset decodes"
 _TOP: Final = 5
 _SCORES: Final = ("Softmax", "Sigmoid")
 _FEWEST_CHARACTERS: Final = 37  # ten digits, 26 letters and the blank
@@ -130,7 +131,16 @@ def _fitting(signature: Signature, hints: Hints, inputs: Sequence[TensorSpec]) -
             options = _options(step, hints)
             step = replace(step, **options)
         words = [f"{name}={str(value).lower()}" for name, value in options.items()]
-        yield replace(proposal, postprocess=",".join((proposal.postprocess, *words)), step=step)
+        proposal = replace(proposal, postprocess=",".join((proposal.postprocess, *words)), step=step)
+        if _may_be_rotated(hints, step):
+            proposal = replace(proposal, sure=False, doubt=_ANGLES)
+        yield proposal
+
+
+def _may_be_rotated(hints: Hints, step: Step) -> bool:
+    """Return whether a file without a task computes what boxes of YOLO only need if they have an angle."""
+    is_yolo = isinstance(step, Objects) and step.coding == "centre" and step.iou_threshold < 1
+    return is_yolo and not hints.task and hints.operators >= {"Cos", "Sin"}
 
 
 def _options(step: Objects, hints: Hints) -> dict[str, Any]:
@@ -241,6 +251,8 @@ def hint_note(hints: Hints, declared: Postprocess | None) -> str | None:
     if hints.task == ROTATED and declared is None:
         return "the model finds boxes with an angle, which no preset decodes: answers are its own outputs"
     for step in declared.steps if declared is not None else ():
+        if _may_be_rotated(hints, step):
+            return _ANGLES
         if isinstance(step, Softmax) and hints.ends_in_softmax(step.output):
             return f"{step.output} is made by a Softmax already: leave out softmax, or all scores are alike"
     return None

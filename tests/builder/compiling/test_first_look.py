@@ -110,6 +110,13 @@ def test_a_degenerate_answer_is_told(change: Any, words: str) -> None:
     assert words in line
 
 
+def test_an_angle_among_the_scores_is_told() -> None:
+    values = rows(64)
+    values[0, -1, 0] = -0.7
+    [line] = seen("yolov8", values)
+    assert "scores of output reach down to -0.7" in line
+
+
 def test_scores_that_are_no_probabilities_are_told() -> None:
     spec = TensorSpec("y", "FP32", (1, 4))
     values = {"y": np.array([[-3.0, 12.5, 0, 1]], np.float32)}

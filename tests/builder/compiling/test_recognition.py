@@ -167,6 +167,18 @@ def test_boxes_with_an_angle_are_not_decoded_as_upright_ones() -> None:
     assert "answers are its own outputs" in (hint_note(Hints(task="obb"), None) or "")
 
 
+def test_a_sine_and_a_cosine_without_a_task_are_doubted() -> None:
+    outputs = [TensorSpec("y", "FP32", (1, 20, 8400))]
+    angles = Hints(operators=frozenset({"Conv", "Sin", "Cos"}))
+    proposal = recognise(IMAGE, outputs, angles)
+    assert proposal is not None and not proposal.sure and "boxes with an angle" in proposal.doubt
+    declared = Postprocess((step_of("yolov8", Signature.of(IMAGE, outputs)),))
+    assert "boxes with an angle" in (hint_note(angles, declared) or "")
+    for other in (Hints(operators=frozenset({"Conv", "Sin"})), Hints("detect", operators=angles.operators)):
+        found = recognise(IMAGE, outputs, other)
+        assert found is not None and not found.doubt and hint_note(other, declared) is None
+
+
 def test_a_preset_that_takes_points_for_scores_is_refused() -> None:
     outputs = [TensorSpec("y", "FP32", (1, 135, 8400))]
     hints = Hints(task="pose", classes=80, points=(17, 3))
