@@ -131,10 +131,8 @@ def _fitting(signature: Signature, hints: Hints, inputs: Sequence[TensorSpec]) -
             options = _options(step, hints)
             step = replace(step, **options)
         words = [f"{name}={str(value).lower()}" for name, value in options.items()]
-        proposal = replace(proposal, postprocess=",".join((proposal.postprocess, *words)), step=step)
-        if _may_be_rotated(hints, step):
-            proposal = replace(proposal, sure=False, doubt=_ANGLES)
-        yield proposal
+        made = replace(proposal, postprocess=",".join((proposal.postprocess, *words)), step=step)
+        yield replace(made, sure=False, doubt=_ANGLES) if _may_be_rotated(hints, step) else made
 
 
 def _may_be_rotated(hints: Hints, step: Step) -> bool:
