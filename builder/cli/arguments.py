@@ -150,8 +150,7 @@ class DeclarationFlags:
     )
     labels: str | None = flag(
         metavar="FILE",
-        help="class names, one per line, or `coco` for the 80 classes of COCO, with ,first=1 if the first "
-        "name is that of class 1 (default: the model's own)",
+        help="class names, one per line, or `coco`; FILE,first=1 begins at class 1 (default: the model's own)",
     )
     columns: str | None = flag(
         metavar="NAMES|CSV",
