@@ -150,7 +150,7 @@ class DeclarationFlags:
     )
     labels: str | None = flag(
         metavar="FILE",
-        help="class names, one per line, or `coco`; FILE,first=1 begins at class 1 (default: the model's own)",
+        help="class names, a line each, or `coco`; FILE,first=1 begins at class 1 (default: the model's own)",
     )
     columns: str | None = flag(
         metavar="NAMES|CSV",
