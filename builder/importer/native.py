@@ -36,6 +36,9 @@ MEMORY_BYTES: Final = 4 << 30
 # What is folded may be a weight of some gigabytes, which is copied several times.
 _MEMORY_A_BYTE: Final = 8
 _ALL_MEMORY: Final = 1 << 62
+# ONNX takes integer vectors for shapes, and 140 bytes for each number of every sum of them.
+_MOST_PROPAGATED: Final = 1 << 16
+_SHAPES: Final = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 _TOOLS: Final[Mapping[str, str]] = {
     "infer_shapes": "onnx's shape inference",
     "convert_version": "onnx's version converter",
@@ -176,7 +179,7 @@ def start() -> None:
 
 
 def infer_shapes(model: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
-    """Infer types and shapes, also from constants.
+    """Infer types and shapes, also from constants, unless there is a vector of very many integers.
 
     Parameters
     ----------
@@ -185,7 +188,10 @@ def infer_shapes(model: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
     strict
         Whether to refuse shapes that contradict each other.
     """
-    return _model("infer_shapes", [strict, strict], model)
+    kinds = [value.type.tensor_type for value in model.graph.input]  # large weights are among them
+    vectors = [kind for kind in kinds if kind.elem_type in _SHAPES and len(kind.shape.dim) == 1]
+    longest = max((kind.shape.dim[0].dim_value for kind in vectors), default=0)
+    return _model("infer_shapes", [strict, strict, longest <= _MOST_PROPAGATED], model)
 
 
 def convert_version(model: onnx.ModelProto, version: int) -> onnx.ModelProto:

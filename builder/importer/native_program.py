@@ -97,8 +97,8 @@ class Program:
             memory = any(words in str(error) for words in _OUT_OF_MEMORY)
             return {"error": str(error) or type(error).__name__, "memory": memory}, ()
 
-    def _infer_shapes(self, check_type: bool, strict: bool, model: bytes) -> Reply:
-        return {}, [self._onnx.shape_inference.infer_shapes(model, check_type, strict, True)]
+    def _infer_shapes(self, check_type: bool, strict: bool, from_data: bool, model: bytes) -> Reply:
+        return {}, [self._onnx.shape_inference.infer_shapes(model, check_type, strict, from_data)]
 
     def _convert_version(self, version: int, model: bytes) -> Reply:
         return {}, [self._onnx.version_converter.convert_version(model, version)]

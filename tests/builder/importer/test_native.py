@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def crashing() -> onnx.ModelProto:
 
 
 def ask(process: native.NativeProcess, model: onnx.ModelProto) -> None:
-    process.ask("infer_shapes", [False, False], [model.SerializeToString()])
+    process.ask("infer_shapes", [False, False, True], [model.SerializeToString()])
 
 
 def test_a_crash_is_one_line_and_the_next_model_is_read(relu: onnx.ModelProto) -> None:
@@ -255,3 +256,14 @@ def test_file_that_was_written_again_is_opened_again(tmp_path: Path) -> None:
         session = native.FileSession(tmp_path / "model.onnx", 1)
         (made,) = session.run(["y"], {"x": np.zeros(1, np.float32)})
         np.testing.assert_array_equal(made, [number])
+
+
+def test_sums_of_long_vectors_are_not_taken_for_shapes() -> None:
+    """As torchvision's SSDlite has them: ONNX's inference then took more than 4 GiB."""
+    vector = helper.make_tensor_value_info("v", TensorProto.INT64, [1 << 20])
+    names = ["v", *(f"v{number}" for number in range(60))]
+    nodes = [helper.make_node("Add", ["v", before], [after]) for before, after in pairwise(names)]
+    last = helper.make_tensor_value_info(names[-1], TensorProto.INT64, None)
+    model = helper.make_model(helper.make_graph(nodes, "g", [vector], [last]))
+    found = native.infer_shapes(model, strict=True).graph.output[0].type.tensor_type
+    assert found.shape.dim[0].dim_value == 1 << 20
