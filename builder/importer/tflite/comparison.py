@@ -36,7 +36,7 @@ from builder.importer.silence import FOREIGN_FAILURES, first_line
 from builder.importer.tflite import litert_process
 from builder.importer.tflite.conversion import Converted, convert, describe
 from builder.importer.tflite.operators.detection import POST_PROCESS, SUPPRESSIONS, places_filled
-from builder.importer.tflite.schema import Operator, TfliteModel
+from builder.importer.tflite.schema import Operator, Subgraph, TfliteModel
 from builder.importer.tflite.scope import Layout, Scope, to_first
 from builder.importer.tflite.tensor import Tensor, value_name
 
@@ -270,7 +270,10 @@ def differences(
             raise ModelError(f"it does not keep the tensor '{main.tensors[index].name}'", hint=_NOT_COMPARED)
         feeds[value.name] = tensors[index]
     results = _run(graph, feeds)
+    unset = _unset(main)
     for one in made:
+        if one.tensor.index in unset:
+            continue
         last = tensors.get(one.operator.outputs[-1], np.zeros(0))
         number = float(last.reshape(-1)[0]) if last.size == 1 else 0.0
         data = tensors.get(one.operator.inputs[0]) if one.operator.inputs else None
@@ -284,6 +287,17 @@ def differences(
         if found is not None:
             return f"{describe(main, one.operator)}: {found}"
     return None
+
+
+def _unset(graph: Subgraph) -> set[int]:
+    """Return what follows from a TFLite_Detection_PostProcess, whose free places may have anything."""
+    found: set[int] = set()
+    for operator in graph.operators:
+        if found.intersection(operator.inputs):
+            found.update(operator.outputs)
+        elif operator.name == POST_PROCESS:
+            found.update(operator.outputs[:-1])
+    return found - {index for each in graph.operators if each.name == POST_PROCESS for index in each.outputs}
 
 
 def _run(graph: onnx.ModelProto, feeds: Arrays) -> dict[str, NDArray[Any]]:
