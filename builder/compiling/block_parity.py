@@ -451,7 +451,8 @@ class Cuts:
                 [onnx.ValueInfoProto(name=name) for name in wanted],
                 [self._constants[name] for name in constants],
             )
-            model = helper.make_model(part, opset_imports=self._model.opset_import)
+            whole = self._model
+            model = helper.make_model(part, opset_imports=whole.opset_import, functions=whole.functions)
             model.ir_version = self._model.ir_version
             values = run_as_defined(model, {name: np.asarray(known[name]) for name in used})
             results |= dict(zip(wanted, values, strict=True))
