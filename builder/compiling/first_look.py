@@ -79,7 +79,8 @@ def proposed(package: Package) -> Proposal | None:
     if manifest.postprocess or manifest.states or manifest.audio or manifest.buckets:
         return None
     exported = package.exported
-    hints = Hints(exported.task, classes=len(labels), points=exported.points)
+    roles = dict.fromkeys(manifest.class_counts or (), "classes")
+    hints = Hints(exported.task, classes=len(labels), points=exported.points, roles=roles)
     proposal = recognise(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()), hints)
     return proposal if proposal is None else confirmed(proposal, package)
 
@@ -193,6 +194,9 @@ def _check_units(
 
 def _coarse(step: Detect | Objects | Pose, quantised: Mapping[str, Quantised]) -> Iterator[str]:
     names = [part.output for part in step.scores] if isinstance(step, Objects) else [outputs_of(step)[-1]]
+    for part in step.class_ids if isinstance(step, Objects) else ():
+        if part.output in quantised and quantised[part.output].scale > 1:
+            yield f"class numbers of {part.output} are integers in steps above 1, so that some cannot be told"
     is_raw = isinstance(step, Objects) and step.activation != "none"
     for name in dict.fromkeys(names):
         if not is_raw and name in quantised and quantised[name].scale > LARGEST_STEP:
@@ -205,7 +209,9 @@ def _coarse(step: Detect | Objects | Pose, quantised: Mapping[str, Quantised]) -
 def _below_zero(
     step: Detect | Objects | Pose, values: Arrays, quantised: Mapping[str, Quantised]
 ) -> Iterator[str]:
-    for part in step.scores if isinstance(step, Objects) and step.activation == "none" else ():
+    if not isinstance(step, Objects) or step.activation != "none":
+        return
+    for part in step.scores:
         array = values[part.output]
         if part.count == 1 or array.ndim != _ROWS:
             continue

@@ -20,6 +20,7 @@ class Hints:
     `normalised`: whether boxes are fractions of the picture; None if the file does not say.
     `steps`: what one step of each output of integers stands for.
     `channels_last`: whether a convolution's channels are an output's last axis, where the graph shows it.
+    `roles`: what outputs of finished detections have, if the graph says it: `boxes`, `scores`, `classes`.
     `classes`: how many names of classes an export of Ultralytics has; 0 for others.
     `points`: key points of an object and values of each, as such exports say; None for others.
     """
@@ -30,6 +31,7 @@ class Hints:
     normalised: bool | None = None
     steps: Mapping[str, float] = field(default_factory=dict)
     channels_last: Mapping[str, bool] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
     classes: int = 0
     points: tuple[int, int] | None = None
 

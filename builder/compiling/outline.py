@@ -46,7 +46,6 @@ _MOST_MOVES: Final = 16
 _MAP: Final = 4  # dimensions
 # What TensorFlow Lite calls the operators that hints tell apart.
 _TFLITE_MAKERS: Final = {"SOFTMAX": "Softmax", "LOGISTIC": "Sigmoid"}
-_TFLITE_MOVES: Final = frozenset({"CAST", "DEQUANTIZE", "QUANTIZE", "RESHAPE", "SQUEEZE", "TRANSPOSE"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +168,13 @@ def _read_onnx(path: Path) -> onnx.ModelProto | None:
 
 def _read_tflite(path: Path) -> Outline | None:
     try:
-        from builder.importer.tflite.metadata import class_counts_of, read_metadata, scales_of
+        from builder.importer.tflite.metadata import (
+            class_counts_of,
+            detections_of,
+            makers_of,
+            read_metadata,
+            scales_of,
+        )
         from builder.importer.tflite.schema import read
         from builder.importer.tflite.tensor import value_name
 
@@ -191,16 +196,10 @@ def _read_tflite(path: Path) -> Outline | None:
         ]
     except (KeyError, TypeError, ValueError):
         return None
-    makers = {index: operator for operator in main.operators for index in operator.outputs}
-    found = {}
-    for index, spec in zip(main.outputs, specs[len(inputs) :], strict=True):
-        operator = makers.get(index)
-        for _ in range(_MOST_MOVES):
-            if operator is None or operator.name not in _TFLITE_MOVES or not operator.inputs:
-                break
-            operator = makers.get(operator.inputs[0])
-        if operator is not None:
-            found[spec.name] = _TFLITE_MAKERS.get(operator.name, operator.name)
+    found = {
+        name: _TFLITE_MAKERS.get(operator.name, operator.name)
+        for name, (operator, _) in makers_of(model).items()
+    }
     declared, scales = read_metadata(raw, model), scales_of(model)
     return Outline(
         tuple(specs[: len(inputs)]),
@@ -211,6 +210,7 @@ def _read_tflite(path: Path) -> Outline | None:
             makers=found,
             operators=frozenset(operator.name.capitalize() for operator in main.operators),
             normalised=declared.normalised,
+            roles=detections_of(model),
             steps=_steps(scales),
             channels_last=_channels_last(specs[len(inputs) :], partial(_made_by_tflite, main)),
         ),

@@ -240,8 +240,11 @@ def detections_of(signature: Signature) -> tuple[TensorSpec, TensorSpec, TensorS
     expected = "boxes [1, n, 4], scores [1, n] and classes [1, n], with names that say which is which"
     found: dict[str, list[TensorSpec]] = {"boxes": [], "scores": [], "classes": []}
     for spec in signature.outputs:
-        if (role := _role(spec)) in found:
+        if (role := signature.hints.roles.get(spec.name) or _role(spec)) in found:
             found[role].append(spec)
+    if found["classes"] and not found["scores"] and len(found["boxes"]) == 1:
+        others = [spec for spec in signature.outputs if spec not in (*found["boxes"], *found["classes"])]
+        found["scores"] = [spec for spec in others if spec.shape[-1:] == found["boxes"][0].shape[-2:-1]]
     if any(len(specs) != 1 for specs in found.values()):
         raise _MisfitError(expected)
     boxes, scores, classes = (specs[0] for specs in found.values())

@@ -282,7 +282,7 @@ def _proposals(signature: Signature, hints: Hints, inputs: Sequence[TensorSpec])
 def _finished(signature: Signature, inputs: Sequence[TensorSpec]) -> Iterator[Proposal]:
     """Recognise detections that need no more decoding, by their names."""
     names = [spec.name.lower() for spec in signature.outputs]
-    from_tensorflow = any("detection" in name for name in names)
+    from_tensorflow = bool(signature.hints.roles) or any("detection" in name for name in names)
     evidence = f"boxes, scores and classes as {len(names)} outputs"
     if from_tensorflow:
         before = "raw" if any(spec.datatype == "UINT8" for spec in inputs) else "symmetric"

@@ -94,7 +94,8 @@ def repack(
         elif preprocess != NONE:
             before = declarations.preprocess(preprocess, inputs, scales)
     if postprocess is not None:
-        hints = Hints(classes=len(package.members.get(_LABELS, b"").splitlines()))
+        roles = dict.fromkeys(package.manifest.class_counts or (), "classes")
+        hints = Hints(classes=len(package.members.get(_LABELS, b"").splitlines()), roles=roles)
         after = None if postprocess == NONE else _like(after, postprocess, outputs, inputs, scales, hints)
     if manifest.buckets is not None:
         from builder.compiling.bucket_plan import check_declared  # loads the compiler, which takes seconds

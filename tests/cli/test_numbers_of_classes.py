@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,10 @@ NAMES = [f"TFLite_Detection_PostProcess{number}" for number in ("", ":1", ":2", 
 BOX = (0.25, 0.5, 0.5, 0.75)  # y0, x0, y1, x1
 
 
-def detector(classes: int) -> bytes:
-    """Return a file that finds one bear in every picture."""
+def detector(classes: int, names: Sequence[str] = NAMES, scales: Sequence[float] = ()) -> bytes:
+    """Return a file that finds one bear in every picture; with scales, its outputs are integers."""
     options = {
-        "max_detections": 4, "max_classes_per_detection": 1, "num_classes": classes,
+        "max_detections": 5, "max_classes_per_detection": 1, "num_classes": classes,
         "nms_score_threshold": 0.3, "nms_iou_threshold": 0.6,
         "y_scale": 10.0, "x_scale": 10.0, "h_scale": 5.0, "w_scale": 5.0,
     }  # fmt: skip
@@ -42,10 +43,16 @@ def detector(classes: int) -> bytes:
     graph.op("MUL", [mean, graph.constant(np.float32(0))], [none], "MulOptions")
     graph.op("ADD", [graph.constant(np.zeros((1, 2, 4), np.float32)), none], [boxes], "AddOptions")
     graph.op("ADD", [graph.constant(scores), none], [found], "AddOptions")
-    ends = [graph.tensor(name=name) for name in NAMES]
+    shapes = [(1, 5, 4), (1, 5), (1, 5), (1,)]
+    ends = [graph.tensor(shape, name=name) for shape, name in zip(shapes, names, strict=True)]
     custom = bytes(flexbuffers.Dumps(options))
-    graph.op(NAMES[0], [boxes, found, graph.constant(anchors)], ends, custom=custom)
-    graph.inputs, graph.outputs = [picture], ends
+    graph.op(NAMES[0], [boxes, found, graph.constant(anchors)], list(ends), custom=custom)
+    for place, scale in enumerate(scales):
+        written = graph.tensor(shapes[place], "uint8", name=f"{names[place]}_int8", scales=[scale], zeros=[3])
+        graph.op("QUANTIZE", [ends[place]], [written])
+        ends[place] = written
+    # The converter orders outputs by their names.
+    graph.inputs, graph.outputs = [picture], sorted(ends, key=lambda end: str(graph.tensors[end].name))
     return write(graph)
 
 
@@ -75,3 +82,34 @@ def test_a_bear_is_a_bear_with_cocos_names(edgebundle: Edgebundle, tmp_path: Pat
     refused = edgebundle("repack", "given.bundle", "--labels", "few.txt", "-o", "few.bundle", cwd=tmp_path)
     assert refused.returncode != 0
     assert f"few.txt: expected {classes} labels for {NAMES[1]}, got 2" in refused.stderr
+
+
+@pytest.mark.slow
+def test_names_that_say_nothing_and_integers_are_told_by_the_operator(
+    edgebundle: Edgebundle, tmp_path: Path
+) -> None:
+    names = [f"StatefulPartitionedCall:{number}" for number in (3, 1, 0, 2)]
+    (tmp_path / "ssd.tflite").write_bytes(detector(90, names, (1 / 250, 90 / 240, 1 / 200, 0.1)))
+    plain = edgebundle("compile", "ssd.tflite", "-o", "plain.bundle", cwd=tmp_path)
+    assert "look like a detector of TensorFlow" in plain.stdout
+    assert "--postprocess tf-detections --preprocess raw" in plain.stdout
+    added = edgebundle(
+        *(
+            "repack",
+            "plain.bundle",
+            "--postprocess",
+            "tf-detections",
+            "--preprocess",
+            "raw",
+            "--labels",
+            "coco",
+        ),
+        *("-o", "added.bundle"),
+        cwd=tmp_path,
+    )
+    assert added.returncode == 0, added
+    Image.new("RGB", (80, 40), "grey").save(tmp_path / "grey.png")
+    ran = edgebundle("run", "added.bundle", "--inputs", "grey.png", "--json", cwd=tmp_path)
+    answers = json.loads(ran.stdout)["answers"]
+    assert (answers["labels"], answers["classes"]) == (["bear"], [22])
+    np.testing.assert_allclose(answers["boxes"], [[40, 10, 60, 20]], atol=0.4)

@@ -23,7 +23,7 @@ from agent.bundle.archive import MAX_MEMBER_BYTES
 from agent.bundle.processing import Preprocess
 from builder.importer.edge_scales import EdgeScales, tflite_scales
 from builder.importer.tflite.operators.detection import POST_PROCESS, class_count
-from builder.importer.tflite.schema import MALFORMED, TfliteModel
+from builder.importer.tflite.schema import MALFORMED, Operator, TfliteModel
 from builder.importer.tflite.tensor import Tensor, value_name
 from builder.importer.ultralytics_metadata import NOTHING_SAID, Exported, from_archive
 
@@ -42,6 +42,11 @@ _NORMALIZATION: Final = 1  # ProcessUnitOptions
 _IMAGE: Final = 2  # ContentProperties
 _GRAYSCALE: Final = 2  # ColorSpaceType
 _AXIS_LABELS, _VALUE_LABELS = 2, 3  # AssociatedFileType
+# Outputs of TFLite_Detection_PostProcess.
+_DETECTIONS: Final = ("boxes", "classes", "scores", "count")
+# Operators that only move values or change their datatype, and the most of them behind the one that computes.
+_MOVES: Final = frozenset({"CAST", "DEQUANTIZE", "QUANTIZE", "RESHAPE", "SQUEEZE", "TRANSPOSE"})
+_MOST_MOVES: Final = 16
 _ZIP_FAILURES: Final = (
     *MALFORMED,
     OSError,
@@ -239,11 +244,39 @@ def scales_of(model: TfliteModel) -> EdgeScales:
     return tflite_scales(*named)
 
 
+def makers_of(model: TfliteModel) -> dict[str, tuple[Operator, int]]:
+    """Return which operator computes the values of each output, and which of its outputs they are.
+
+    Operators that only move values, or change their datatype, do not count.
+    """
+    main = model.subgraphs[0]
+    makers = {
+        tensor: (operator, place)
+        for operator in main.operators
+        for place, tensor in enumerate(operator.outputs)
+    }
+    found = {}
+    for output in main.outputs:
+        made = makers.get(output)
+        for _ in range(_MOST_MOVES):
+            if made is None or made[0].name not in _MOVES or not made[0].inputs:
+                break
+            made = makers.get(made[0].inputs[0])
+        if made is not None:
+            found[value_name(main.tensors[output])] = made
+    return found
+
+
+def detections_of(model: TfliteModel) -> dict[str, str]:
+    """Return what outputs of a TFLite_Detection_PostProcess have: `boxes`, `classes`, `scores`, `count`."""
+    return {
+        name: _DETECTIONS[place]
+        for name, (operator, place) in makers_of(model).items()
+        if operator.name == POST_PROCESS and len(operator.outputs) == len(_DETECTIONS)
+    }
+
+
 def class_counts_of(model: TfliteModel) -> dict[str, int]:
     """Return how many classes there are, for each output that is numbers of classes."""
-    main = model.subgraphs[0]
-    return {
-        value_name(main.tensors[each.outputs[1]]): class_count(each.custom)
-        for each in main.operators
-        if each.name == POST_PROCESS and len(each.outputs) == 4
-    }
+    roles, makers = detections_of(model), makers_of(model)
+    return {name: class_count(makers[name][0].custom) for name in roles if roles[name] == "classes"}
