@@ -1,7 +1,7 @@
 """Labels: the names of a model's classes, from a file or a known list.
 
 Promises exactly one label for each class that the postprocess can name, and refuses labels without a use, or
-whose numbers nobody says.
+if the number of the first class is not known.
 """
 
 from __future__ import annotations
