@@ -80,7 +80,8 @@ def proposed(package: Package) -> Proposal | None:
         return None
     exported = package.exported
     roles = dict.fromkeys(manifest.class_counts or (), "classes")
-    hints = Hints(exported.task, classes=len(labels), points=exported.points, roles=roles)
+    steps = {each.name: each.scale for each in (manifest.quantisation or NO_QUANTISATION).outputs}
+    hints = Hints(exported.task, classes=len(labels), points=exported.points, roles=roles, steps=steps)
     proposal = recognise(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()), hints)
     return proposal if proposal is None else confirmed(proposal, package)
 
