@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tvm.ir import Call
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tvm.ir import Call
 
 
 def packed_name(call: Call) -> str:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from tvm import relax
-from tvm.ir import Call
 
 from builder.calls.packed import packed_name
+
+if TYPE_CHECKING:  # bundles are repacked without the compiler
+    from tvm import relax
+    from tvm.ir import Call
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.floating[Any]]
@@ -134,6 +136,8 @@ class EnsembleCall:
 
     def emit(self, bb: relax.BlockBuilder) -> relax.Expr:
         """Emit the call; it returns what the leaves add up to, `[samples, targets]`, without a transform."""
+        from tvm import relax
+
         ensemble = self.ensemble
         arrays = (
             ensemble.roots,
