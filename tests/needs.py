@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
+from types import ModuleType
 
 import pytest
 
@@ -21,3 +23,11 @@ def needed(*names: str) -> str:
         if path is not None:
             return path
     pytest.skip(f"{names[0]} is not installed (`make test` installs it as root)")
+
+
+def needed_lightgbm() -> ModuleType:
+    """Return LightGBM; skip the test, or the file, where GCC's library of threads is missing."""
+    try:
+        return importlib.import_module("lightgbm")
+    except OSError as error:
+        pytest.skip(f"{error} (`make test` installs it as root)", allow_module_level=True)

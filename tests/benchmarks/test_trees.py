@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import trees
-from benchmarks.trees import Predict, Result, compare, measure
+from tests.needs import needed_lightgbm
+
+needed_lightgbm()
+
+from benchmarks import trees  # noqa: E402 - it imports LightGBM
+from benchmarks.trees import Predict, Result, compare, measure  # noqa: E402
 
 
 @pytest.mark.slow

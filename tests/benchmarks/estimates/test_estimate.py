@@ -79,6 +79,7 @@ def test_four_threads_share_a_common_cache_only() -> None:
     assert [c.size_bytes >> 10 for c in rpi5.caches(1)] == [512, 2048]
 
 
+@needs_llvm
 def test_threads_have_a_part_of_their_data_in_common() -> None:
     board = boards()["rpi4"]
     whole = Beyond(waiting=(0,), streamed=(0,), read_bytes=0, written_bytes=0)

@@ -11,9 +11,11 @@ import pytest
 from benchmarks import bench_arm, guard
 from benchmarks.instructions import emulator
 from benchmarks.requirements import RequirementError
+from tests.needs import needed
 
 
 def test_marks_are_read_in_order(tmp_path: Path) -> None:
+    needed("gcc")
     fake = tmp_path / "emulator"
     fake.write_text('#!/bin/sh\nprintf "1 250\\n0 100\\n400\\n" > "$ICOUNT_OUT"\n')
     fake.chmod(0o755)

@@ -13,8 +13,9 @@ from builder.errors import ModelError
 from builder.importer import load
 from builder.importer.classic.lightgbm_file import read_lightgbm
 from tests.builder.importer.classic.test_xgboost_file import CANCER, CATEGORIES, IRIS, X, Y
+from tests.needs import needed_lightgbm
 
-lightgbm = pytest.importorskip("lightgbm")
+lightgbm: Any = needed_lightgbm()
 
 SMALL = {"min_data_per_group": 5, "cat_smooth": 1, "min_data_in_leaf": 3}
 MODELS: dict[str, tuple[dict[str, Any], Any]] = {
