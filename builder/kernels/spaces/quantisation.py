@@ -71,8 +71,11 @@ def quantize(bb: relax.BlockBuilder, call: Call, *, fma: bool) -> relax.Expr:
                 if factor is None:  # it may be negative
                     ends = tirx.min(*ends), tirx.max(*ends)
                 limited = _quotient(_limited(number, *ends), *steps)
+            elif divides:
+                step = steps[0] if factor is not None else _apart_from_zero(steps[0])
+                limited = _limited(number / step, low, high)
             else:
-                limited = _limited(number / steps[0] if steps else number, low, high)
+                limited = _limited(number, low, high)
             if is_even:
                 return _rounded(limited, offset.astype("float32")).astype(dtype)
             return (_rounded(limited) + offset).astype(dtype)
@@ -88,11 +91,16 @@ def quantize(bb: relax.BlockBuilder, call: Call, *, fma: bool) -> relax.Expr:
 def _quotient(x: tirx.Expr, divisor: tirx.Expr, inverse: tirx.Expr | None = None) -> tirx.Expr:
     """Return `x / divisor`, rounded as a division rounds it; a divisor near 0 is replaced."""
     if inverse is None:
-        smallest = tirx.const(_SMALLEST, "float32")
-        inverse = tirx.const(1.0, "float32") / tirx.Select(tirx.abs(divisor) < smallest, smallest, divisor)
+        inverse = tirx.const(1.0, "float32") / _apart_from_zero(divisor)
     near = x * inverse
     remainder = _fused(near, -divisor, x)
     return _fused(remainder, inverse, near)
+
+
+def _apart_from_zero(scale: tirx.Expr) -> tirx.Expr:
+    """Return a scale of the request, or the smallest one if it is below: the same bytes on each processor."""
+    smallest = tirx.const(_SMALLEST, "float32")
+    return tirx.Select(tirx.abs(scale) < smallest, smallest, scale)
 
 
 def _fused(a: tirx.Expr, b: tirx.Expr, c: tirx.Expr) -> tirx.Expr:
