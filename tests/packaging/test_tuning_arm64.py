@@ -93,7 +93,9 @@ class Boards:
         self._processes[port] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def kill(self, port: int) -> None:
+        """Kill a server, and wait until it is gone: another one would take the next port meanwhile."""
         self._processes.pop(port).kill()
+        wait_for("the tracker to miss the board", lambda: not self.has(port), START_S)
 
     def has(self, *ports: int) -> bool:
         try:
