@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
+from builder.importer.frameworks import keras_process
 from builder.importer.frameworks.keras_process import (
     _fixed,
     _output_names,
@@ -51,3 +56,23 @@ def test_names_of_outputs() -> None:
 def test_operators_that_tensorflow_lite_lacks() -> None:
     text = "Some ops are not supported ...\nTF Select ops: Erfc, SelfAdjointEigV2\nDetails: ..."
     assert [entry["operator"] for entry in _unknown_operators(text)] == ["tf.Erfc", "tf.SelfAdjointEigV2"]
+
+
+@pytest.mark.parametrize(
+    ("version", "opened"),
+    [("3.8.0", False), ("3.11.2", False), ("3.9", False), ("3.11.3", True), ("4.0.0.dev1", True)],
+)
+def test_old_keras_opens_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, opened: bool
+) -> None:
+    """It runs the code of Lambda layers in a .h5 file, whatever `safe_mode` says."""
+
+    def load() -> None:
+        raise ValueError("opened")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(__version__=version))
+    monkeypatch.setattr(keras_process, "_load", load)
+    reply = keras_process.Conversion().answer({"command": "convert"})
+    refusal = "expected Keras 3.11.3 or newer, because older ones run the code of a model; got Keras "
+    assert reply["error"] == ("ValueError: opened" if opened else refusal + version)
