@@ -28,6 +28,7 @@
     ├── StoreError              the device's storage cannot be read or written        ERR_STORE
     │   ├── StateDirectoryError     the state directory cannot be created or used
     │   ├── InUseError              another agent uses the state directory
+    │   ├── BusyError               more documents than an SD card should store
     │   └── DiskError               the disk refuses: read-only, failing, gone
     │       └── NoSpaceError            the disk is full                              ERR_NO_SPACE
     ├── ConflictError           a desired document based on an outdated one           ERR_CONFLICT
@@ -220,6 +221,10 @@ class StateDirectoryError(StoreError):
 
 class InUseError(StoreError):
     """Another agent uses the state directory."""
+
+
+class BusyError(StoreError):
+    """More documents came than an SD card should store; the latest is taken later."""
 
 
 class DiskError(StoreError):

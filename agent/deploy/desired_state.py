@@ -1,8 +1,8 @@
 """The desired document in force, and how another one comes into force.
 
 Promises: a document is durable before it is acknowledged, the newest wins, and one that cannot be read or
-contradicts what is known changes nothing. A document that the disk refused is tried again (`retry`), because
-the broker does not deliver it a second time.
+contradicts what is known changes nothing. A document that the disk refused, or that came too soon after many
+others, is tried again (`retry`), because the broker does not deliver it a second time.
 Leaves to others: what follows from a document (`plan`).
 """
 
@@ -18,7 +18,7 @@ from agent.deploy.reconcile import Attempts
 from agent.deploy.store.state_file import SAVE_LIMIT_S, StateFile
 from agent.deploy.store.store import Store
 from agent.disk_thread import in_disk_thread
-from agent.errors import ConflictError, DiskError, EdgeError, SourceError, StoreError
+from agent.errors import BusyError, ConflictError, DiskError, EdgeError, SourceError, StoreError
 from agent.rate_limited_log import RateLimitedLog
 from agent.wire.desired import Desired, newest_after
 from agent.wire.job import MAX_MESSAGE_CHARACTERS
@@ -27,6 +27,10 @@ from agent.wire.reported import Rejection
 # Key among the attempts of a document that could not be stored; no model has a space in its name.
 _DOCUMENT: Final = "desired document"
 _LOG_INTERVAL_S: Final = 10.0
+# New documents: so many at once, then one in so long. Each may begin 64 jobs, whose steps are written to an
+# SD card, which wears out.
+_MOST_AT_ONCE: Final = 100
+_EVERY_S: Final = 120.0
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +68,8 @@ class DesiredState:
         self._taking: set[asyncio.Task[None]] = set()
         self._taking_turns = asyncio.Lock()
         self._log = RateLimitedLog(_log, _LOG_INTERVAL_S)
+        # How many more may be taken, and when that was so.
+        self._room, self._room_s = float(_MOST_AT_ONCE), 0.0
 
     @property
     def taking(self) -> bool:
@@ -119,6 +125,7 @@ class DesiredState:
                 self._check_order(desired)
                 self._check_jobs(desired)
                 if self._is_newer(desired):
+                    self._count()
                     await self._save(desired)
             except EdgeError as error:
                 self._refuse(payload, version, error)
@@ -140,11 +147,24 @@ class DesiredState:
         if isinstance(error, StoreError):
             self._not_stored = payload
             self._attempts.failed(_DOCUMENT, asyncio.get_running_loop().time())
-            self._store.on_error()
+            if not isinstance(error, BusyError):
+                self._store.on_error()
         elif payload == self._not_stored:
             self._not_stored = None
         self.rejection = Rejection(error.code, str(error)[:MAX_MESSAGE_CHARACTERS], version)
         self._on_rejected()
+
+    def _count(self) -> None:
+        """Take note of one more new document; too many raise BusyError."""
+        now_s = asyncio.get_running_loop().time()
+        self._room = min(_MOST_AT_ONCE, self._room + (now_s - self._room_s) / _EVERY_S)
+        self._room_s = now_s
+        if self._room < 1:
+            raise BusyError(
+                f"expected at most {_MOST_AT_ONCE} new documents, and one in {_EVERY_S:.0f} s, got more",
+                hint="wait: the latest one is taken by itself",
+            )
+        self._room -= 1
 
     def _is_newer(self, desired: Desired) -> bool:
         return self.document is None or desired.version > self.document.version

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
-from agent.deploy import deployment, jobs, plan, reconcile, trial_watch
+from agent.deploy import deployment, desired_state, jobs, plan, reconcile, trial_watch
 from agent.deploy.circumstances import Circumstances
 from agent.deploy.fetch import block_source
 from agent.deploy.reconcile import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempts, Problem, wishes
@@ -501,6 +501,26 @@ async def test_lost_record_is_made_again_from_the_document_and_the_bundles_on_di
 
 
 # -- versions ----------------------------------------------------------------------------------------------
+
+
+async def test_documents_that_never_end_are_taken_slowly_and_the_latest_is_in_force(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each writes to an SD card, also for models that cannot be fetched."""
+    monkeypatch.setattr(desired_state, "_MOST_AT_ONCE", 3)
+    await agent.start()
+    bundle = make_bundle()
+    for number in range(1, 6):
+        agent.desire({bundle.name: bundle.entry(f"job-{number}")})
+    await agent.settle()
+    report = agent.control.reported()
+    assert (report["version"], report["error"]["code"], report["error"]["version"]) == (3, "ERR_STORE", 5)
+    assert "expected at most 3 new documents, and one in 120 s" in report["error"]["message"]
+    monkeypatch.setattr(desired_state, "_EVERY_S", 0.001)
+    agent.deployment.disk_changed()
+    await until(lambda: agent.control.reported()["version"] == 5)
+    assert agent.control.reported()["error"] is None
+    await agent.stop()
 
 
 @pytest.mark.parametrize("version", [MAX_VERSION, MAX_VERSION - 1, FREE_VERSIONS + 1])
