@@ -41,7 +41,7 @@ from agent.wire.answer import FinalAnswer, refusal
 from agent.wire.answer_head import OK, AnswerHead
 from agent.wire.content_types import JSON, RAW
 from agent.wire.server_timing import ServerTiming
-from agent.wire.topics import GroupInfer, Infer, asking_user, parse_topic
+from agent.wire.topics import ANONYMOUS, GroupInfer, Infer, asking_user, parse_topic
 from agent.worker.frames import Answer
 
 _log = logging.getLogger(__name__)
@@ -56,6 +56,9 @@ _LATE_EXPIRY_S: Final = 5
 _MAX_BACKLOG_BYTES: Final = 4 << 20
 _RESUME_BACKLOG_BYTES: Final = 2 << 20
 _BACKLOG_LOOK_S: Final = 0.05
+# Payloads of one client in all models: one of the largest is computed, another one waits. Each is in memory
+# twice while it arrives, and again while its worker takes it.
+_MAX_HELD_BYTES: Final = 128 << 20
 _NO_DIGEST: Final = b"-"
 # A second of requests that find room, or that cannot be answered, is no burst.
 _SHED_ALL_S: Final = 1.0
@@ -178,12 +181,18 @@ class Inference:
         if nbytes <= SLICE_BYTES:
             self._take_safely(message, slot)
             return
-        if not self._digests.has_room(nbytes):
+        if not self._digests.has_room(nbytes) or self._holds_much(message):
             self._take_safely(message, slot, is_over=True)
             return
         taking = asyncio.get_running_loop().create_task(self._take_large(message, slot, acks))
         self._taking.add(taking)
         taking.add_done_callback(self._taking.discard)
+
+    def _holds_much(self, message: Message) -> bool:
+        """Return whether who sent a large request has so much in all models that it must wait."""
+        client = asking_user(message.topic) or ANONYMOUS
+        held = sum(model.nbytes_of(client) for model in self._models)
+        return held > 0 and held + len(message.payload) > _MAX_HELD_BYTES
 
     async def _take_large(self, message: Message, slot: Slot | None, acks: AckOrder) -> None:
         digest = await self._digests.of(message.payload)

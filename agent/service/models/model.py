@@ -160,6 +160,11 @@ class Model:
         """How many requests its worker has."""
         return 0 if self._supervisor is None else self._supervisor.busy
 
+    def nbytes_of(self, client: str) -> int:
+        """Return the bytes of the requests of a client that wait or are computed."""
+        sent = 0 if self._supervisor is None else self._supervisor.nbytes_of(client)
+        return self._queue.nbytes_of(client) + sent
+
     @property
     def sandbox(self) -> Sandbox | None:
         """Its worker's sandbox; None before the first worker is ready."""

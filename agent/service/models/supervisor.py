@@ -151,6 +151,10 @@ class Supervisor:
         """How many requests it has."""
         return len(self._sent)
 
+    def nbytes_of(self, client: str) -> int:
+        """Return the bytes of the requests of a client that it has."""
+        return sum(pending.nbytes for pending in self._sent if pending.client == client)
+
     @property
     def crashes(self) -> int:
         """How many of its processes died."""

@@ -95,6 +95,8 @@ class Template:
         ready = b""
         try:
             with theirs:
+                # On the event loop: it takes half a millisecond (vfork). If a thread called it, the end of
+                # that thread would end the template (PR_SET_PDEATHSIG).
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                     [*template_command(), str(theirs.fileno())],
                     pass_fds=(theirs.fileno(),),

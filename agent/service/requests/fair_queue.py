@@ -70,6 +70,11 @@ class FairQueue(Generic[Item]):
         """Whether the next request costs another one its place, or its own."""
         return self.count >= self._max_items or self.nbytes >= self._max_bytes
 
+    def nbytes_of(self, client: str) -> int:
+        """Return the bytes of a client that has a lane of its own."""
+        lane = self._lanes.get(client)
+        return 0 if lane is None else lane.nbytes
+
     def append(self, item: Item) -> None:
         """Add a request at the end of its lane, regardless of the limits."""
         lane = self._lane(self._lane_of(item))

@@ -274,6 +274,22 @@ async def test_large_request_behind_too_many_others_is_refused_unread(
         assert status_of(await client.ask(large, correlation=b"same")) == 200
 
 
+async def test_client_with_large_requests_in_several_models_has_no_more_than_its_share(
+    mosquitto: BrokerProcess, start_service: StartService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    large = b"hold:%s%sgo" % (bytes(tmp_path), b"/" * SLICE_BYTES)  # the path of `go`, as Python reads it
+    monkeypatch.setattr("agent.service.inference._MAX_HELD_BYTES", 2 * len(large))
+    async with start_service(mosquitto.port, models=["echo", "other"]) as rig:
+        one, two = await rig.client("one"), await rig.client("two")
+        held = [one.send(large, model=model) for model in ("echo", "other")]
+        await until(lambda: all(model.busy for model in rig.service.models))
+        assert status_of(await one.ask(large)) == 503
+        waiting = two.send(large)
+        (tmp_path / "go").touch()
+        assert {status_of(await one.answer(each)) for each in held} == {200}
+        assert status_of(await two.answer(waiting)) == 200
+
+
 async def test_equal_correlation_of_another_client_or_payload_is_another_request(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
