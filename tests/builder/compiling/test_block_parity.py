@@ -18,7 +18,7 @@ from builder.codegen.kernel_object import compile_object
 from builder.codegen.link.linker import link
 from builder.compiling import parity, tolerances
 from builder.compiling.block_agreement import Step
-from builder.compiling.block_parity import UNEXPLAINED, Blocks, compare_blocks, is_quantised
+from builder.compiling.block_parity import UNEXPLAINED, Blocks, Cuts, compare_blocks, is_quantised
 from builder.compiling.lower import lower
 from builder.errors import FAULT, ParityError
 from builder.importer import import_onnx
@@ -486,3 +486,16 @@ def test_one_faulty_layer_is_found(
     with pytest.raises(ParityError, match="halfway between two steps"):
         compared(made())
     assert len(calls) >= layer
+
+
+def test_a_part_may_call_a_function_of_the_model() -> None:
+    """A suppression of boxes is one, in each quantised SSD."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["": 17, "own": 1]>
+        g (float[3] x) => (float[3] y) { z = Abs(x) y = own.Twice(z) }
+        <domain: "own", opset_import: ["": 17]>
+        Twice (a) => (b) { b = Add(a, a) }
+    """)
+    z = np.arange(3, dtype=np.float32)
+    (found,) = Cuts(model).compute(["y"], {"z": z})
+    np.testing.assert_array_equal(found, 2 * z)
