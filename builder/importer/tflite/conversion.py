@@ -226,7 +226,7 @@ def _refuse_unknown(subgraph: Subgraph) -> None:
         for name, places in sorted(kinds.items())[:_LISTED]
     )
     more = f"; and {len(kinds) - _LISTED} more" if len(kinds) > _LISTED else ""
-    flex = any(o.is_custom and o.name.startswith("Flex") for o in unknown)
+    flex = any(o.name.startswith("Flex" if o.is_custom else "STABLEHLO_") for o in unknown)
     hint = _FLEX_HINT if flex else _OTHER_HINT
     noun = "operator" if len(kinds) == 1 else "operators"
     raise UnsupportedOperatorError(f"{len(kinds)} {noun} cannot be imported: {listed}{more}", hint=hint)

@@ -131,6 +131,15 @@ def test_unknown_operators_are_refused_together() -> None:
     assert "TFLITE_BUILTINS" in (caught.value.hint or "")
 
 
+def test_stablehlo_is_refused_with_what_to_change() -> None:
+    graph = FileSubgraph()
+    graph.inputs, graph.outputs = [graph.tensor((1, 4))], [graph.tensor()]
+    graph.op("STABLEHLO_CONVOLUTION", graph.inputs, graph.outputs)
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        converted(graph)
+    assert "TFLITE_BUILTINS" in (caught.value.hint or "")
+
+
 def test_a_refusal_names_the_operator_and_the_reason() -> None:
     graph = FileSubgraph()
     graph.inputs = [graph.tensor((1, 4)), graph.tensor((2,), "int32")]
