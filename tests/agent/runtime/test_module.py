@@ -16,6 +16,7 @@ from agent.runtime import graph_executor
 from agent.runtime.module import KernelModule
 from benchmarks.executor_overhead import chain, empty_kernels
 from tests.fake_module import GraphBuilder
+from tests.needs import needed
 
 SOURCE = """
 #include <tvm/ffi/c_api.h>
@@ -54,8 +55,8 @@ def compile_library(target: Path, factor: int = 2, source: str = SOURCE) -> Path
     text.write_text(source)
     includes = [f"-I{path}" for path in (info.find_include_path(), info.find_dlpack_include_path())]
     fresh = target.with_suffix(".new")
-    command = ["gcc", "-shared", "-fPIC", f"-DFACTOR={factor}", *includes, "-o", str(fresh), str(text)]
-    subprocess.run(command, check=True)
+    flags = ["-shared", "-fPIC", f"-DFACTOR={factor}", *includes]
+    subprocess.run([needed("gcc"), *flags, "-o", str(fresh), str(text)], check=True)
     fresh.replace(target)
     return target
 

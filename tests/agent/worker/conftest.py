@@ -24,6 +24,7 @@ from agent.worker.frames import Answer, Failed, Frame, Load, Ready, Request
 from tests.agent.launching import Forked, fork, template
 from tests.bundles import make_manifest
 from tests.fake_module import GraphBuilder, params
+from tests.needs import needed
 from tests.patience import PATIENCE_S
 
 
@@ -33,7 +34,7 @@ def compile_c(source: Path, target: Path, *flags: str) -> Path:
     includes = [f"-I{path}" for path in (info.find_include_path(), info.find_dlpack_include_path())]
     # Flags after the source: the linker searches a library only for names that are already missing.
     output = ["-o", str(target), str(source)]
-    command = ["gcc", "-O1", "-shared", "-fPIC", *includes, *output, *flags, "-lpthread"]
+    command = [needed("gcc"), "-O1", "-shared", "-fPIC", *includes, *output, *flags, "-lpthread"]
     subprocess.run(command, check=True)
     return target
 
