@@ -145,6 +145,7 @@ def test_a_file_that_is_not_a_library_is_refused_in_one_line(tmp_path: Path) -> 
 
 def test_a_run_is_a_loop_over_the_kernels_that_calls_nothing_else(tmp_path: Path) -> None:
     """Counted, so it holds on any machine; `python -m benchmarks.executor_overhead` measures nanoseconds."""
+    needed("gcc")
     graph = chain()
     module = graph_executor.create(graph, empty_kernels(graph, tmp_path))
     module.run()
