@@ -244,7 +244,7 @@ class BrokerSocket:
         """Send as many bytes as fit; return their number."""
         try:
             return self._sock.send(data)
-        except ssl.SSLEOFError:
+        except (ssl.SSLEOFError, ConnectionError):  # of Python 3.11, and of 3.13 (CPython's gh-115627)
             # The broker has closed the connection; the bytes it sent before may say why.
             with contextlib.suppress(OSError):
                 self.recv(1)

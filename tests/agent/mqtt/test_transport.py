@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
+import ssl
 import threading
 import time
 
@@ -11,7 +13,7 @@ import pytest
 
 from agent.mqtt import transport
 from agent.mqtt.settings import BrokerSettings
-from agent.mqtt.transport import open_socket
+from agent.mqtt.transport import BrokerSocket, open_socket
 from tests.patience import PATIENCE_S
 from tests.virtual_time import in_virtual_time
 
@@ -60,6 +62,40 @@ async def test_broker_that_is_writing_reads_the_last_packet_of_a_client_that_lea
         await asyncio.wait_for(client.wait_closed(), PATIENCE_S)
         assert closes or time.monotonic() - began_s > linger_s / 2, "it waits for the broker"
         assert client.fileno() == -1
+
+
+class RefusedSocket(socket.socket):
+    """The broker has sent an alert and closed the connection, which the next packet to it finds out."""
+
+    def __init__(self, error: OSError, alert: ssl.SSLError) -> None:
+        super().__init__()
+        self._error = error
+        self._alert = alert
+
+    def send(self, *_arguments: object) -> int:
+        raise self._error
+
+    def recv(self, *_arguments: object) -> bytes:
+        raise self._alert
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "EOF occurred in violation of protocol"),
+        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+        BrokenPipeError(errno.EPIPE, "Broken pipe"),
+    ],
+)
+def test_alert_is_read_when_the_broker_has_closed_before_our_first_packet(error: OSError) -> None:
+    alert = ssl.SSLError(ssl.SSL_ERROR_SSL, "alert certificate required")
+    alert.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+    client = BrokerSocket(RefusedSocket(error, alert))
+    with pytest.raises(type(error)) as caught:
+        client.send(b"CONNECT")
+    assert caught.value is error
+    assert client.tls_error is alert
+    client.close()
 
 
 @in_virtual_time
