@@ -166,7 +166,14 @@ def keras(folder: Path) -> None:
         x = layers.Concatenate()([a, layers.Flatten()(layers.Embedding(20, 4)(b))])
         return keras.Model([a, b], {"s": layers.Dense(2)(x), "t": layers.Dense(3, activation="tanh")(x)})
 
+    def augmenting() -> Any:
+        kept = [layers.Conv2D(4, 3, activation="relu"), layers.Flatten(), layers.Dense(5)]
+        return keras.Sequential(
+            [keras.Input((16, 16, 3)), layers.RandomFlip(), layers.RandomRotation(0.1), *kept]
+        )
+
     made: dict[str, Callable[[], Any]] = {
+        "augmenting": augmenting,
         "convolutions": convolutions,
         "recurrent": recurrent,
         "several": several,

@@ -155,9 +155,16 @@ def test_keras_on_pytorch(keras: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_recurrent_saved_model_says_what_to_do(keras: Path) -> None:
-    with pytest.raises(ModelError, match="recurrent layer whose batch is open") as caught:
+    with pytest.raises(ModelError, match="recurrent layer that TensorFlow Lite cannot take") as caught:
         load(keras / "recurrent")
     assert "batch_size=1" in str(caught.value.hint)
+
+
+def test_a_saved_model_that_augments_pictures_is_refused_and_its_keras_file_is_not(keras: Path) -> None:
+    with pytest.raises(ModelError, match="it draws random numbers") as caught:
+        load(keras / "augmenting")
+    assert "give the .keras file instead" in str(caught.value.hint)
+    assert "agrees with Keras" in agrees(keras / "augmenting.keras")
 
 
 def test_code_in_a_file_of_keras_is_refused(keras: Path) -> None:

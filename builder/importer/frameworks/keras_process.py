@@ -210,15 +210,25 @@ def _write_tflite(
         for shape, dtype, name in zip(shapes, dtypes, names)  # noqa: B905
     ]
     concrete = tf.function(call, autograph=False).get_concrete_function(*specs)
-    frozen = convert_variables_to_constants_v2(concrete)
+    try:
+        frozen = convert_variables_to_constants_v2(concrete)
+    except ValueError as error:  # a generator's state is a variable that the model writes
+        if any("Random" in operator for operator in _operators(concrete)):
+            raise _RefusalError(
+                "it draws random numbers, as layers that augment pictures do in training",
+                "give the .keras file instead, whose layers compute what they do after training"
+                if Path("saved_model").is_dir()
+                else "save it without these layers",
+            ) from error
+        raise
     converter = tf.lite.TFLiteConverter.from_concrete_functions([frozen])
     try:
         Path("model.tflite").write_bytes(converter.convert())
     except Exception as error:
         if "TensorListReserve" in str(error):
             raise _RefusalError(
-                "it has a recurrent layer whose batch is open",
-                "give the .keras file instead, or save it with keras.Input(shape, batch_size=1)",
+                "it has a recurrent layer that TensorFlow Lite cannot take from a SavedModel",
+                "give the .keras file instead; with an open batch, try keras.Input(shape, batch_size=1)",
             ) from error
         obstacles = _unknown_operators(str(error))
         if not obstacles:
@@ -228,6 +238,12 @@ def _write_tflite(
             "write it with other operators of TensorFlow, or do it before or after the model",
             obstacles,
         ) from error
+
+
+def _operators(concrete: Any) -> set[str]:
+    graph = concrete.graph.as_graph_def()
+    functions = [function.node_def for function in graph.library.function]
+    return {node.op for nodes in (graph.node, *functions) for node in nodes}
 
 
 def _unknown_operators(text: str) -> list[dict[str, Any]]:
