@@ -20,7 +20,7 @@ Nodes: TypeAlias = Sequence[onnx.NodeProto]
 _AXES_ARE_INPUT: Final = 18
 
 
-class UnknownTypeError(Exception):
+class _UnknownTypeError(Exception):
     """The type of a value, or its shape, is not known, so the node that reads it stays as it is."""
 
 
@@ -65,17 +65,17 @@ class Replacement:
         return constant_integer(self.node, self.graph, index, default)
 
     def type_of(self, name: str) -> ValueType:
-        """Type of a value; raises `UnknownTypeError` if it is unknown."""
+        """Type of a value; a node whose type is unknown stays as it is."""
         found = self.graph.type_of(name)
         if found is None:
-            raise UnknownTypeError(name)
+            raise _UnknownTypeError(name)
         return found
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        """Shape of a value; raises `UnknownTypeError` if not all of it is known."""
+        """Shape of a value; a node stays as it is if not all of it is known."""
         shape = self.graph.shape_of(name)
         if shape is None:
-            raise UnknownTypeError(name)
+            raise _UnknownTypeError(name)
         return shape
 
     def op(self, op_type: str, *inputs: str, to: str = "", **attributes: Attribute) -> str:
@@ -144,7 +144,7 @@ def rewritten(
     """
     try:
         new = rewrite(Replacement(node, graph))
-    except UnknownTypeError:
+    except _UnknownTypeError:
         return None
     except _MALFORMED as error:
         if failed is not None:
