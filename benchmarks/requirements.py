@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Mapping
 
 
@@ -28,6 +29,21 @@ def require_programs(packages: Mapping[str, str]) -> None:
     if missing:
         needed = sorted({packages[program] for program in missing})
         raise RequirementError(f"{', '.join(missing)} not found: apt-get install {' '.join(needed)}")
+    for program in packages:
+        if packages[program] == "qemu-user" and not takes_plugins(program):
+            raise RequirementError(
+                f"expected a {program} that loads plugins, got one that is linked statically: "
+                "Debian 12's counts instructions, Debian 13's does not"
+            )
+
+
+def takes_plugins(emulator: str) -> bool:
+    """Return whether an emulator can load a plugin; if it cannot be started, what follows says why."""
+    try:
+        done = subprocess.run([emulator, "-plugin", "none", ""], capture_output=True, text=True, check=False)
+    except OSError:
+        return True
+    return "unknown option" not in done.stderr
 
 
 def require_root(purpose: str) -> None:

@@ -9,6 +9,17 @@ from types import ModuleType
 
 import pytest
 
+from benchmarks.requirements import RequirementError, require_programs
+
+
+def missing_to_count() -> str:
+    """Return what is missing to count the instructions of programs for x86-64, or nothing."""
+    try:
+        require_programs({"gcc": "gcc", "qemu-x86_64": "qemu-user"})
+    except RequirementError as error:
+        return str(error)
+    return ""
+
 
 def needed(*names: str) -> str:
     """Return the path of the first of these programs that is installed; skip the test without any.

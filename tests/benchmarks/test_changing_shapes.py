@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +16,14 @@ from builder.compiler import compile as compile_model
 from builder.compiling.options import Options
 from builder.running.debug_executor import GraphModuleDebug
 from builder.running.in_memory import load_kernels
+from tests.needs import missing_to_count
 
 pytestmark = pytest.mark.slow
 # CI has all of them; elsewhere the test is skipped, and the reason names the missing ones.
-MISSING = [tool for tool in ("qemu-x86_64", "gcc") if shutil.which(tool) is None]
+MISSING = missing_to_count()
 needs_qemu = pytest.mark.skipif(
     platform.machine() != "x86_64" or (bool(MISSING) and "CI" not in os.environ),
-    reason=f"without {', '.join(MISSING) or 'an x86-64 machine'}",
+    reason=MISSING or "without an x86-64 machine",
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,11 @@ import pytest
 from benchmarks import guard
 from benchmarks.guard import ARM, MODELS, X86, Count, count, prepare, recorded, regressions
 from benchmarks.instructions.emulator import AGENT_PACKAGES, Emulator
+from tests.needs import missing_to_count
 
 BEFORE = Count({"conv2d": 1_000_000, "depthwise": 100_000, "other": 1_000}, 2_000_000)
 # CI has all of them; elsewhere the test is skipped, and the reason names the missing ones.
-MISSING = [tool for tool in ("qemu-x86_64", "gcc") if shutil.which(tool) is None]
+MISSING = missing_to_count()
 
 
 def test_every_network_is_recorded_for_every_core() -> None:
@@ -62,7 +62,7 @@ def found_on(core: str, emulator: Emulator | None, folder: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="runs this Python on an emulated x86-64 core")
-@pytest.mark.skipif(bool(MISSING) and "CI" not in os.environ, reason=f"without {', '.join(MISSING)}")
+@pytest.mark.skipif(bool(MISSING) and "CI" not in os.environ, reason=MISSING)
 def test_kernels_for_avx2_are_as_good_as_recorded(tmp_path: Path) -> None:
     assert found_on(X86, None, tmp_path) == []
 

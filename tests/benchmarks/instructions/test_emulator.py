@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import bench_arm, guard
 from benchmarks.instructions import emulator
-from benchmarks.requirements import RequirementError
+from benchmarks.requirements import RequirementError, require_programs
 from tests.needs import needed
 
 
@@ -49,3 +49,11 @@ def test_counting_arm_programs_needs_root(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(RequirementError, match="needs root: run it with sudo"):
         emulator.Emulator.prepare()
+
+
+def test_an_emulator_without_plugins_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "qemu-x86_64").write_text("#!/bin/sh\necho \"qemu: unknown option 'plugin'\" >&2\nexit 1\n")
+    (tmp_path / "qemu-x86_64").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(RequirementError, match="expected a qemu-x86_64 that loads plugins"):
+        require_programs({"qemu-x86_64": "qemu-user"})

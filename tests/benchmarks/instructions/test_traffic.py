@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 from collections import OrderedDict, defaultdict
 
 import pytest
 
 from benchmarks.instructions.traffic import Cache, Stretch, Traffic, read, watch
+from tests.needs import missing_to_count
 
 K = 1 << 10
 LINE = 64
@@ -47,10 +47,10 @@ int main(void) {
 }
 """
 
-MISSING = [tool for tool in ("qemu-x86_64", "gcc") if shutil.which(tool) is None]
+MISSING = missing_to_count()
 needs_qemu = pytest.mark.skipif(
     platform.machine() != "x86_64" or (bool(MISSING) and "CI" not in os.environ),
-    reason=f"without {', '.join(MISSING) or 'an x86-64 machine'}",
+    reason=MISSING or "without an x86-64 machine",
 )
 
 

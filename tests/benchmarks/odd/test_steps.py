@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from benchmarks.odd.steps import CASES, WORST, Variant, factors
+from tests.needs import missing_to_count
 
 # CI has all of them; elsewhere the test is skipped, and the reason names the missing ones.
-MISSING = [tool for tool in ("qemu-x86_64", "gcc") if shutil.which(tool) is None]
+MISSING = missing_to_count()
 
 
 def narrowest(name: str, values: Sequence[int], default: int) -> int:
@@ -24,7 +24,7 @@ def narrowest(name: str, values: Sequence[int], default: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="runs this Python on an emulated x86-64 core")
-@pytest.mark.skipif(bool(MISSING) and "CI" not in os.environ, reason=f"without {', '.join(MISSING)}")
+@pytest.mark.skipif(bool(MISSING) and "CI" not in os.environ, reason=MISSING)
 def test_odd_extents_cost_no_more_than_smooth_ones_unless_the_tile_is_broken(tmp_path: Path) -> None:
     sound = [Variant(operator) for operator in CASES]
     broken = [Variant(operator, narrowest) for operator in CASES if operator.kind in ("conv1x1", "matmul")]

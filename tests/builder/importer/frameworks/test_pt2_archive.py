@@ -7,6 +7,7 @@ import random
 import zipfile
 from collections import OrderedDict
 from contextlib import nullcontext
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -168,8 +169,8 @@ def test_what_a_pt_file_is(tmp_path: Path) -> None:
     weights = describe_pt(write_pt(path, OrderedDict(a=1)))
     assert "weights without a model (a state_dict)" in str(weights)
     assert f"model.load_state_dict(torch.load('{path}', weights_only=True))" in str(weights.hint)
-    foreign = describe_pt(write_pt(path, pathlib.PurePosixPath("x")))
-    assert "a pickled object (pathlib.PurePosixPath)" in str(foreign)
+    foreign = describe_pt(write_pt(path, Fraction(1, 2)))
+    assert "a pickled object (fractions.Fraction)" in str(foreign)
     assert "only if you trust it" in str(foreign.hint)
     assert "got TorchScript" in str(describe_pt(write_pt(path, {}, script=True)))
     renamed = describe_pt(write_pt2(path))
