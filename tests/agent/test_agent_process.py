@@ -305,6 +305,8 @@ async def test_main_process_holds_neither_numpy_nor_tvm_and_the_worker_no_broker
     assert "tvm" not in main
     assert "mod.so" not in main
     [worker] = device.children()
+    if os.geteuid() != 0:
+        pytest.skip("a worker's memory and file descriptors are shown to root only")
     assert "numpy" in Path(f"/proc/{worker}/maps").read_text()
     sockets = [str(link.readlink()) for link in Path(f"/proc/{worker}/fd").iterdir()]
     assert sum(target.startswith("socket:") for target in sockets) == 1

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -47,6 +48,10 @@ def main() -> int:
     known = {*(fault.name for fault in FAULTS), STEADY, YEAR}
     if unknown := set(options.parts) - known:
         parser.error(f"expected parts among {', '.join(sorted(known))}, got {', '.join(sorted(unknown))}")
+    if STEADY in (options.parts or known) and os.geteuid() != 0:
+        parser.error(
+            f"expected root for {STEADY}: the kernel shows a worker's file descriptors to nobody else"
+        )
     options.out.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(filename=options.out / "clients.log", level="INFO", format="%(asctime)s %(message)s")
     # A file or a pipe has no width.
