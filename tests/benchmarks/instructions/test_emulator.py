@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bench_arm, guard
+from benchmarks import bench_arm, guard, requirements
 from benchmarks.instructions import emulator
 from benchmarks.requirements import RequirementError, require_programs
 from tests.needs import needed
@@ -46,6 +46,7 @@ def test_guard_without_qemu_says_in_one_line_what_to_install(
 
 def test_counting_arm_programs_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(requirements, "takes_plugins", lambda _emulator: True)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(RequirementError, match="needs root: run it with sudo"):
         emulator.Emulator.prepare()
