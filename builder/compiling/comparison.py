@@ -27,7 +27,7 @@ from builder.compiling import (
 from builder.compiling.block_agreement import Step
 from builder.compiling.first_look import look
 from builder.compiling.judge import Judge
-from builder.compiling.output_presets import Signature
+from builder.compiling.signature import Signature
 from builder.compiling.special_samples import is_elementwise, special_samples
 from builder.importer import ImportedModel
 from builder.kernels.passes.halves import floats_of

@@ -40,9 +40,10 @@ from agent.runtime.postprocess import Postprocessor
 from builder.compiling import audio_presets
 from builder.compiling.declaration_file import read_toml
 from builder.compiling.hints import NO_HINTS, Hints
-from builder.compiling.output_presets import OUTPUT_PRESETS, SOUND_PRESETS, Signature, is_ambiguous, step_of
+from builder.compiling.output_presets import OUTPUT_PRESETS, SOUND_PRESETS, is_ambiguous, step_of
 from builder.compiling.pixel_steps import on_scale
 from builder.compiling.recognition import recognise
+from builder.compiling.signature import Signature
 from builder.errors import ModelError, ShapeError
 from builder.importer.edge_scales import NO_SCALES, EdgeScales
 

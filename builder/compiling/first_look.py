@@ -26,8 +26,8 @@ from agent.runtime.postprocess import Postprocessor
 from agent.runtime.quantisation import to_real
 from builder.bundles.package import Package
 from builder.compiling.hints import Hints
-from builder.compiling.output_presets import Signature
 from builder.compiling.recognition import LARGEST_STEP, Proposal, recognise
+from builder.compiling.signature import Signature
 from builder.errors import ModelError
 
 Arrays = Mapping[str, npt.NDArray[Any]]

@@ -13,10 +13,9 @@ one.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -24,104 +23,19 @@ from agent.bundle.audio import Keywords, Speech
 from agent.bundle.detection import PROTOTYPE_ORDERS, Level, Objects, Part
 from agent.bundle.processing import ClassMap, Ctc, Detect, Normalise, Pose, Step
 from agent.bundle.tensor_spec import TensorSpec
-from builder.compiling.hints import NO_HINTS, Hints
+from builder.compiling.signature import BOX, PYRAMIDS, Shape, Signature
 from builder.errors import ModelError
 
-# Strides of feature pyramids: P3 to P5, with P6, and with P2.
-PYRAMIDS: Final = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32))
 NANODET_BINS: Final = 8
 YOLO_MASK_FACTORS: Final = 32  # prototypes of Ultralytics' segmenters
 YUNET_POINTS: Final = 5
 COCO_POINTS: Final = 17  # key points of a person
-_BOX: Final = 4
 _MAP: Final = 4  # dimensions: batch, height, width and channels
 # Width and height of RetinaFace's square priors at each stride, in pixels.
 _RETINAFACE_PRIORS: Final = MappingProxyType({8: (16, 32), 16: (64, 128), 32: (256, 512)})
 # Names of outputs of finished detections; the converter of TensorFlow Lite numbers its own from the boxes on.
 _TFLITE_DETECTION: Final = re.compile(r"tflite_detection_postprocess(?::([0-3]))?")
 _WORD: Final = re.compile(r"[a-z]+")
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """What a preset is fitted to.
-
-    `size`: height and width of the model's image input, in pixels, or None if it has none.
-    `hints`: what the model's file says besides.
-    """
-
-    outputs: tuple[TensorSpec, ...]
-    size: tuple[int, int] | None
-    hints: Hints = NO_HINTS
-
-    @classmethod
-    def of(
-        cls, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], hints: Hints = NO_HINTS
-    ) -> Signature:
-        """Take the size from the only input of 4 dimensions, whose channels are its first or last ones."""
-        images = [spec.shape[1:] for spec in inputs if len(spec.shape) == 4]
-        size = None
-        if len(images) == 1:
-            first, second, last = images[0]
-            size = (first, second) if last in (1, 3) and first not in (1, 3) else (second, last)
-        return cls(tuple(outputs), size, hints)
-
-    def levels(self, strides: Sequence[int]) -> tuple[Level, ...]:
-        """Return the grids of a feature pyramid over the input; none without a size."""
-        if self.size is None:
-            return ()
-        height, width = self.size
-        return tuple(Level(math.ceil(height / s), math.ceil(width / s), float(s)) for s in strides)
-
-    def pyramid(self, rows: int) -> tuple[Level, ...]:
-        """Return the feature pyramid that has this number of rows, or none."""
-        for strides in PYRAMIDS:
-            levels = self.levels(strides)
-            if levels and sum(level.count for level in levels) == rows:
-                return levels
-        return ()
-
-    def is_transposed(self, shape: tuple[int, ...]) -> bool:
-        """Return whether an output [1, a, b] has b candidate boxes of a values, and not a boxes of b values.
-
-        The number of boxes is that of a pyramid's cells, or three times that; or the other number is that of
-        a box and the classes that the file names; otherwise it is the larger number.
-        """
-        named = [n == _BOX + self.hints.classes for n in shape[1:]]
-        if self.hints.classes and named[0] != named[1]:
-            return named[0]
-        known = [any(map(self.pyramid, (n, n // 3 if n % 3 == 0 else 0))) for n in shape[1:]]
-        return known[1] if known[0] != known[1] else shape[1] < shape[2]
-
-    def channels_last(self, spec: TensorSpec) -> bool | None:
-        """Return whether a map [1, a, b, c] has its channels last: its sides then are the input's, reduced.
-
-        If both fit, or neither, the graph decides. None if it does not show it.
-        """
-        if self.size is None:
-            return None
-        height, width = self.size
-        sides = spec.shape[2:], spec.shape[1:3]
-        first, last = (rows * width == columns * height for rows, columns in sides)
-        return last if first != last else self.hints.channels_last.get(spec.name)
-
-    def points(self, values: int) -> tuple[int, int] | None:
-        """Return how many classes and values of a key point are in the values behind a box, or None.
-
-        Without hints it is one class, and a confidence for each point.
-        """
-        count, size = self.hints.points or (0, 3)
-        for classes in dict.fromkeys((self.hints.classes or 1, 1)):
-            rest = values - classes
-            if rest > 0 and rest % size == 0 and (not count or rest == count * size):
-                return classes, size
-        return None
-
-    def described(self) -> str:
-        """Return the outputs' names and shapes, such as `output[1, 3549, 85]`."""
-        return ", ".join(f"{spec.name}{list(spec.shape)}" for spec in self.outputs)[:300]
 
 
 class _MisfitError(Exception):
@@ -150,7 +64,7 @@ def _yolox(signature: Signature) -> Objects:
     if not levels or shape[2] < 6:
         raise _MisfitError("[1, n, 5 + classes] with n cells of strides 8, 16, 32 (and 64)")
     return Objects(
-        boxes=(Part(spec.name, 0, _BOX),), coding="grid", levels=levels,
+        boxes=(Part(spec.name, 0, BOX),), coding="grid", levels=levels,
         scores=(Part(spec.name, 5, shape[2] - 5),), objectness=(Part(spec.name, 4, 1),),
         score_threshold=0.3,
     )  # fmt: skip
@@ -162,7 +76,7 @@ def _yolov5(signature: Signature, factors: int = 0) -> Objects:
     if signature.size is not None and not signature.pyramid(spec.shape[2 if transposed else 1] // 3):
         raise _MisfitError(expected)
     return Objects(
-        boxes=(Part(spec.name, 0, _BOX),), coding="centre", transposed=transposed,
+        boxes=(Part(spec.name, 0, BOX),), coding="centre", transposed=transposed,
         scores=(Part(spec.name, 5, values - 5 - factors),), objectness=(Part(spec.name, 4, 1),),
         mask_weights=(Part(spec.name, values - factors, factors),) if factors else (),
         **_prototypes(signature, factors),
@@ -172,13 +86,13 @@ def _yolov5(signature: Signature, factors: int = 0) -> Objects:
 def _yolov8(signature: Signature, factors: int = 0) -> Objects:
     expected = "[1, 4 + classes, n] with n cells of strides 8, 16, 32 (and 4, or 64)"
     spec, values, transposed = _rows(signature, expected, smallest=5 + factors)
-    is_named = signature.hints.task != "" and values == _BOX + signature.hints.classes + factors
+    is_named = signature.hints.task != "" and values == BOX + signature.hints.classes + factors
     rows = spec.shape[2 if transposed else 1]
     if signature.size is not None and not is_named and not signature.pyramid(rows):
         raise _MisfitError(expected)
     return Objects(
-        boxes=(Part(spec.name, 0, _BOX),), coding="centre", transposed=transposed,
-        scores=(Part(spec.name, _BOX, values - _BOX - factors),),
+        boxes=(Part(spec.name, 0, BOX),), coding="centre", transposed=transposed,
+        scores=(Part(spec.name, BOX, values - BOX - factors),),
         mask_weights=(Part(spec.name, values - factors, factors),) if factors else (),
         **_prototypes(signature, factors),
     )  # fmt: skip
@@ -187,13 +101,13 @@ def _yolov8(signature: Signature, factors: int = 0) -> Objects:
 def _yolov8_pose(signature: Signature) -> Objects:
     expected = "[1, 5 + 3 * points, n], of one class, or as the file says of its classes and points"
     spec, values, transposed = _rows(signature, expected, smallest=7)
-    if (found := signature.points(values - _BOX)) is None:
+    if (found := signature.points(values - BOX)) is None:
         raise _MisfitError(expected)
     classes, size = found
-    first = _BOX + classes
+    first = BOX + classes
     return Objects(
-        boxes=(Part(spec.name, 0, _BOX),), coding="centre", transposed=transposed,
-        scores=(Part(spec.name, _BOX, classes),),
+        boxes=(Part(spec.name, 0, BOX),), coding="centre", transposed=transposed,
+        scores=(Part(spec.name, BOX, classes),),
         keypoints=(Part(spec.name, first, values - first),), keypoint_values=size,
     )  # fmt: skip
 
@@ -215,7 +129,7 @@ def _end_to_end(signature: Signature, *, factors: int = 0, points: bool = False)
     if more < 0 or bool(more) != points or more % size or (count and points and more != count * size):
         raise _MisfitError(expected)
     return Objects(
-        boxes=(Part(spec.name, 0, _BOX),), coding="corners", scores=(Part(spec.name, 4, 1),),
+        boxes=(Part(spec.name, 0, BOX),), coding="corners", scores=(Part(spec.name, 4, 1),),
         class_ids=(Part(spec.name, 5, 1),), iou_threshold=1.0,
         keypoints=(Part(spec.name, 6, more),) if points else (), keypoint_values=size if points else 2,
         mask_weights=(Part(spec.name, 6, factors),) if factors else (),
@@ -260,7 +174,7 @@ def _role(spec: TensorSpec) -> str:
     if (number := _TFLITE_DETECTION.fullmatch(name)) is not None:
         return ("boxes", "classes", "scores", "count")[int(number[1] or 0)]
     words = _WORD.findall(name)
-    if spec.shape[-1:] == (_BOX,) and (len(spec.shape) == 2 or (len(spec.shape) == 3 and spec.shape[0] == 1)):
+    if spec.shape[-1:] == (BOX,) and (len(spec.shape) == 2 or (len(spec.shape) == 3 and spec.shape[0] == 1)):
         return "" if "raw" in words else "boxes"
     if len(spec.shape) > 2 or (len(spec.shape) == 2 and spec.shape[0] != 1):
         return ""
@@ -272,7 +186,7 @@ def _role(spec: TensorSpec) -> str:
 
 
 def _nanodet(signature: Signature) -> Objects:
-    distances = _BOX * NANODET_BINS
+    distances = BOX * NANODET_BINS
     expected = f"[1, n, classes + {distances}], or scores [1, n, classes] and distances [1, n, {distances}] "
     expected += "for each of the strides 8, 16, 32 (and 64)"
     if len(signature.outputs) == 1:
@@ -303,7 +217,7 @@ def _yunet(signature: Signature) -> Objects:
         f"scores, objectness [1, n, 1], boxes [1, n, 4] and points [1, n, {2 * YUNET_POINTS}] for each "
     )
     expected += "of the strides 8, 16, 32"
-    of_width: dict[int, list[TensorSpec]] = {1: [], _BOX: [], 2 * YUNET_POINTS: []}
+    of_width: dict[int, list[TensorSpec]] = {1: [], BOX: [], 2 * YUNET_POINTS: []}
     for spec in signature.outputs:
         if len(spec.shape) != 3 or spec.shape[2] not in of_width:
             raise _MisfitError(expected)
@@ -311,7 +225,7 @@ def _yunet(signature: Signature) -> Objects:
     # A level's two scores have the same shape; their product does not depend on which is which.
     single = sorted(of_width[1], key=lambda spec: (-spec.shape[1], spec.name))
     scores, objectness = single[0::2], single[1::2]
-    boxes, points = (sorted(of_width[w], key=lambda spec: -spec.shape[1]) for w in (_BOX, 2 * YUNET_POINTS))
+    boxes, points = (sorted(of_width[w], key=lambda spec: -spec.shape[1]) for w in (BOX, 2 * YUNET_POINTS))
     counts = [[spec.shape[1] for spec in each] for each in (scores, objectness, boxes, points)]
     levels = signature.levels(PYRAMIDS[0])
     if any(count != [level.count for level in levels] for count in counts):
@@ -369,8 +283,8 @@ def _detr(signature: Signature) -> Objects:
 def _rtdetr(signature: Signature) -> Objects:
     if len(signature.outputs) == 1:  # as Ultralytics exports it, with the sigmoid
         spec, values, transposed = _rows(signature, "[1, n, 4 + classes]", smallest=5)
-        boxes: tuple[Part, ...] = (Part(spec.name, 0, _BOX),)
-        scores: tuple[Part, ...] = (Part(spec.name, _BOX, values - _BOX),)
+        boxes: tuple[Part, ...] = (Part(spec.name, 0, BOX),)
+        scores: tuple[Part, ...] = (Part(spec.name, BOX, values - BOX),)
         activation = "none"
     else:
         box, score = _boxes_and_scores(signature, "boxes [1, n, 4] and logits [1, n, classes]")
@@ -393,8 +307,8 @@ def _movenet(signature: Signature) -> Objects | Pose:
     if values < 3 or values % 3:
         raise _MisfitError(expected)
     return Objects(
-        boxes=(Part(spec.name, values, _BOX),), coding="corners_yx", normalised=True,
-        scores=(Part(spec.name, values + _BOX, 1),), iou_threshold=1.0,
+        boxes=(Part(spec.name, values, BOX),), coding="corners_yx", normalised=True,
+        scores=(Part(spec.name, values + BOX, 1),), iou_threshold=1.0,
         keypoints=(Part(spec.name, 0, values),), keypoint_values=3, keypoint_order="yx",
     )  # fmt: skip
 
@@ -530,7 +444,7 @@ def _boxes_and_scores(signature: Signature, expected: str) -> tuple[TensorSpec, 
     found = [spec for spec in signature.outputs if len(spec.shape) == 3 and spec.shape[0] == 1]
     if len(found) != 2 or len(signature.outputs) != 2 or found[0].shape[1] != found[1].shape[1]:
         raise _MisfitError(expected)
-    boxes = [spec for spec in found if spec.shape[2] == _BOX]
+    boxes = [spec for spec in found if spec.shape[2] == BOX]
     if len(boxes) == 2:
         boxes = [spec for spec in found if "box" in spec.name.lower() or "loc" in spec.name.lower()]
     if len(boxes) != 1:

@@ -18,12 +18,11 @@ from builder.compiling.hints import NO_HINTS, Hints
 from builder.compiling.output_presets import (
     COCO_POINTS,
     NANODET_BINS,
-    PYRAMIDS,
     YOLO_MASK_FACTORS,
-    Signature,
     is_ambiguous,
     step_of,
 )
+from builder.compiling.signature import PYRAMIDS, Signature
 from builder.errors import ModelError
 
 IMAGENET_CLASSES: Final = (1000, 1001)

@@ -20,8 +20,9 @@ from builder.compiling.declared import declare
 from builder.compiling.hints import Hints
 from builder.compiling.options import Options
 from builder.compiling.outline import Outline, read_outline
-from builder.compiling.output_presets import Signature, step_of
+from builder.compiling.output_presets import step_of
 from builder.compiling.recognition import recognise
+from builder.compiling.signature import Signature
 from builder.errors import ModelError
 from builder.importer import load
 from tests.agent.runtime.test_masks import decoded

@@ -12,7 +12,8 @@ import pytest
 from agent.bundle.processing import Postprocess
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.comparison import look_at_sample
-from builder.compiling.output_presets import Signature, step_of
+from builder.compiling.output_presets import step_of
+from builder.compiling.signature import Signature
 from builder.importer.edge_scales import NO_SCALES
 
 IMAGE = TensorSpec("image", "FP32", (1, 3, 64, 64))

@@ -14,7 +14,8 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Postprocessor
 from builder.compiling.hints import Hints
-from builder.compiling.output_presets import OUTPUT_PRESETS, Signature, step_of
+from builder.compiling.output_presets import OUTPUT_PRESETS, step_of
+from builder.compiling.signature import Signature
 from builder.errors import ModelError
 
 WIDTH, HEIGHT, CLASSES = 320, 256, 20

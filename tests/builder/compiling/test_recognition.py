@@ -8,8 +8,9 @@ from agent.bundle.processing import Postprocess, Softmax
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.declarations import preprocess
 from builder.compiling.hints import Hints
-from builder.compiling.output_presets import Signature, step_of
+from builder.compiling.output_presets import step_of
 from builder.compiling.recognition import check_hints, contradicts, hint_note, recognise
+from builder.compiling.signature import Signature
 from builder.errors import ModelError
 from tests.builder.compiling.test_output_presets import FAMILIES, signature
 

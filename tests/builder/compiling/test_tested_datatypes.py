@@ -22,8 +22,9 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime.postprocess import Postprocessor
 from builder.compiling import recognition
 from builder.compiling.hints import Hints
-from builder.compiling.output_presets import Signature, step_of
+from builder.compiling.output_presets import step_of
 from builder.compiling.recognition import recognise
+from builder.compiling.signature import Signature
 from tests.builder.compiling.test_output_presets import (
     BOXES,
     FAMILIES,
