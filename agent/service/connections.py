@@ -52,15 +52,12 @@ class Connections:
         self._inference = inference
         self._stopping = False
         broker = replace(config.broker, receive_buffer_bytes=_RECEIVE_BUFFER_BYTES)
+        taking = Owner(
+            inference.on_message, on_up=self._on_up, on_subscribed=self._changed, shed=inference.sheds
+        )
         self.requests = Connection(
             broker,
-            Owner(
-                inference.on_message,
-                on_up=self._on_up,
-                on_down=self._on_requests_down,
-                on_subscribed=self._changed,
-                shed=inference.sheds,
-            ),
+            replace(taking, on_down=self._on_requests_down),
             client_id=client_ids.of("inference"),
             name=f"{config.device}-inference",
             persistent=True,
@@ -71,13 +68,7 @@ class Connections:
         if config.groups:
             self.groups = Connection(
                 groups.settings_of(broker),
-                Owner(
-                    inference.on_group_message,
-                    on_up=self._on_up,
-                    on_down=self._on_groups_down,
-                    on_subscribed=self._changed,
-                    shed=inference.sheds,
-                ),
+                replace(taking, on_message=inference.on_group_message, on_down=self._on_groups_down),
                 client_id=client_ids.of("groups"),
                 name=f"{config.device}-groups",
             )

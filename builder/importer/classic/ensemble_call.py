@@ -132,8 +132,8 @@ def _classify_present(
     has_second = _column(bb, present, 1)
     single = len(weights.classes) == 1
     rule = weights if single else replace(weights, nonnegative=False)
-    alone = _both(bb, first, rule.nonnegative, after)
-    both = bb.emit(relax.op.where(has_second, transform(bb, scores, after), alone))
+    of_first = _both(bb, first, rule.nonnegative, after)
+    both = bb.emit(relax.op.where(has_second, transform(bb, scores, after), of_first))
     decisive = bb.emit(relax.op.where(has_second, second, first))
     # With weights for both classes, ONNX Runtime answers 1 or 0, whatever the labels are.
     chosen = _positive(bb, decisive, labels if single else np.array([0, 1]), rule)

@@ -59,11 +59,11 @@ class Transforms:
     def at_stride_2(cls, m: int) -> Transforms:
         """Return the matrices at stride 2, for numbers in the order of `places`: even ones first."""
         outer, zero, one = cls.of(m, taps=2), Fraction(0), Fraction(1)
-        alone = tuple(tuple(one if k == j else zero for k in range(m)) for j in range(m))
+        units = tuple(tuple(one if k == j else zero for k in range(m)) for j in range(m))
         even = tuple((*row, *([zero] * m)) for row in outer.input)
-        odd = tuple((*([zero] * (m + 1)), *row) for row in alone)
+        odd = tuple((*([zero] * (m + 1)), *row) for row in units)
         weights = (*((first, zero, last) for first, last in outer.weights), (zero, one, zero))
-        output = tuple((*row, *own) for row, own in zip(outer.output, alone, strict=True))
+        output = tuple((*row, *own) for row, own in zip(outer.output, units, strict=True))
         return cls((*even, *odd), weights, output)
 
     def whole(self) -> WholeTransforms:

@@ -55,10 +55,10 @@ def test_answers_together_are_those_of_each_request_alone() -> None:
 
 def test_answers_name_the_bucket_that_computed_them() -> None:
     batches = batching()
-    [(alone, _)] = answered(batches, [request(0, 1)])
+    [(by_itself, _)] = answered(batches, [request(0, 1)])
     together = [answer.bucket for answer, _ in answered(batches, [request(seq, 1) for seq in range(6)])]
     [(again, _)] = answered(batches, [request(0, 1)])
-    assert alone.bucket == again.bucket != together[0]
+    assert by_itself.bucket == again.bucket != together[0]
     assert set(together) == {together[0]}
 
 

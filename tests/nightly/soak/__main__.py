@@ -15,7 +15,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -48,15 +48,14 @@ def main() -> int:
     known = {*(fault.name for fault in FAULTS), STEADY, YEAR}
     if unknown := set(options.parts) - known:
         parser.error(f"expected parts among {', '.join(sorted(known))}, got {', '.join(sorted(unknown))}")
-    if STEADY in (options.parts or known) and os.geteuid() != 0:
-        parser.error(
-            f"expected root for {STEADY}: the kernel shows a worker's file descriptors to nobody else"
-        )
+    chosen = {*options.parts, *(options.only or ())} or known
+    if STEADY in chosen and os.geteuid() != 0:
+        parser.error(f"expected root for {STEADY}: a worker's file descriptors are shown to root only")
     options.out.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(filename=options.out / "clients.log", level="INFO", format="%(asctime)s %(message)s")
     # A file or a pipe has no width.
     console = Console() if sys.stdout.isatty() else Console(width=130)
-    return asyncio.run(_run(options, console))
+    return asyncio.run(_run(options, chosen, console))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -95,8 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-async def _run(options: argparse.Namespace, console: Console) -> int:
-    chosen = [*options.parts, *(options.only or ())] or [*(fault.name for fault in FAULTS), STEADY, YEAR]
+async def _run(options: argparse.Namespace, chosen: Container[str], console: Console) -> int:
     log = options.out / "agent.log"
     results: list[TrialResult] = []
     aborted: list[str] = []

@@ -115,10 +115,10 @@ def test_whatever_is_between(activation: Callable[..., relax.Expr], randn: Randn
         first = activation(relax.op.nn.conv2d(p, relax.const(w), padding=1, groups=16))
         return first, relax.op.nn.conv2d(first, relax.const(v))
 
-    alone = run(lambda p: chain(p)[0], {"x": x}, machine(16)).outputs[0]
+    narrow = run(lambda p: chain(p)[0], {"x": x}, machine(16)).outputs[0]
     result = run(lambda p: chain(p)[1], {"x": x}, machine(16))
     assert separable.KIND in result.schedules
-    close(result.outputs[0], conv2d(alone, v))
+    close(result.outputs[0], conv2d(narrow, v))
 
 
 def _twice(first: relax.Expr, v: relax.Expr) -> relax.Expr:
