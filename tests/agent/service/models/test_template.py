@@ -7,6 +7,7 @@ import errno
 import os
 import random
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,7 +24,7 @@ from agent.service.models.models import Models
 from agent.service.models.template import Template
 from agent.service.models.worker_process import WorkerProcess
 from agent.worker.frames import Answer, Frame, Load, Ready, Request
-from tests.agent.launching import PR_SET_CHILD_SUBREAPER, name_of, parent_of, prctl
+from tests.agent.launching import PR_SET_CHILD_SUBREAPER, PROJECT, name_of, parent_of, prctl
 from tests.agent.test_agent_process import pack
 from tests.agent.worker.conftest import manifest, one_kernel, sealed, shared_kernels
 from tests.bundles import Signer
@@ -102,6 +103,28 @@ def private_bytes(pid: int) -> int:
     """Return what a process shares with no other (proc_pid_smaps(5))."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
+# A process between the template and a worker whose first thread ends before its second (qemu-user has such).
+TWO_THREADS = """
+import ctypes, os, sys, threading, time
+from agent.worker import sandbox
+from agent.worker.__main__ import _has_ended
+between = os.getpid()
+if os.fork():
+    threading.Thread(target=time.sleep, args=(0.5,)).start()
+    ctypes.CDLL(None).pthread_exit(None)
+while not _has_ended(between):
+    time.sleep(0.0002)
+sandbox.end_with_parent()
+time.sleep(1)
+print("alive")
+"""
+
+
+def test_a_worker_whose_parent_has_another_thread_outlives_it() -> None:
+    done = subprocess.run([sys.executable, "-c", TWO_THREADS], cwd=PROJECT, capture_output=True, check=False)
+    assert (done.stdout, done.stderr) == (b"alive\n", b"")
 
 
 async def test_a_template_has_one_thread_and_holds_nothing_that_a_worker_could_share(
