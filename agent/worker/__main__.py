@@ -101,14 +101,10 @@ def _fork(agent: socket.socket) -> bool:
 
 
 def _has_ended(pid: int) -> bool:
-    """Return whether a process has ended, reaped or not (proc_pid_stat(5), fields 3 and 20).
-
-    Its first thread may end before others, which an emulator adds; until they end, too, its children are
-    theirs.
-    """
+    """Return whether all threads of a process (qemu adds one) have ended (proc_pid_stat(5), fields 3, 20)."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
+        state, *numbers = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return state in (b"Z", b"X") and int(numbers[16]) <= 1
     except (FileNotFoundError, ProcessLookupError):
         return True
 
