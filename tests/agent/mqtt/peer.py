@@ -58,8 +58,10 @@ def socket_of(connection: Connection) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def connected(port: int, client_id: str = "me", **options: object) -> AsyncIterator[Peer]:
-    peer = Peer(BrokerSettings("127.0.0.1", port), client_id, **options)
+async def connected(
+    port: int, client_id: str = "me", *, protocol: str = "auto", **options: object
+) -> AsyncIterator[Peer]:
+    peer = Peer(BrokerSettings("127.0.0.1", port, protocol=protocol), client_id, **options)
     await peer.connect()
     try:
         yield peer
