@@ -122,7 +122,7 @@ class Answer(Mapping[str, "np.ndarray[Any, Any]"]):
     Attributes
     ----------
     agent, model
-        Whom the request was for: the agent or the group, and the model.
+        What the request was sent to: the agent or the group, and the model.
     version
         Of the model that answered.
     outputs

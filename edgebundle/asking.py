@@ -40,7 +40,7 @@ class Call:
 
 
 class Asking(ABC, Generic[_Result_co]):
-    """Something that asks a model when it is called."""
+    """A callable that sends one request to a model."""
 
     def __call__(
         self,

@@ -44,7 +44,7 @@ class AsyncModel(Asking[Coroutine[Any, Any, Answer]]):
     client
         The connection.
     target
-        Whom requests are for.
+        The model that requests are for, and where it is.
     """
 
     def __init__(self, client: AsyncClient, target: Target) -> None:

@@ -141,7 +141,7 @@ def _without_password(parts: SplitResult) -> str:
 
 
 def _common_name(certificate: Path) -> str | None:
-    """Return whom a certificate was issued to, which mosquitto takes for the user name."""
+    """Return the name that a certificate was issued to, which mosquitto uses as the user name."""
     # Loaded only here: most commands need no certificate.
     from cryptography import x509
     from cryptography.x509.oid import NameOID

@@ -62,7 +62,7 @@ class Exchange:
     wire
         The connection.
     target
-        Whom it is for.
+        The agent or group that receives the request.
     make
         Returns the message, given the seconds that are left: what `message_maker` returns.
     identifier

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgebundle.answer import Answer
     from edgebundle.async_model import AsyncModel
 
-# The end of a session is told to the device for the others' sake; if that takes longer, it ends by itself.
+# Ending a session on the device makes room for others; if that takes longer, the session ends by itself.
 _END_LIMIT_S: Final = 2.0
 
 
@@ -114,7 +114,7 @@ class AsyncSession:
             if info.audio_rate is None:
                 raise UsageError(
                     f"{self._model.name}: expected a model that takes recordings to finish one",
-                    hint="call finish() only for a model that hears",
+                    hint="call finish() only for a model that takes audio",
                 )
             request = Request(f"{L16};rate={info.audio_rate}", b"")
             return await self._send(request, end=True, deadline_s=deadline_s)

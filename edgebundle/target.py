@@ -1,4 +1,4 @@
-"""Whom a request is for: a model on one device, or on any device of a group."""
+"""The target of a request: a model on one device, or on any device of a group."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Target:
         name, model, is_group
             As the attributes.
         user
-            Who asks, by the name that the broker knows; empty for a client without one.
+            The client's name, as the broker knows it; empty for a client without one.
 
         Raises
         ------

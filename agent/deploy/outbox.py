@@ -128,7 +128,7 @@ class Outbox:
         self._store()
 
     def _adopt(self, rows: list[OutboxRow]) -> None:
-        """Take what an earlier agent left in the file, unless there are newer messages by now."""
+        """Take what an earlier agent left in the file, unless there are newer messages."""
         self._was_read = True
         began_s, newest_s = -self._offset_s, max((row.time_s for row in rows), default=0.0)
         self._offset_s += newest_s

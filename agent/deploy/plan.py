@@ -63,7 +63,7 @@ class Plan:
         self._recovered: tuple[Request, ...] = ()
 
     def recover(self) -> None:
-        """Let run what a person installed here, after both copies of the record were lost. This blocks."""
+        """Run what was installed locally, after both copies of the record were lost. This blocks."""
         installed = {
             job.request.model: replace(job.request, sources=())
             for job in self._parts.journal

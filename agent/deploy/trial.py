@@ -187,7 +187,7 @@ class Trial:
         return replace(self, starts=self.starts + 1)
 
     def steady(self) -> Trial:
-        """Return the trial after the version let the agent live, or the agent was stopped cleanly."""
+        """Return the trial with its starts reset: the agent ran long enough, or was stopped cleanly."""
         return replace(self, starts=0)
 
     def to_document(self) -> dict[str, object]:

@@ -140,7 +140,7 @@ def decode_publish(
     if version == 5 and cut_bytes is None:
         properties, refusal, at = decode(view, at)
     elif cut_bytes is not None:
-        # MQTT 3.1.1 has no way to say how much we accept, and the payload was not kept.
+        # An MQTT 3.1.1 client cannot announce its largest packet, and the payload was not kept.
         refusal = f"expected a shorter packet, got one of {cut_bytes} bytes"
         if version == 5:
             with contextlib.suppress(MalformedPacketError):  # the properties may be cut too

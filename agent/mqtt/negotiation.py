@@ -153,7 +153,7 @@ class Negotiation:
         return answer
 
     async def _probe(self) -> _Sign | None:
-        """Send the shortest possible CONNECT of MQTT 5; return what it shows, None if nothing."""
+        """Send the shortest possible CONNECT of MQTT 5; return what the answer shows, or None."""
         probe = Engine("", MQTT_5, bare=True)
         try:
             answer = await probe.connect(await self._open_socket(self._settings), 0, self._settings)

@@ -1,7 +1,7 @@
 """The upkeep of a session: connect, stay connected, and connect again.
 
 Promises: a lost connection is re-established with back-off, and a silent loss is noticed. MQTT 5 first, 3.1.1
-if the broker refuses 5; meanwhile it is asked now and then whether it speaks 5 by now.
+if the broker refuses 5; meanwhile it is probed every few minutes for MQTT 5.
 
 Leaves to others: which version the broker speaks (`negotiation`), and what goes on over the next connection
 (`session`).
@@ -28,8 +28,8 @@ _log = logging.getLogger(__name__)
 _KEEP_ALIVE_TICK_S: Final = 1.0
 # A longer pause is logged, for a person who wonders why nothing happens.
 _WORTH_SAYING_S: Final = 1.0
-# On MQTT 3.1.1, how often to ask whether the broker speaks MQTT 5 by now: it may only have been starting, or
-# was replaced since. If it says that it speaks 5 and then does not, it is asked half as often.
+# While on MQTT 3.1.1, how often to probe whether the broker supports MQTT 5: it may only have been starting,
+# or was replaced since. If it says that it speaks 5 and then does not, it is asked half as often.
 LOOK_FOR_5_S: Final = 300.0
 _LOOK_FOR_5_AT_MOST_S: Final = 6 * 3600.0
 # Ours, and the broker's own in PUBACK or DISCONNECT.

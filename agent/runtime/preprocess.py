@@ -201,7 +201,7 @@ class Preprocessor:
             )
         left, top, right, bottom = picture.region
         across, down = (right - left) / picture.width, (bottom - top) / picture.height
-        # Rounded, so that what is the whole picture is not a hair's breadth less.
+        # Rounded, so that a crop of the whole picture does not lose a pixel.
         right = round(left + new[0] / scale_x * across, 6)
         bottom = round(top + new[1] / scale_y * down, 6)
         box = (left, top, min(right, image.width), min(bottom, image.height))

@@ -173,7 +173,7 @@ class Presence:
             self._call_later(wait_s, self._correct)
 
     def _correct(self) -> None:
-        """Publish the state again, if the topic still says something else."""
+        """Publish the state again, if the retained message still differs."""
         self._correction_is_due = False
         if self._state != AgentState.ONLINE or self._heard in self._said or not self._connection.connected:
             return

@@ -135,7 +135,7 @@ class InferMessage:
         message
             The message.
         user
-            Who asks, by its topic; None if the topic does not say.
+            The client that the topic names; None if it names none.
 
         Raises
         ------

@@ -17,7 +17,7 @@ from agent.bundle.names import LEVEL_NAME, MODEL_NAME, SHA256
 
 PREFIX: Final = "edge/v1"
 RESERVED_NAMES: Final = frozenset({"groups", "replies"})
-# Who asks on a topic without a user: all of them are one client, whose name no user can have.
+# The client of a topic without a user: all of them are one client, whose name no user can have.
 ANONYMOUS: Final = "anonymous"
 
 _OFFSET: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)

@@ -292,7 +292,7 @@ class Codec:
         """Return the error for a file of a kind that the model does not take; the hint says what it takes."""
         taken, hint = "tensors", "send tensors: the model declares no preprocessing"
         if self._manifest.audio is not None:
-            taken, hint = "a recording", "send a WAV file: the model hears"
+            taken, hint = "a recording", "send a WAV file: this model takes audio"
         elif self._preprocessor is not None:
             taken, hint = "a picture", "send a JPEG or a PNG: the model sees"
         return MediaTypeError(

@@ -4,7 +4,7 @@ Promises, on a kernel that has them: resource limits that it cannot change; no n
 without any rule, so that no path can be opened (memory files have no path); a filter for every thread that
 allows the system calls listed in `system_calls`, checks their arguments, and refuses all others with EPERM;
 new threads only if the agent allows them. All imports must be done before it is closed. If the kernel lacks a
-part, the rest is applied all the same, and the status says so.
+part, the rest is still applied, and the status says so.
 
 Leaves to the agent: how many threads there may be (`thread_gate`), processors and processor time
 (`worker_process`).

@@ -130,7 +130,7 @@ def _compared(report: Report) -> dict[str, Any]:
 
 
 def _key(row: Row) -> str:
-    """Return what a call computes, as the page writes it too, which must match in both profiles."""
+    """Return the key by which the page pairs the calls of two profiles; its script builds the same text."""
     nodes = [node for layer in row.layers for node in layer.nodes]
     return f"{','.join(nodes) or row.name}|{row.kind.partition(' ')[0]}"
 

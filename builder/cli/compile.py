@@ -219,7 +219,7 @@ def _first_look(
     Returns
     -------
     Proposal or None
-        The presets that fit the outputs, if the user declares no postprocess, or one that surely fits less.
+        The presets that fit the outputs, if the user declares no postprocess or one that clearly fits worse.
     sequence
         Lines about states, labels and presets that the user may want to declare.
     """

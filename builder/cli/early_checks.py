@@ -1,7 +1,7 @@
-"""Checks of a command's arguments that need no compiler, so that a mistake is told at once.
+"""Checks of a command's arguments that need no compiler, so that a mistake is reported at once.
 
 Loading the compiler takes seconds. What is checked here is checked again where it is used; these checks only
-tell the same mistakes earlier. They are silent about what only the compiler can know.
+report the same mistakes earlier. They are silent about what only the compiler can know.
 """
 
 from __future__ import annotations

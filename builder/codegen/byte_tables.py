@@ -1,4 +1,4 @@
-"""Write reads of tables of 256 bytes as the instruction that a processor has for them.
+"""Replaces look-ups in tables of 256 bytes by the processor's table instruction.
 
 A kernel reads `table[x]` for each byte `x` of a vector, which LLVM would load one by one. VPERMI2B reads 64
 bytes from one half of the table, which is two vectors. A second VPERMI2B reads them from the other half, and

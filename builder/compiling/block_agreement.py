@@ -29,7 +29,7 @@ LARGEST_SHARE: Final = 1e-4
 FEWEST: Final = 2
 # In a tensor of few numbers, fewer may be steps away.
 _MOST_UNLIKE: Final = 0.5
-# So many steps are near, and so many of a word.
+# Differences up to this many steps count as close: of bytes, and of 16-bit words.
 _NEAR: Final = 1.5
 _NEAR_OF_WORDS: Final = 2 * STEPS_OF_WORDS
 _PACKED: Final = 5  # axes of `[N, C/b, H, W, b]`

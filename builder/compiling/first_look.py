@@ -189,7 +189,7 @@ def _check_units(
         f"--postprocess: expected boxes as {read} of an input of {size[1]} x {size[0]}, "
         f"got a sample whose boxes reach {float(np.abs(boxes).max()):.4g}, as {rather} do",
         hint=f"add normalised={str(not step.normalised).lower()} to the preset, or "
-        f"normalised={str(step.normalised).lower()} if they are {read} all the same",
+        f"normalised={str(step.normalised).lower()} if they are {read} after all",
     )
 
 

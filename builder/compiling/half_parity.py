@@ -37,9 +37,9 @@ _FLOOR: Final = 0.25
 LEAST_OF_OUTPUT: Final = 20.0
 # A tensor is taken for one of the model's if they agree to this.
 _SIMILAR: Final = 10.0
-# If it agrees so much better with another, it is that one.
+# Another tensor is taken instead if it agrees better by this many dB.
 _CLEARLY: Final = 3.0
-# Those that agree to this are one.
+# Tensors that agree to this many dB count as the same one.
 _SAME: Final = 120.0
 _AT_ONCE: Final = 1 << 16  # numbers of each tensor that are compared at once, as float64
 _PACKED: Final = 5  # axes of `[N, C/b, H, W, b]`

@@ -2,7 +2,7 @@
 
 A preset fits itself to the shapes of the model's outputs and returns the manifest's step, in which every
 value is written out: a device needs no table of names. Promises a step that decodes these outputs, or an
-error that says what the preset expects. Which preset fits a model is told by `builder.compiling.recognition`.
+error that says what the preset expects. `builder.compiling.recognition` finds which preset fits a model.
 
 Sources of the encodings: YOLOX (arXiv 2107.08430) and its `yolo_head.py`; Ultralytics' `Detect`, `Pose` and
 `Segment` heads; NanoDet's `gfl_head.py` and `nanodet_plus_head.py`; SSD (arXiv 1512.02325); RetinaFace

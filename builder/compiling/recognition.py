@@ -239,7 +239,7 @@ def check_hints(
         raise ModelError(
             "--postprocess: expected boxes as pixels of the input, got a file of Ultralytics for TensorFlow "
             "Lite, whose boxes are fractions of the picture",
-            hint="add normalised=true to the preset, or normalised=false if they are pixels all the same",
+            hint="add normalised=true to the preset, or normalised=false if they are pixels after all",
         )
 
 

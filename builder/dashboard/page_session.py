@@ -22,7 +22,7 @@ RELOAD: Final = "reload the page"
 
 # A window has some tens of rows.
 _MAX_VISIBLE: Final = 200
-# Without other news a page hears this often that the server is there.
+# Without other news, a page is sent a sign of life this often.
 HEARTBEAT_S: Final = 2.0
 # How often the numbers of the agent that a page shows are sent.
 _DETAIL_S: Final = 0.5

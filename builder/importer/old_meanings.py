@@ -230,7 +230,7 @@ def keep_old_meanings(model: onnx.ModelProto, version: int) -> None:
 
 
 def _split_resizes(graph: onnx.GraphProto, constants: dict[str, NDArray[np.generic]]) -> None:
-    """Shrink in one node and grow in another: a node has one way to choose between nearest pixels."""
+    """Split a Resize that shrinks one axis and grows another: a node has only one rounding mode."""
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         for subgraph in subgraphs(node):

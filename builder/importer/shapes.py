@@ -123,7 +123,7 @@ def _before(shell: onnx.ModelProto, kept: Mapping[str, onnx.NodeProto]) -> onnx.
 
 
 def _add_known(shell: onnx.ModelProto, inferred: onnx.ModelProto, kept: dict[str, onnx.NodeProto]) -> bool:
-    """Record the outputs of kept nodes whose inputs are known by now; return whether there were any."""
+    """Record the outputs of kept nodes whose inputs are known now; return whether there were any."""
     if not kept:
         return False
     graph = inferred.graph

@@ -21,7 +21,8 @@ from builder.quantising.session import Session
 # Masks of attention use such numbers for "never"; no level is left for other values beside them.
 LARGEST: Final = 1e30
 
-# Of a tensor of one sample, evenly spaced; the ends of the histogram are those of all values.
+# At most this many values of one sample's tensor are counted, evenly spaced. The histogram's ends are those
+# of all values.
 MOST_VALUES: Final = 1 << 17
 
 Array = NDArray[Any]

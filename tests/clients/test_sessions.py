@@ -388,7 +388,7 @@ def test_a_recording_in_parts_equals_the_whole(site: Site, hearer: Package) -> N
             model(audio=wav(samples), raw=True)
         with pytest.raises(MediaTypeError, match="expected a recording, got image/png") as caught:
             model(image=b"\x89PNG\r\n\x1a\n")
-        assert caught.value.hint == "send a WAV file: the model hears"
+        assert caught.value.hint == "send a WAV file: this model takes audio"
         with pytest.raises(InputError) as refused:
             model(audio=wav(samples, 44100))
         assert refused.value.hint is not None

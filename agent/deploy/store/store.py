@@ -137,7 +137,7 @@ class Store:
             return any(self._bundles.glob("*.bundle"))
         except OSError as error:
             _log.error("%s cannot be read: %s", self._bundles, error.strerror)
-            return True  # if one can be opened all the same, it serves
+            return True  # a bundle may be readable although its folder is not
 
     def make_folders(self) -> None:
         """Create the directory and its folders, where they are missing; raises StoreError if that fails."""
@@ -307,8 +307,8 @@ class Store:
         model
             The new entry.
         instead_of
-            Do nothing if the entry is another one by now: a disk that hangs can delay this call until another
-            bundle is active.
+            Do nothing if the entry has been replaced meanwhile: a disk that hangs can delay this call until
+            another bundle is active.
         """
         if instead_of is not None and self._active.get(model.name) != instead_of:
             return

@@ -194,7 +194,7 @@ class Supervisor:
     def send(self, pending: Pending) -> None:
         """Hand a request over; `has_room` must hold.
 
-        One that does not fit a frame is refused: the worker never hears of it.
+        One that does not fit a frame is refused: the worker never gets it.
         """
         assert self._process is not None
         try:

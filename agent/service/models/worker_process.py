@@ -234,7 +234,7 @@ class WorkerProcess:
                 if not threads:
                     break
         except OSError as error:
-            # A processor can be switched off at any time; the model must run all the same.
+            # A processor can be switched off at any time; the model must still run.
             _log.warning("%s: processors %s: %s", self.name, list(cpus), error.strerror)
         self._cores, self._to_place = cores_of(cpus), _ANSWERS_TO_PLACE + 1
         self._place()

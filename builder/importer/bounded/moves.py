@@ -232,10 +232,10 @@ def concat(node: onnx.NodeProto, g: PaddedGraph) -> None:
 
 
 def _joined(g: PaddedGraph, parts: tuple[Entry, ...]) -> tuple[str, Length]:
-    """Where the real elements of parts are that stand one behind the other, each with its capacity.
+    """The indices that gather the valid elements of parts which are concatenated at their capacities.
 
-    Result: the places, INT64 [sum of capacities], any valid ones behind the last real element; and how many
-        there are: values of equal parts have equal lengths.
+    Result: the indices, INT64 [sum of capacities], after the last valid element any that exist; and how many
+        elements are valid: values of equal parts have equal lengths.
     """
     total = sum(extents(parts))
 

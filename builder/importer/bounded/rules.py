@@ -102,7 +102,7 @@ def _computed(g: PaddedGraph, op_type: str, a: Entry, b: Entry, c: Entry = 0) ->
     return g.arithmetic(op_type, a, b, capacity)
 
 
-# What a reduction must find in places that are not real.
+# The neutral element that each reduction needs in the padding.
 _NEUTRAL: Final[Mapping[str, float]] = {
     "ReduceL1": 0,
     "ReduceL2": 0,

@@ -34,7 +34,7 @@ from typing import Any, Final
 MEMORY_BYTES: Final = 24 << 30
 # As `builder.importer.model_file.MAX_MODEL_BYTES`: a message of protobuf has no room for more.
 MAX_WEIGHT_BYTES: Final = (1 << 31) - (1 << 20)
-# What the quantising nodes of one run may make together; the comparison does without the others.
+# Bytes that the quantising nodes of one run may return; the comparison does without further ones.
 MAX_STEP_BYTES: Final = 1 << 30
 _QUANTISES: Final = "quantized_decomposed.quantize_per_"
 _OPERATOR: Final = re.compile(rb'"torch\.ops\.(\w+)\.(\w+)')
@@ -49,7 +49,7 @@ _OPSET: Final = 20
 _OVERLOAD: Final = re.compile(r"OpOverload\(op='([\w.:]+)', overload='(\w+)'\)")
 
 
-# The types that a `defaultdict` in what `forward` takes or returns may make.
+# Types allowed as the factory of a `defaultdict` among `forward`'s arguments and results.
 _DEFAULTS: Final = {kind.__name__: kind for kind in (bool, dict, float, int, list, set, str, tuple)}
 
 

@@ -150,7 +150,7 @@ def _types_of(
 
 
 def _kept(new: Replacement, active: str, value: str, old: str, *, is_bool: bool) -> str:
-    """A state after a step: as it was, if the loop has ended. ONNX Runtime's Where takes no booleans."""
+    """The state after a step, unchanged once the loop has ended. ONNX Runtime's Where takes no booleans."""
     if not is_bool:
         return new.op("Where", active, value, old)
     changed = new.op("And", active, value)

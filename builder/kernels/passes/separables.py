@@ -165,7 +165,7 @@ class _Group:
         self.arguments = [a for call in self._calls for a in call.args[1].fields if not a.same_as(between)]
 
     def function(self) -> relax.Function:
-        """Return the function, for TVM to make one kernel of."""
+        """Return the function that TVM fuses into one kernel."""
         bb = relax.BlockBuilder()
         params = [relax.Var(f"operand{i}", argument.ty) for i, argument in enumerate(self.arguments)]
         unused = iter(params)

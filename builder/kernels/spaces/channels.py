@@ -45,7 +45,7 @@ class Spread:
     extents: tuple[int, int]
 
     def range(self, axis: int, phase: int) -> tuple[int, int]:
-        """Return the first place in the sources whose pixel `phase` is in the result, and the end of them."""
+        """Return the range, `first, end`, of source pixels whose `phase` is in the result."""
         stride, cut = self.strides[axis], self.cut[axis]
         first, end = (max(0, -(-(edge - phase) // stride)) for edge in (cut, cut + self.extents[axis]))
         return first, end

@@ -96,7 +96,7 @@ def _without_greater(ensemble: Ensemble) -> Ensemble:
 
 
 def _without_denormal(ensemble: Ensemble) -> Ensemble:
-    """Replace denormal thresholds, which kernels would take for zero, so that zero keeps its branch.
+    """Move denormal thresholds, which kernels flush to zero, so that an input of 0 takes the same branch.
 
     No number is between a denormal threshold and its replacement but denormal ones, which are zeros here.
     """

@@ -113,7 +113,7 @@ def _limited(x: tirx.Expr, low: tirx.Expr, high: tirx.Expr) -> tirx.Expr:
 
 
 def _rounded(x: tirx.Expr, added: tirx.Expr | None = None) -> tirx.Expr:
-    """Return a number below 2^22 as int32, but for a constant in the bits above its lowest byte.
+    """Return a number below 2^22, rounded, as int32. Only its lowest byte counts: above is a constant.
 
     `added` is a small even integer, float32, that is added to the result: `ROUNDER` plus it is exact.
     """

@@ -142,8 +142,8 @@ def sigmoid(x: tirx.Expr, bind: Bind) -> tirx.Expr:
 def log(x: tirx.Expr, bind: Bind) -> tirx.Expr:
     """Return the natural logarithm of a float32 `x`, or of a vector of them, denormal numbers included.
 
-    Special cases are told apart by their bits, as comparisons take denormal numbers for zeros while a kernel
-    runs.
+    Special cases are distinguished by their bits, as comparisons take denormal numbers for zeros while a
+    kernel runs.
     """
     floats = str(x.ty.dtype)
     integers = floats.replace("float", "int")

@@ -152,8 +152,8 @@ async def test_port_without_a_broker_is_an_error_with_a_hint() -> None:
 
 
 async def test_two_clients_of_one_name_evict_each_other(mosquitto: BrokerProcess) -> None:
-    # In 3.1.1, a broker ends the older connection without a DISCONNECT; in 5, it may say why, and then a minute
-    # passes: test_connection_in_memory.py tests this in virtual time, and test_backoff.py the delays.
+    # In 3.1.1, a broker ends the older connection without a DISCONNECT. In 5, it may say why, and then a
+    # minute passes: test_connection_in_memory.py tests this in virtual time, and test_backoff.py the delays.
     async with (
         connected(mosquitto.port, "twin", protocol="3.1.1") as first,
         connected(mosquitto.port, "twin", protocol="3.1.1") as second,
