@@ -35,7 +35,7 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser = subparsers.add_parser(
         "check",
         help="say whether a model can be compiled, and if not, what to change",
-        description="Import a model without compiling it. If it cannot be taken, name each node at fault, "
+        description="Import a model without compiling it. If that is impossible, name each node at fault, "
         "why, and what to change at the export.",
         epilog=EXAMPLES,
     )

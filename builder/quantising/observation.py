@@ -21,8 +21,7 @@ from builder.quantising.session import Session
 # Masks of attention use such numbers for "never"; no level is left for other values beside them.
 LARGEST: Final = 1e30
 
-# At most this many values of one sample's tensor are counted, evenly spaced. The histogram's ends are those
-# of all values.
+# Values of one sample's tensor that are counted, evenly spaced; the histogram's ends are those of all values.
 MOST_VALUES: Final = 1 << 17
 
 Array = NDArray[Any]

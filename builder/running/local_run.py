@@ -440,9 +440,7 @@ def _set(module: GraphModule | BucketedModule, spec: TensorSpec, value: Array) -
 def _set_picture(package: Package, module: GraphModule | BucketedModule, picture: Picture) -> Placement:
     declared = package.manifest.preprocess
     if package.manifest.audio is not None:
-        raise ModelError(
-            "expected a recording, got a picture", hint="give this model a .wav file: it takes audio"
-        )
+        raise ModelError("expected a recording, got a picture", hint="it takes audio: give it a .wav file")
     if declared is None:
         raise ModelError(
             "the model does not declare how to turn a picture into its input",
