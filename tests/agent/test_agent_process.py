@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +54,8 @@ class Device:
     process: subprocess.Popen[bytes] | None = None
     # Where its log goes; the terminal's otherwise.
     log: Path | None = None
+    # How it is started.
+    program: Sequence[str] = (sys.executable, "-m", "agent")
 
     def arguments(self) -> list[str]:
         return [
@@ -64,7 +66,7 @@ class Device:
         ]
 
     def start(self, *, environment: dict[str, str] | None = None, config: str = "") -> None:
-        command = [sys.executable, "-m", "agent", "run", *self.arguments()]
+        command = [*self.program, "run", *self.arguments()]
         if config:
             path = self.folder / "agent.toml"
             path.write_text(config)

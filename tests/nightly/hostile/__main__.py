@@ -24,6 +24,7 @@ from rich.table import Table
 from tests.nightly.hostile.campaign import Result, drawn, replayed, run
 from tests.nightly.hostile.flood import FloodResult, run_flood
 from tests.nightly.hostile.frames import FramesResult, run_frames
+from tests.nightly.hostile.pauses import VICTIMS, run_pauses
 
 FULL_MESSAGES: Final = 100_000
 FULL_FRAMES: Final = 20_000
@@ -33,6 +34,7 @@ FRAMES_PER_ANSWER: Final = 100
 PROGRESS_EVERY_S: Final = 30.0
 EXAMPLE: Final = """example:
   python -m tests.nightly.hostile --messages 2000                 # in a minute
+  nice -n -15 python -m tests.nightly.hostile --only control --share 0.1 --flood-s 600
   python -m tests.nightly.hostile --replay build/hostile/packets.jsonl
 """
 
@@ -70,6 +72,21 @@ def _parser() -> argparse.ArgumentParser:
         help="how long to flood an agent (default: %(default)g)",
     )
     parser.add_argument(
+        "--only",
+        choices=VICTIMS,
+        action="append",
+        default=[],
+        help="flood only this connection of the agent (deaf: whose broker does not read), the client or the "
+        "dashboard, and measure the pauses of its event loop; repeatable",
+    )
+    parser.add_argument(
+        "--share",
+        type=float,
+        default=1.0,
+        metavar="PART",
+        help="of a processor, for --only; below 1 as root (default: %(default)g)",
+    )
+    parser.add_argument(
         "--seed", type=int, metavar="N", help="repeat the campaign of this seed (default: random)"
     )
     parser.add_argument("--replay", type=Path, metavar="FILE", help="send the packets that a campaign saved")
@@ -84,7 +101,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+async def _floods(options: argparse.Namespace, console: Console) -> int:
+    """Flood what is named, one after the other, and print a JSON object for each."""
+    passed = True
+    for name in options.only:
+        with tempfile.TemporaryDirectory(prefix="edgebundle-flood-") as folder:
+            log = options.out / f"{name}.log"
+            result = await run_pauses(name, options.share, options.flood_s, Path(folder), log=log)
+        console.print_json(json.dumps(result.to_json()))
+        passed = passed and result.passed
+    return int(not passed)
+
+
 async def _run(options: argparse.Namespace, console: Console) -> int:
+    if options.only:
+        return await _floods(options, console)
     number = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     console.print(f"seed {number}: {options.messages:,} packets, {options.frames:,} frames", highlight=False)
     batches = drawn(number, options.messages) if options.replay is None else replayed(options.replay)

@@ -19,7 +19,16 @@ from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.mqtt.session import Owner
 from agent.mqtt.settings import BrokerSettings
-from agent.wire.topics import Infer, Metrics, Reply, State, format_topic, parse_topic, reply_filter
+from agent.wire.topics import (
+    GroupInfer,
+    Infer,
+    Metrics,
+    Reply,
+    State,
+    format_topic,
+    parse_topic,
+    reply_filter,
+)
 
 # What the campaign promises: an answer within this time, and one of these statuses.
 ANSWER_LIMIT_S: Final = 5.0
@@ -38,6 +47,8 @@ class Honest:
         Between two requests.
     repeat_s
         After this long without an answer, a request is sent again, as the clients of edgebundle do.
+    group
+        The group that is asked in place of the device.
     statuses
         Status -> number of answers.
     complaints
@@ -55,6 +66,7 @@ class Honest:
     device: str
     pause_s: float = 0.05
     repeat_s: float = ANSWER_LIMIT_S
+    group: str = ""
     statuses: Counter[int] = field(default_factory=Counter)
     complaints: list[str] = field(default_factory=list)
     latencies_s: list[float] = field(default_factory=list)
@@ -63,7 +75,7 @@ class Honest:
 
     def __post_init__(self) -> None:
         self._waiting: dict[bytes, asyncio.Future[Message]] = {}
-        folder = f"{self.device}/{secrets.token_hex(8)}"
+        folder = f"{self.group or self.device}/{secrets.token_hex(8)}"
         self._reply = Reply(self.user, f"{folder}/answers")
         self._filter = reply_filter(self.user, folder)
         self._numbers = itertools.count()
@@ -128,11 +140,11 @@ class Honest:
             expiry_s=max(1, round(limit_s)),
             user=(*tensor, ("accept", "application/octet-stream")),
         )
+        infer = Infer(self.device, model, self.user)
+        topic = format_topic(GroupInfer(self.group, model, self.user) if self.group else infer)
         try:
             while True:
-                self._connection.publish(
-                    format_topic(Infer(self.device, model, self.user)), payload, properties=properties
-                )
+                self._connection.publish(topic, payload, properties=properties)
                 await asyncio.wait([answered], timeout=self.repeat_s)
                 if answered.done():
                     return answered.result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -87,9 +87,9 @@ class Stage:
         return self.device.process.pid
 
 
-def pack(signer: Signer, model: str, library: Path, version: str = "1.0.0") -> bytes:
+def pack(signer: Signer, model: str, library: Path, version: str = "1.0.0", kernel: str = "") -> bytes:
     """Return the bundle of a model of one kernel; `picture` doubles the pixels of a picture."""
-    kernel, shape = ("twice", (1, 1, 2, 2)) if model == "picture" else (model, (4,))
+    kernel, shape = ("twice", (1, 1, 2, 2)) if model == "picture" else (kernel or model, (4,))
     files = {
         "mod.so": library.read_bytes(),
         "mod.json": one_kernel(kernel, shape).to_json(),
@@ -110,7 +110,13 @@ def pack(signer: Signer, model: str, library: Path, version: str = "1.0.0") -> b
 
 
 @contextlib.asynccontextmanager
-async def stage(folder: Path, log: Path) -> AsyncIterator[Stage]:
+async def stage(
+    folder: Path,
+    log: Path,
+    *,
+    through: Callable[[int], int] = lambda port: port,
+    program: Sequence[str] | None = None,
+) -> AsyncIterator[Stage]:
     """Start a broker and an agent with the models; both end with the block.
 
     Parameters
@@ -119,13 +125,19 @@ async def stage(folder: Path, log: Path) -> AsyncIterator[Stage]:
         An empty folder for both.
     log
         The file that the agent's log is appended to.
+    through
+        Starts a proxy in front of the broker's port for the agent, and returns its port.
+    program
+        How to start the agent.
     """
     (folder / "broker").mkdir()
     acl = folder / "broker" / "edge.acl"
     acl.write_text((ROOT / "docs" / "mosquitto" / "edge.acl").read_text() + _CLIENTS)
     broker = BrokerProcess("mosquitto", folder / "broker", extra=f"acl_file {acl}\n")
     broker.start()
-    device = UserDevice(folder, Signer(folder / "trust"), broker.port, broker, log=log)
+    device = UserDevice(folder, Signer(folder / "trust"), through(broker.port), broker, log=log)
+    if program is not None:
+        device.program = program
     try:
         library = compile_c(KERNELS, folder / "mod.so")
         inbox = Store(folder / "state").inbox

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -11,8 +13,10 @@ from tests.nightly.hostile import packets
 from tests.nightly.hostile.campaign import MIN_ASKED, MIN_COMPUTED, Result, given, replayed, run
 from tests.nightly.hostile.frames import run_frames
 from tests.nightly.hostile.packets import Packet
+from tests.nightly.hostile.pauses import run_pauses
 from tests.nightly.hostile.stage import Stage
 from tests.nightly.hostile.strategies import CLIENT, DEPLOYER, NEIGHBOUR, hostile_packets
+from tests.nightly.hostile.watched import PausesFile, WatchedSelector
 
 pytestmark = pytest.mark.slow
 
@@ -83,6 +87,33 @@ async def test_agent_that_ends_fails_the_campaign_and_the_packets_are_saved(
     assert result.complaints[0] == "after 1 messages the agent did not answer within 0.5 s"
     assert "the agent's process has ended" in result.complaints
     assert [batch async for batch in replayed(folder / "saved")] == [[packet]]
+
+
+async def test_flood_of_the_control_connection_is_measured_and_stops_nothing(folder: Path) -> None:
+    result = await run_pauses("control", 1.0, 3.0, folder / "stage", log=folder / "log")
+    # How long it pauses depends on the machine; `make hostile` has the limit.
+    assert [line for line in result.complaints if "paused" not in line] == []
+    assert result.sent > 10_000
+    assert result.dropped > result.sent / 2
+    assert result.turns > 100
+    assert result.asked > 0
+    assert len(result.deployments_s) == 1
+
+
+def test_a_pause_is_from_one_look_at_the_selector_to_the_next(folder: Path) -> None:
+    file = PausesFile(folder / "pauses", make=True)
+
+    async def pause() -> None:
+        await asyncio.sleep(0)
+        time.sleep(0.06)
+        await asyncio.sleep(0)
+
+    loop = asyncio.SelectorEventLoop(WatchedSelector(file))
+    loop.run_until_complete(pause())
+    loop.close()
+    pauses = file.read()
+    assert pauses.longest_s >= pauses.longest_own_s > 0.05
+    assert (pauses.above_50_ms, pauses.own_above_50_ms, pauses.above_500_ms) == (1, 1, 0)
 
 
 @pytest.fixture
