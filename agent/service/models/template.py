@@ -10,6 +10,7 @@ Leaves to others: what a worker is given, and its end (`worker_process`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import errno
 import logging
@@ -32,7 +33,7 @@ _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHONDON
 _ENVIRONMENT_PREFIXES: Final = ("EDGE_",)
 # Python and numpy from a slow SD card.
 _START_LIMIT_S: Final = 60.0
-# Two forks take milliseconds, during which the agent stands still.
+# Two forks take milliseconds; on a device without processor time to spare, a second.
 _FORK_LIMIT_S: Final = 5.0
 # Templates for one worker: one may be killed at any time, but hardly each.
 _ATTEMPTS: Final = 3
@@ -51,7 +52,9 @@ class Template:
         # Only once it is ready.
         self._socket: socket.socket | None = None
         self._lines: WorkerLog | None = None
-        self._starting = asyncio.Lock()
+        # A start, or a fork, at a time.
+        self._using = asyncio.Lock()
+        self._reply: asyncio.Future[bytes] | None = None
         self._forked: list[int] = []
         self._rest: asyncio.TimerHandle | None = None
 
@@ -66,10 +69,10 @@ class Template:
         Its channel, what becomes its standard error, and its end of the gate stay open here.
         """
         for _ in range(_ATTEMPTS):
-            async with self._starting:
+            async with self._using:
                 if self._socket is None:
                     await self._start()
-            pid = self._ask(descriptors)
+                pid = await self._ask(descriptors)
             if pid is not None:
                 return pid
         raise ChildProcessError(errno.ECHILD, "the template of workers ends whenever it is started")
@@ -116,24 +119,28 @@ class Template:
             if not ready:
                 self._forget()
         if self._socket is not None:
-            ours.settimeout(_FORK_LIMIT_S)
-            asyncio.get_running_loop().add_reader(ours, self._lost)
+            asyncio.get_running_loop().add_reader(ours, self._readable)
 
-    def _ask(self, descriptors: Sequence[int]) -> int | None:
+    async def _ask(self, descriptors: Sequence[int]) -> int | None:
         """Return the process id of a new worker; None if the template is gone."""
         if self._socket is None:
             return None
+        self._reply = asyncio.get_running_loop().create_future()
         try:
             socket.send_fds(self._socket, [b"f"], descriptors)
-            reply = self._socket.recv(FORK_REPLY.size)
+            async with asyncio.timeout(_FORK_LIMIT_S):
+                reply = await self._reply
         except (BrokenPipeError, ConnectionResetError):
             reply = b""
-        except OSError:
-            # It is stuck, and could still fork a worker: this channel must not get a second one.
+        except BaseException:
+            # It is stuck, or not waited for, and could still fork: this channel must not get a second worker.
             self._forget()
             raise
+        finally:
+            self._reply = None
         if not reply:
-            self._lost()
+            if self._socket is not None:
+                self._lost()
             return None
         (pid,) = FORK_REPLY.unpack(reply)
         if pid < 0:
@@ -141,6 +148,17 @@ class Template:
         self._forked.append(pid)
         self._rest_later()
         return int(pid)
+
+    def _readable(self) -> None:
+        """Take its reply; without a question it has ended."""
+        if self._reply is None or self._reply.done():
+            self._lost()
+            return
+        assert self._socket is not None
+        reply = b""
+        with contextlib.suppress(OSError):
+            reply = self._socket.recv(FORK_REPLY.size)
+        self._reply.set_result(reply)
 
     def _rest_later(self) -> None:
         if self._rest is not None:
@@ -164,6 +182,8 @@ class Template:
         """End it if it still runs, and let go of what belongs to it; return its status."""
         status = None
         self._forked = []
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result(b"")
         if self._rest is not None:
             self._rest.cancel()
             self._rest = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,19 +139,23 @@ async def stage(
     device = UserDevice(folder, Signer(folder / "trust"), through(broker.port), broker, log=log)
     if program is not None:
         device.program = program
+    stack = contextlib.ExitStack()
     try:
         library = compile_c(KERNELS, folder / "mod.so")
         inbox = Store(folder / "state").inbox
         for model in MODELS:
             bundle = pack(device.signer, model, library)
             (inbox / f"{sha256(bundle)}.bundle").write_bytes(bundle)
-        device.start(config=CONFIG)
+        # Answers are kept in memory, as the service keeps them.
+        runtime = stack.enter_context(tempfile.TemporaryDirectory(prefix="edgebundle-", dir="/dev/shm"))
+        device.start(config=CONFIG, environment={"RUNTIME_DIRECTORY": runtime})
         await _wait_until_ready(broker.port)
         yield Stage(device, broker)
     finally:
         if device.process is not None:
             device.end()
         broker.stop()
+        stack.close()
 
 
 async def _wait_until_ready(port: int) -> None:

@@ -215,6 +215,40 @@ async def test_a_template_killed_at_any_time_costs_no_worker_and_leaves_no_proce
         assert not children() - before
 
 
+async def test_a_template_that_is_slow_holds_up_only_the_worker_that_waits_for_it(library: Path) -> None:
+    async with running() as template:
+        first = await Served(template, library).start()
+        assert template.pid is not None
+        os.kill(template.pid, signal.SIGSTOP)
+        starting = asyncio.create_task(Served(template, library).start())
+        assert await first.serves()
+        assert not starting.done()
+        os.kill(template.pid, signal.SIGCONT)
+        second = await starting
+        for worker in (first, second):
+            assert await worker.serves()
+            await worker.process.stop(5)
+
+
+async def test_a_worker_that_nobody_waits_for_is_not_left(library: Path) -> None:
+    async with running() as template:
+        first = await Served(template, library).start()
+        before = children()
+        assert template.pid is not None
+        os.kill(template.pid, signal.SIGSTOP)
+        starting = asyncio.create_task(Served(template, library).start())
+        assert await first.serves()
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        second = await Served(template, library).start()
+        for worker in (first, second):
+            assert await worker.serves()
+            await worker.process.stop(5)
+        template.close()
+        assert not children() - before
+
+
 async def test_a_stuck_template_is_replaced(
     library: Path,
     monkeypatch: pytest.MonkeyPatch,
