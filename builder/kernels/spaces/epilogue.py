@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final
 
 from tvm import relax, tirx
@@ -16,7 +17,7 @@ from tvm import s_tir as st
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from builder.kernels.spaces.fallback import is_cheap
-from builder.kernels.spaces.loops import extent_of
+from builder.kernels.spaces.loops import extent_of, unroll_all
 
 # Attributes of a function (TVM's OpPatternKind): whether fusion appends element-wise operators to it.
 # For a result that is larger than its operand, although TVM may take it for element-wise by its indices.
@@ -102,13 +103,9 @@ class Epilogue:
         sch.vectorize(last)
         # A long formula unrolled over a tile would be more code than the product itself. It stays a loop, and
         # reads the tile from the L1 cache.
-        if unrolled and is_cheap(sch.get(self.block)):
-            vectors = 1
-            for rest in inner:
-                vectors *= extent_of(sch, rest)
-                if vectors > _MAX_UNROLLED:
-                    break
-                sch.unroll(rest)
+        vectors = prod(extent_of(sch, rest) for rest in inner)
+        if unrolled and vectors <= _MAX_UNROLLED and is_cheap(sch.get(self.block)):
+            unroll_all(sch, *inner)
 
 
 def _columns(sch: st.Schedule, block: SBlockRV) -> int:
