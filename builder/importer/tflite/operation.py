@@ -31,6 +31,7 @@ _RESOURCE: Final = tflite.TensorType.RESOURCE
 # ONNX Runtime compares and selects only some whole numbers; int32 holds the small ones exactly.
 SMALL: Final = frozenset({"int8", "uint8", "int16", "uint16", "bool"})
 _NARROW: Final = frozenset({"int16", "uint16"})
+_SCALES_HINT: Final = "quantise the model again, with a scale per channel or per tensor"
 
 
 class Operation:
@@ -47,7 +48,11 @@ class Operation:
         self._inputs = scope.tensors(operator.inputs)
         for tensor in self._inputs:
             if tensor is not None and tensor.obstacle and tensor.type != _RESOURCE and not tensor.is_complex:
-                raise RefusalError(f"its input '{tensor.name}' cannot be read: {tensor.obstacle}")
+                # A known datatype with an obstacle has scales of another kind.
+                raise RefusalError(
+                    f"its input '{tensor.name}' cannot be read: {tensor.obstacle}",
+                    hint=_SCALES_HINT if tensor.dtype else None,
+                )
         self._outputs = [scope.subgraph.tensors[index] for index in operator.outputs]
 
     @property

@@ -61,6 +61,9 @@ _HINT: Final = "download or convert the model again: the file is truncated or da
 
 # Offset in the vtable of an OperatorCode's `builtin_code`.
 _BUILTIN_CODE: Final = 10
+# The same of a BlockwiseQuantization's `block_size`, and its place among the schemes: the package lacks both.
+_BLOCK_SIZE: Final = 8
+_BLOCKWISE: Final = 2
 
 OPERATOR_NAMES: Final = MappingProxyType(
     {value: name for name, value in vars(tflite.BuiltinOperator).items() if not name.startswith("_")}
@@ -294,6 +297,8 @@ class _Reader:
         obstacle = None
         if kind not in DTYPES:
             obstacle = f"its datatype is {TYPE_NAMES.get(kind, kind)}"
+        elif (scheme := table.Quantization()) is not None and scheme.DetailsType():
+            obstacle = _scheme(scheme)
         data = None if obstacle else self._data(table.Buffer(), kind, shape, name, table.Sparsity())
         quantisation = None if obstacle else self._quantisation(table.Quantization(), shape, kind, name)
         return Tensor(
@@ -367,8 +372,6 @@ class _Reader:
     def _quantisation(self, table: Any, shape: tuple[int, ...], kind: int, name: str) -> Quantisation | None:  # noqa: ANN401
         if table is None or not table.ScaleLength():
             return None
-        if table.DetailsType():
-            raise _DamagedError(f"tensor '{name}': expected scales per tensor or axis, got a custom scheme")
         scales = self._numbers(table.ScaleLength(), table.ScaleAsNumpy).astype(np.float32)
         zeros = self._numbers(table.ZeroPointLength(), table.ZeroPointAsNumpy).astype(np.int64)
         axis = int(table.QuantizedDimension())
@@ -414,6 +417,16 @@ class _Reader:
                 self._take(content.size)
                 found.append((self._text(table, 4), content.tobytes()))
         return found
+
+
+def _scheme(table: Any) -> str:  # noqa: ANN401
+    """Say how a tensor is quantised whose scales are neither per tensor nor per axis."""
+    if table.DetailsType() != _BLOCKWISE:
+        return "it is quantised by a custom scheme"
+    details = table.Details()
+    place = details.Offset(_BLOCK_SIZE)
+    size = int(details.Get(Int32Flags, place + details.Pos)) if place else 0
+    return f"it has a scale for each block of {size} numbers"
 
 
 def _unpack(content: NDArray[np.uint8], count: int, name: str) -> NDArray[np.int8]:

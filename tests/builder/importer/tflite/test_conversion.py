@@ -164,6 +164,21 @@ def test_a_datatype_that_cannot_be_used_is_named(dtype: str, reason: str) -> Non
         converted(graph)
 
 
+def test_weights_with_a_scale_for_each_block_are_refused_with_what_to_do() -> None:
+    graph = FileSubgraph()
+    graph.inputs = [graph.tensor((1, 64))]
+    graph.outputs = [graph.tensor((1, 2), name="y")]
+    weight = graph.constant(np.zeros((2, 64), np.int8), block=32, name="w")
+    graph.op("FULLY_CONNECTED", [0, weight], graph.outputs, "FullyConnectedOptions")
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        converted(graph)
+    assert str(caught.value) == (
+        "FULLY_CONNECTED (operator 0, makes 'y'): its input 'w' cannot be read: "
+        "it has a scale for each block of 32 numbers"
+    )
+    assert caught.value.hint == "quantise the model again, with a scale per channel or per tensor"
+
+
 def test_options_of_another_operator_are_refused() -> None:
     graph = FileSubgraph()
     graph.inputs = [graph.tensor((1, 4))]

@@ -44,7 +44,10 @@ class Sparse:
 
 @dataclass
 class FileTensor:
-    """A tensor to write; `data` makes it constant, `scales` quantise it."""
+    """A tensor to write; `data` makes it constant, `scales` quantise it.
+
+    `block`: so many numbers share a scale, in place of `scales`: those are in tensor 0.
+    """
 
     shape: Sequence[int] = ()
     dtype: str = "float32"
@@ -56,6 +59,7 @@ class FileTensor:
     variable: bool = False
     signature: Sequence[int] = ()
     sparsity: Sparse | None = None
+    block: int = 0
 
 
 @dataclass
@@ -206,6 +210,8 @@ def _tensor(b: Any, tensor: FileTensor, index: int, buffers: list[bytes]) -> int
         tflite.QuantizationParametersAddZeroPoint(b, zeros)
         tflite.QuantizationParametersAddQuantizedDimension(b, tensor.axis)
         quantisation = tflite.QuantizationParametersEnd(b)
+    if tensor.block:
+        quantisation = _blocks(b, tensor.block)
     sparsity = None if tensor.sparsity is None else _sparsity(b, tensor.sparsity)
     tflite.TensorStart(b)
     tflite.TensorAddShape(b, shape)
@@ -221,6 +227,17 @@ def _tensor(b: Any, tensor: FileTensor, index: int, buffers: list[bytes]) -> int
     if signature is not None:
         tflite.TensorAddShapeSignature(b, signature)
     return int(tflite.TensorEnd(b))
+
+
+def _blocks(b: Any, size: int) -> int:
+    """The table BlockwiseQuantization, which the package lacks: `scales`, `zero_points`, `block_size`."""
+    b.StartObject(3)
+    b.PrependInt32Slot(2, size, 0)
+    details = b.EndObject()
+    tflite.QuantizationParametersStart(b)
+    tflite.QuantizationParametersAddDetailsType(b, 2)
+    tflite.QuantizationParametersAddDetails(b, details)
+    return int(tflite.QuantizationParametersEnd(b))
 
 
 def _sparsity(b: Any, sparse: Sparse) -> int:
