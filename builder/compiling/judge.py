@@ -210,7 +210,20 @@ class Judge:
             name: self._as_array(name, results[name] if part is None else results[part.output][part.place])
             for name, part in parts.items()
         }
-        return self._padded(found)
+        return self._with_infinities(self._padded(found), inputs)
+
+    def _with_infinities(self, found: list[Array], inputs: Arrays) -> list[Array]:
+        """Put minus infinity for the least number into scores of an Attention, where we have it too."""
+        masked = self._model.original.masked if self._model.original else frozenset()
+        if masked.isdisjoint(self._names):
+            return found
+        ours = run_as_defined(self._model.onnx, inputs)
+        return [
+            np.where((a == -np.inf) & (b == np.finfo(b.dtype).min), a, b)
+            if name in masked and a.shape == b.shape and a.dtype == b.dtype and b.dtype.kind == "f"
+            else b
+            for name, a, b in zip(self._names, ours, found, strict=True)
+        ]
 
     def _as_texts(self, name: str, places: npt.NDArray[np.generic]) -> Array:
         """Return the texts whose places an input has; other inputs as they are."""

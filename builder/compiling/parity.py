@@ -37,8 +37,8 @@ SCALE_FLOOR: Final = 1e-2
 
 # The largest number of float16; the next one would be 65536.
 LARGEST_HALF: Final = 65504.0
-# What stands for infinities. In float32, ONNX Runtime has the largest number in some of their places.
-_INFINITIES: Final = {"float16": 2.0**16, "float32": float(np.finfo(np.float32).max)}
+# What stands for infinities.
+_INFINITIES: Final = {"float16": 2.0**16}
 # What masks use for minus infinity says nothing about the size of the other numbers.
 _LARGEST_SCALE: Final = 1e38
 

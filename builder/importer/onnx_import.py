@@ -37,6 +37,7 @@ from builder.importer.original import (
     has_rounded_lstm,
     is_unsorted,
     keys_of,
+    masked_of,
     operators_of,
     skips_output,
 )
@@ -194,6 +195,7 @@ def import_onnx(
             rounds_to_half=bool(half_types(model)),
             excuse=_LIMITED if max_iterations is not None else disagreement(model),
             narrow=narrow_edges(model),
+            masked=masked_of(model),
             has_open_nodes=any(skips_output(n) or is_unsorted(n) for n in walk_nodes(model.graph)),
         )
         elements = split_sequences(model)

@@ -49,6 +49,7 @@ class Original:
     `has_open_nodes`: whether a node leaves an output unnamed on which ONNX Runtime may crash, or the order of
         its results open.
     `narrow`: inputs and outputs of types that NumPy lacks -> their types.
+    `masked`: the values that are scores of an Attention, as `masked_of` finds them.
     """
 
     source: Path | onnx.ModelProto
@@ -64,6 +65,7 @@ class Original:
     excuse: str = ""
     has_open_nodes: bool = False
     narrow: Mapping[str, int] = field(default_factory=dict)
+    masked: frozenset[str] = frozenset()
 
     @property
     def is_changed(self) -> bool:
@@ -135,6 +137,16 @@ def skips_output(node: onnx.NodeProto) -> bool:
 def is_unsorted(node: onnx.NodeProto) -> bool:
     """Whether a node is a TopK whose results may have any order; ours is that of the values."""
     return node.op_type == "TopK" and any(each.name == "sorted" and not each.i for each in node.attribute)
+
+
+def masked_of(model: onnx.ModelProto) -> frozenset[str]:
+    """Return the scores that an Attention has as its fourth output.
+
+    Where a mask forbids one, it is minus infinity by ONNX's definition, and in ONNX Runtime the least number.
+    """
+    return frozenset(
+        name for node in model.graph.node if node.op_type == "Attention" for name in node.output[3:4]
+    )
 
 
 def keys_of(model: onnx.ModelProto) -> dict[str, tuple[Any, ...]]:

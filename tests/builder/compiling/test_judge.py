@@ -398,3 +398,21 @@ def test_an_lstm_that_rounds_its_steps_is_judged_as_one_of_real_numbers(tmp_path
     judge = Judge(replace(imported, onnx=other))
     with pytest.raises(ParityError, match="after normalising"):
         judge.check_normalised(x, judge.outputs(x))
+
+
+@pytest.mark.parametrize("bias", [0.0, np.finfo("f4").min, -np.inf])
+def test_scores_that_a_mask_forbids(tmp_path: Path, bias: float) -> None:
+    """ONNX Runtime has the least number where ONNX has minus infinity, and a mask may hold either."""
+    names = ["q", "k", "v", "mask", "past_k", "past_v"]
+    shapes = [[1, 1, 2, 4], [1, 1, 3, 4], [1, 1, 3, 4], [1, 1, 2, 5], [1, 1, 2, 4], [1, 1, 2, 4]]
+    rng = np.random.default_rng(0)
+    inputs = {n: rng.standard_normal(s).astype("f4") for n, s in zip(names, shapes, strict=True)}
+    inputs["mask"][..., 0] = bias
+    node = helper.make_node(
+        "Attention", names, ["y", "present_k", "present_v", "scores"], is_causal=1, qk_matmul_output_mode=2
+    )
+    ends = [value("y", F, [1, 1, 2, 4]), value("scores", F, [1, 1, 2, 5])]
+    graph = helper.make_graph([node], "g", [value(n, F, inputs[n].shape) for n in names], ends)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    found = assert_same(import_onnx(saved(model, tmp_path)), inputs)[1]
+    assert np.isneginf(found).any()

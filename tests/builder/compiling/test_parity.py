@@ -25,7 +25,16 @@ def test_equal_outputs_have_no_error_even_infinities_and_nans() -> None:
     assert error_of([1, np.inf, np.nan], [1, np.inf, np.nan]) == 0
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [([np.nan], [1.0]), ([1.0], [np.nan]), ([np.inf], [-np.inf])])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ([np.nan], [1.0]),
+        ([1.0], [np.nan]),
+        ([np.inf], [-np.inf]),
+        ([-np.inf], [np.finfo("f4").min]),
+        ([np.finfo("f4").max], [np.inf]),
+    ],
+)
 def test_a_nan_or_a_wrong_infinity_never_passes(ours: list[float], theirs: list[float]) -> None:
     with pytest.raises(ParityError):
         check(Parity(error_of(ours, theirs), "y", "reference"), 1e9)
