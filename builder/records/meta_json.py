@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
-from typing import Any, Final
+from typing import Final
 
 from agent.bundle import canonical_json
 from agent.errors import FormatError
@@ -18,7 +18,6 @@ from builder.kernels.space_versions import SPACE_VERSIONS
 from builder.target.device_target import DeviceTarget
 
 FORMAT: Final = 2
-ONE_VERSION: Final = 1  # the format in which all kinds of design spaces had one version, called `space`
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,15 +232,12 @@ class RecordsMeta:
 
     @classmethod
     def from_text(cls, text: str, where: str) -> RecordsMeta:
-        """Parse the file's text, also of the earlier format 1; `where` is its path in messages.
+        """Parse the file's text; `where` is its path in messages.
 
         Raises `RecordsError` if `text` is not what `to_text` writes.
         """
         try:
-            content = json.loads(text)
-            if isinstance(content, dict) and content.get("format") == ONE_VERSION:
-                content = _with_versions(content)
-            return canonical_json.from_json(cls, content, where)
+            return canonical_json.from_json(cls, json.loads(text), where)
         except (ValueError, FormatError) as error:
             raise RecordsError(
                 f"{where}: expected tuning records of edgebundle: {str(error)[:200]}",
@@ -278,17 +274,6 @@ class RecordsMeta:
     def with_board(self, name: str, time: BoardTime) -> RecordsMeta:
         """Return a copy with `time` added to the work of the board `name`."""
         return replace(self, boards={**self.boards, name: self.boards.get(name, BoardTime()) + time})
-
-
-def _with_versions(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a file of format 1 in the present format: every kind has the one version."""
-    operators = content.get("operators")
-    if not isinstance(operators, dict) or not all(isinstance(each, dict) for each in operators.values()):
-        return content
-    version = content.get("space")
-    found = {key: {**each, "version": version} for key, each in operators.items()}
-    rest = {key: value for key, value in content.items() if key != "space"}
-    return {**rest, "format": FORMAT, "operators": found, "retired": []}
 
 
 def tvm_version() -> str:

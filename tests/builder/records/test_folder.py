@@ -224,28 +224,6 @@ def test_new_records_of_a_changed_kind_replace_the_old_ones(
     assert database.query_tuning_record(other.workload, device.tvm_target, "x") is not None
 
 
-@pytest.mark.parametrize("older", [0, 1])
-def test_a_folder_with_one_version_for_all_kinds_is_read(
-    two_kinds: Path,
-    tasks: tuple[Task, ...],
-    device: DeviceTarget,
-    older: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Format 1. Its records are those of version `space` of every kind."""
-    meta = json.loads((two_kinds / META).read_text())
-    for operator in meta["operators"].values():
-        del operator["version"]
-    del meta["retired"]
-    meta |= {"format": 1, "space": 10 - older}
-    use_versions(monkeypatch, dict.fromkeys(SPACE_VERSIONS, 10))
-    (two_kinds / META).write_text(json.dumps(meta))
-    records = Records.read(two_kinds, device)
-    assert len(records.all) == (0 if older else 6)
-    assert {kind for kind, _ in records.skipped} == ({t.kind for t in kinds(tasks)} if older else set())
-    Records.write(two_kinds, device).close()
-
-
 def test_merged_records_are_of_the_present_version(
     two_kinds: Path,
     tmp_path: Path,
