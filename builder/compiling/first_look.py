@@ -36,6 +36,8 @@ _MOST_BOXES: Final = 100
 # In pixels: no detector's boxes are all within so few. Fractions end at 1, and a box may reach over the edge.
 _MOST_FRACTION: Final = 2.0
 _ROUNDING: Final = 1e-3
+# Fewer different numbers may be whole, or have equal distances, by chance.
+_FEWEST_STEPS: Final = 16
 _ROWS: Final = 3  # dimensions of an output with a row of scores for each box
 # In pictures: the exponential of what is a size already has more.
 _LARGEST_BOX: Final = 8
@@ -65,7 +67,7 @@ def look(
         if isinstance(step, TopK) and step.output not in softened:
             lines += _scores(step.output, to_real(values[step.output], quantised.get(step.output)))
         elif isinstance(step, Detect | Objects | Pose):
-            lines += [*_coarse(step, quantised), *_below_zero(step, values, quantised)]
+            lines += [*_coarse(step, values, quantised), *_below_zero(step, values, quantised)]
             found = _best(step, outputs, values, quantised)
             if found is not None:
                 _check_units(step, found[0], size, text)
@@ -86,8 +88,11 @@ def proposed(package: Package) -> Proposal | None:
     return proposal if proposal is None else confirmed(proposal, package)
 
 
-def confirmed(proposal: Proposal, package: Package) -> Proposal:
-    """Return the proposal that a picture or the sample speaks least against, with its units and doubts."""
+def confirmed(proposal: Proposal, package: Package) -> Proposal | None:
+    """Return the proposal that a picture or the sample speaks least against, with its units and doubts.
+
+    None if scores come in steps that tell few of them apart.
+    """
     raw = package.members.get("samples/outputs.params", b"")
     values: Arrays = package.tried or {
         entry.spec.name.removeprefix("0/"): np.frombuffer(
@@ -96,12 +101,15 @@ def confirmed(proposal: Proposal, package: Package) -> Proposal:
         for entry in (index_params(raw) if raw else ())
         if entry.spec.name.startswith("0/")
     }
-    tried = [_tried(each, package, values) for each in (proposal, *proposal.others)]
-    best = next((each for each in tried if not each.doubt), tried[0])
-    return best if best is tried[0] else replace(best, sure=False)
+    each_tried = [_tried(each, package, values) for each in (proposal, *proposal.others)]
+    tried = [each for each in each_tried if each is not None]
+    best = next((each for each in tried if not each.doubt), tried[0] if tried else None)
+    if best is None or (best is each_tried[0] and not best.doubt):
+        return best
+    return replace(best, sure=False)
 
 
-def _tried(proposal: Proposal, package: Package, values: Arrays) -> Proposal:
+def _tried(proposal: Proposal, package: Package, values: Arrays) -> Proposal | None:
     manifest = package.manifest
     signature = Signature.of(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()))
     step = proposal.step
@@ -110,6 +118,8 @@ def _tried(proposal: Proposal, package: Package, values: Arrays) -> Proposal:
     quantised = by_name((manifest.quantisation or NO_QUANTISATION).outputs)
     if not isinstance(step, Detect | Objects | Pose) or {*outputs_of(step)} - values.keys():
         return proposal
+    if any(_coarse(step, values, quantised)):
+        return None
     found = _best(step, manifest.outputs, values, quantised)
     if found is None or _has_fractions(step, values):
         return replace(proposal, doubt="the sample has no such boxes or classes: it may be another model's")
@@ -193,18 +203,31 @@ def _check_units(
     )
 
 
-def _coarse(step: Detect | Objects | Pose, quantised: Mapping[str, Quantised]) -> Iterator[str]:
+def _coarse(
+    step: Detect | Objects | Pose, values: Arrays, quantised: Mapping[str, Quantised]
+) -> Iterator[str]:
     names = [part.output for part in step.scores] if isinstance(step, Objects) else [outputs_of(step)[-1]]
     for part in step.class_ids if isinstance(step, Objects) else ():
         if part.output in quantised and quantised[part.output].scale > 1:
             yield f"class numbers of {part.output} are integers in steps above 1, so that some cannot be told"
     is_raw = isinstance(step, Objects) and step.activation != "none"
-    for name in dict.fromkeys(names):
-        if not is_raw and name in quantised and quantised[name].scale > LARGEST_STEP:
+    for name in () if is_raw else dict.fromkeys(names):
+        distance = quantised[name].scale if name in quantised else _distance(values[name])
+        if distance > LARGEST_STEP:
             yield (
-                f"scores of {name} are integers in steps of {quantised[name].scale:.3g}, so that few can "
-                "be told apart: export the model with boxes as fractions, or with outputs in float32"
+                f"scores of {name} are numbers in steps of {distance:.3g}, so that few can be told apart: "
+                "export the model with boxes as fractions, or without quantising its last layers"
             )
+
+
+def _distance(values: npt.NDArray[Any]) -> float:
+    """Return the distance of real numbers that were integers with a scale before; 0 for any others."""
+    numbers = np.unique(values) if values.dtype.kind == "f" else np.zeros(0)
+    if len(numbers) < _FEWEST_STEPS or not np.isfinite(numbers).all():
+        return 0.0
+    between = np.diff(numbers.astype(np.float64))
+    steps = between / between.min()
+    return float(between.min()) if np.abs(steps - np.rint(steps)).max() < _ROUNDING * steps.max() else 0.0
 
 
 def _below_zero(

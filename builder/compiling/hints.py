@@ -18,7 +18,7 @@ class Hints:
     `makers`: the operator that computes the values of each output; those that only move values do not count.
     `operators`: all operators of the model, such as `Exp`, in either format; empty if they are not known.
     `normalised`: whether boxes are fractions of the picture; None if the file does not say.
-    `steps`: what one step of each output of integers stands for.
+    `steps`: what one step of each output stands for that is integers, or real numbers made of them.
     `channels_last`: whether a convolution's channels are an output's last axis, where the graph shows it.
     `roles`: what outputs of finished detections have, if the graph says it: `boxes`, `scores`, `classes`.
     `classes`: how many names of classes an export of Ultralytics has; 0 for others.

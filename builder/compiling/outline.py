@@ -174,6 +174,7 @@ def _read_tflite(path: Path) -> Outline | None:
             makers_of,
             read_metadata,
             scales_of,
+            steps_of,
         )
         from builder.importer.tflite.schema import read
         from builder.importer.tflite.tensor import value_name
@@ -211,7 +212,7 @@ def _read_tflite(path: Path) -> Outline | None:
             operators=frozenset(operator.name.capitalize() for operator in main.operators),
             normalised=declared.normalised,
             roles=detections_of(model),
-            steps=_steps(scales),
+            steps=steps_of(model),
             channels_last=_channels_last(specs[len(inputs) :], partial(_made_by_tflite, main)),
         ),
         scales,

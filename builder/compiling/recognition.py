@@ -345,7 +345,11 @@ def _one_output(signature: Signature, shape: tuple[int, ...], hints: Hints) -> I
         yield Proposal("YOLOv5 or YOLOv7", evidence, True, "yolov5", "yolov5")
     is_named = hints.task == "detect" and values == 4 + hints.classes
     if transposed and (count in (three, four, fine) or is_named) and values >= 5:
-        yield Proposal("YOLOv8, YOLO11 or YOLO12", evidence, True, "yolov8", "yolov8")
+        # Behind one score there may be the points of a pose, of which only an export of Ultralytics tells.
+        is_pose = not (is_named or hints.task) and values > 5 and (values - 5) % 3 == 0
+        yield Proposal("YOLOv8, YOLO11 or YOLO12", evidence, not is_pose, "yolov8", "yolov8")
+        if is_pose and values != _POSE_VALUES:
+            yield Proposal("a pose model of YOLOv8 or YOLO11", evidence, False, "yolov8-pose", "yolov8")
     if not transposed and count == 300 and values >= 5:
         yield Proposal("RT-DETR", evidence, values - 4 in _COCO_CLASSES, "rtdetr", "unit")
 

@@ -244,6 +244,25 @@ def scales_of(model: TfliteModel) -> EdgeScales:
     return tflite_scales(*named)
 
 
+def steps_of(model: TfliteModel) -> dict[str, float]:
+    """Return what one step of each output stands for, also of real numbers that were integers before."""
+    main = model.subgraphs[0]
+    makers = {tensor: operator for operator in main.operators for tensor in operator.outputs}
+    found = {}
+    for output in main.outputs:
+        index = output
+        for _ in range(_MOST_MOVES):
+            tensor, maker = main.tensors[index], makers.get(index)
+            if tensor.quantisation is not None and tensor.is_quantised:
+                if not tensor.quantisation.is_per_axis:
+                    found[value_name(main.tensors[output])] = float(tensor.quantisation.scales[0])
+                break
+            if maker is None or maker.name not in _MOVES or not maker.inputs:
+                break
+            index = maker.inputs[0]
+    return found
+
+
 def makers_of(model: TfliteModel) -> dict[str, tuple[Operator, int]]:
     """Return which operator computes the values of each output, and which of its outputs they are.
 

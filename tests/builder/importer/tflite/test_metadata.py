@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from builder import Options, compile, load
-from builder.importer.tflite.metadata import Declared, describe, read_metadata
+from builder.importer.tflite.metadata import Declared, describe, read_metadata, steps_of
 from builder.importer.tflite.schema import read
 from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
 
@@ -223,3 +223,18 @@ def test_numbers_of_classes_have_labels_of_values() -> None:
     found = declared(detector(names := ["???", "cat", "dog"]))
     assert found.labels == tuple(names)
     assert found.normalised is None
+
+
+def test_real_numbers_that_were_integers_have_their_step() -> None:
+    graph = FileSubgraph()
+    x = graph.tensor((1, 4), "int8", name="x", scales=[0.5], zeros=[-3])
+    real, shaped, doubled = (
+        graph.tensor((1, 4)),
+        graph.tensor((2, 2), name="y"),
+        graph.tensor((2, 2), name="z"),
+    )
+    graph.op("DEQUANTIZE", [x], [real])
+    graph.op("RESHAPE", [real, graph.constant(np.array([2, 2], np.int32))], [shaped], "ReshapeOptions")
+    graph.op("ADD", [shaped, shaped], [doubled], "AddOptions")
+    graph.inputs, graph.outputs = [x], [shaped, doubled]
+    assert steps_of(read(write(graph), "m.tflite")) == {"y": 0.5}
