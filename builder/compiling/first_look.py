@@ -18,7 +18,19 @@ import numpy.typing as npt
 from agent.bundle.detection import ABSOLUTE, Objects
 from agent.bundle.output_length import answered
 from agent.bundle.params import index_params
-from agent.bundle.processing import Detect, Pose, Postprocess, Softmax, TopK, outputs_of, real_outputs
+from agent.bundle.processing import (
+    ClassMap,
+    Ctc,
+    Detect,
+    Normalise,
+    Pose,
+    Postprocess,
+    Softmax,
+    Step,
+    TopK,
+    outputs_of,
+    real_outputs,
+)
 from agent.bundle.quantisation import NO_QUANTISATION, Quantised, by_name
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EdgeError
@@ -64,6 +76,7 @@ def look(
     lines: list[str] = []
     softened = {step.output for step in steps if isinstance(step, Softmax)}
     for step in steps:
+        lines += _degenerate(step, values, quantised)
         if isinstance(step, TopK) and step.output not in softened:
             lines += _scores(step.output, to_real(values[step.output], quantised.get(step.output)))
         elif isinstance(step, Detect | Objects | Pose):
@@ -72,7 +85,29 @@ def look(
             if found is not None:
                 _check_units(step, found[0], size, text)
                 lines += _boxes(step, *found, size, is_picture=is_picture)
-    return lines
+    return list(dict.fromkeys(lines))
+
+
+def _degenerate(step: Step, values: Arrays, quantised: Mapping[str, Quantised]) -> Iterator[str]:
+    """Tell values that nothing can be made of, and what is no score where the step takes it for one."""
+    for name in dict.fromkeys(outputs_of(step)):
+        real = to_real(values[name], quantised.get(name))
+        if not np.isfinite(real).all():
+            yield f"some values of {name} are NaN or infinite in the sample, which cannot be decoded"
+        elif isinstance(step, Softmax | ClassMap | Ctc | Normalise) and real.size > 1:
+            low, high = float(real.min()), float(real.max())
+            option = ""
+            if isinstance(step, ClassMap) and step.threshold is not None and 0 < step.threshold < 1:
+                option = "threshold=0"
+            elif isinstance(step, Ctc) and step.activation == "none":
+                option = "activation=softmax"
+            if high - low <= _ROUNDING * abs(high):
+                yield f"all values of {name} are {high:.4g} in the sample"
+            elif option and (low < -_ROUNDING or high > 1 + _ROUNDING):
+                yield (
+                    f"scores of {name} are from {low:.4g} to {high:.4g} in the sample, not from 0 to 1: "
+                    f"add {option} if they are no probabilities yet"
+                )
 
 
 def proposed(package: Package) -> Proposal | None:
@@ -290,6 +325,8 @@ def _boxes(
 
 
 def _scores(name: str, scores: npt.NDArray[Any]) -> Iterator[str]:
+    if not np.isfinite(scores).all():
+        return
     low, high = float(scores.min()), float(scores.max())
     if scores.size > 1 and high - low <= _ROUNDING * abs(high):
         yield f"all scores of {name} are {high:.4g} in the sample"

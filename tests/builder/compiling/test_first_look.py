@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 from agent.bundle.params import dump_params
-from agent.bundle.processing import Postprocess, Softmax, TopK
+from agent.bundle.processing import ClassMap, Ctc, Normalise, Postprocess, Softmax, Step, TopK
 from agent.bundle.quantisation import Quantisation, Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from builder.bundles.package import Package
@@ -127,6 +128,34 @@ def test_scores_that_are_no_probabilities_are_told() -> None:
     spec = TensorSpec("y", "INT8", (1, 4))
     scale = {"y": Quantised("y", 1 / 256, -128)}
     assert look(Postprocess((TopK("y", 2),)), [spec], integers, None, scale) == []
+
+
+MASK, LINE = (1, 1, 4, 4), (1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("step", "shape", "low", "high", "words"),
+    [
+        (ClassMap("y", threshold=0.5), MASK, 0, 1, ""),
+        (ClassMap("y", threshold=0.5), MASK, -5, 5, "from -5 to 5 in the sample, .* add threshold=0 if"),
+        (ClassMap("y", threshold=0.0), MASK, -5, 5, ""),
+        (ClassMap("y"), (1, 4, 2, 2), -5, 5, ""),
+        (ClassMap("y"), (1, 4, 2, 2), 0.2, 0.2, "all values of y are 0.2 in the sample"),
+        (Ctc("y"), LINE, 0, 1, ""),
+        (Ctc("y"), LINE, -9, 4, "from -9 to 4 in the sample, .* add activation=softmax if"),
+        (Ctc("y", activation="softmax"), LINE, -9, 4, ""),
+        (Normalise("y"), (1, 16), 0, 0, "all values of y are 0 in the sample"),
+        (Softmax("y"), (1, 16), 3, 3, "all values of y are 3 in the sample"),
+        (TopK("y", 2), (1, 16), 0, np.nan, "some values of y are NaN or infinite in the sample"),
+    ],
+)
+def test_masks_texts_and_vectors_are_looked_at(
+    step: Step, shape: tuple[int, ...], low: float, high: float, words: str
+) -> None:
+    values = {"y": np.linspace(low, high, 16, dtype=np.float32).reshape(shape)}
+    lines = look(Postprocess((step,)), [TensorSpec("y", "FP32", shape)], values, None, {})
+    assert len(lines) == bool(words), lines
+    assert not words or re.search(words, lines[0])
 
 
 def package_of(values: np.ndarray, spec: TensorSpec, quantisation: Quantisation | None = None) -> Package:
