@@ -53,7 +53,9 @@ def test_client_that_asks_for_slow_formats_or_sizes_does_not_make_a_bundle_slow(
     for _ in range(200):
         before.answered(OK, "a")
         after.answered(Answer(1, 200, decode_us=10**6, compute_us=1000, encode_us=10**6), "a")
-        after.answered(Answer(1, 200, compute_us=10**6, bucket=(512,)), "b")
+        for client in "ab":
+            after.answered(Answer(1, 200, compute_us=10**6, bucket=(512,)), client)
+        after.answered(Answer(1, 200, compute_us=10**6), "a", threads=1)
     assert fault(Trial(baseline=before.score()), out_of_service=None, score=after.score()) is None
 
 
