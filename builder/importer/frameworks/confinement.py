@@ -72,10 +72,10 @@ _KILL: Final = {"kill": (62, 129), "tgkill": (234, 131)}
 _TKILL: Final = (200, 130)
 # Limits and processors of this process only, which may call itself 0.
 _OWN: Final = {"prlimit64": (302, 261), "sched_setaffinity": (203, 122)}
-# name -> numbers, which argument, values that are refused. F_SETOWN, F_SETOWN_EX, F_SETLEASE; FIOSETOWN,
-# SIOCSPGRP: the kernel then sends signals to the process that they name, or delays one that opens a file.
+# name -> numbers, which argument, values that are refused. F_SETOWN, F_SETOWN_EX, F_SETLEASE, F_NOTIFY;
+# FIOSETOWN, SIOCSPGRP: the kernel then sends signals to the process that they name, delays or reports others.
 _VALUES: Final = {
-    "fcntl": ((72, 25), 1, (8, 15, 1024)),
+    "fcntl": ((72, 25), 1, (8, 15, 1024, 1026)),
     "ioctl": ((16, 29), 1, (0x8901, 0x8902)),
 }
 # name -> numbers, which argument, bits that are refused: namespaces; a pair of sockets that is no stream, as

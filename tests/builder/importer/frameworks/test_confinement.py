@@ -61,6 +61,7 @@ FILTERED = {
     "a session of its own": LIBC + "c.setsid()" + FAILED,
     "namespace": LIBC + "c.unshare(0x10000000)" + FAILED,
     "what another program opens": LIBC + "c.inotify_init1(0)" + FAILED,
+    "what happens in a folder": "import fcntl; fcntl.fcntl(os.open('/usr', 0), fcntl.F_NOTIFY, 1)",
     "a group of its own": LIBC + "c.setpgid(0, 0)" + FAILED,
     "empty a file": "os.truncate({path!r}, 0)",
     "empty without opening": "os.open({path!r}, 3 | os.O_TRUNC)",
