@@ -70,7 +70,7 @@ class _Infer:
         type=positive,
         default=1,
         metavar="N",
-        help="send the request N times over one connection, one after another, and print the latencies "
+        help="send it N times over one connection, one after another, and print the latencies "
         "(default: %(default)s)",
     )
     deadline: float = flag(
