@@ -315,6 +315,21 @@ def test_a_scale_for_each_channel_of_an_activation() -> None:
     compared(g.model(g.quantise(y, 3.0)))
 
 
+def test_small_numbers_of_16_bits_are_not_taken_for_zeros() -> None:
+    """A few steps are granted to tensors of 16 bits, so that threes are near the zeros of another tensor."""
+    g = QuantisedGraph(np.random.default_rng(0), "int16")
+    x = np.full((1, 6), 3e-3, "float32")
+    g.shapes["x"] = x.shape
+    g.inputs.append(onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x.shape))
+    zero, coarse, fine = g.constant(np.int16(0)), g.constant(np.float32(1)), g.constant(np.float32(1e-3))
+    y = g.op("QuantizeLinear", g.op("Sub", "x", "x", shape=x.shape), coarse, zero, shape=x.shape)
+    y = g.op("Add", g.op("DequantizeLinear", y, coarse, zero, shape=x.shape), "x", shape=x.shape)
+    y = g.op("QuantizeLinear", y, fine, zero, shape=x.shape)
+    model = g.model(g.op("DequantizeLinear", y, fine, zero, shape=x.shape))
+    made = Step(np.full(x.shape, 3, "int16"), tuple(node.name for node in model.graph.node[:4]))
+    compare_blocks(model, {"x": x}, [made], [x]).check()
+
+
 def two_levels() -> tuple[onnx.ModelProto, np.ndarray, np.ndarray, np.ndarray]:
     """Return a model that rounds twice, an input, and what the two levels are."""
     g = QuantisedGraph(np.random.default_rng(0), "int8")
