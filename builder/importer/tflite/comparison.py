@@ -157,7 +157,7 @@ def compare(raw: bytes, model: TfliteModel, converted: Converted, progress: Prog
         progress(f"the import was not compared with LiteRT, {reason}")
         return
     try:
-        worst = differences(model, shapes, tensors, converted.given)
+        worst = differences(model, shapes, tensors, converted.given, progress)
     except ModelError as error:
         progress(f"the import was not compared with LiteRT: {error}")
         return
@@ -216,12 +216,14 @@ def differences(
     shapes: Mapping[int, tuple[int, ...]],
     tensors: Mapping[int, NDArray[Any]],
     given: Mapping[int, NDArray[Any]],
+    progress: Progress = lambda _: None,
 ) -> str | None:
     """Find the first operator that gives other numbers than the interpreter, given its inputs.
 
     `shapes`: shapes of the inputs, by tensor index.
     `tensors`: the interpreter's tensors, by index.
     `given`: values of inputs that are constants, by tensor index.
+    `progress`: called once with the largest noise above `ROUNDED_DATA` that rounding the data explains.
     Result: the operator and how far it is off, in words.
     Raises `ModelError` if the interpreter lacks a tensor, or ONNX Runtime refuses the graph.
     """
@@ -270,7 +272,7 @@ def differences(
             raise ModelError(f"it does not keep the tensor '{main.tensors[index].name}'", hint=_NOT_COMPARED)
         feeds[value.name] = tensors[index]
     results = _run(graph, feeds)
-    unset = _unset(main)
+    unset, noises = _unset(main), [(ROUNDED_DATA, "")]
     for one in made:
         if one.tensor.index in unset:
             continue
@@ -286,7 +288,17 @@ def differences(
         found = _difference(main.tensors, one, ours, wanted, number, data)
         if found is not None:
             return f"{describe(main, one.operator)}: {found}"
+        if one.operator.name in _WEIGHTED and wanted.dtype.kind == "f" and np.isfinite(wanted).all():
+            noises.append((_noise(ours, wanted), describe(main, one.operator)))
+    largest, where = max(noises)
+    if where:
+        progress(f"{where}: LiteRT rounds its data to 8 bits, a noise of {largest:.2g}; the bundle does not")
     return None
+
+
+def _noise(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    return float(np.mean((a - b) ** 2)) / max(float(np.mean(b * b)), SCALE_FLOOR**2) if b.size else 0.0
 
 
 def _unset(graph: Subgraph) -> set[int]:
@@ -364,8 +376,7 @@ def _difference(
     if not a.size:
         return None
     if one.operator.name in _WEIGHTED and _has_integer_weights(tensors, one.operator):
-        power = float(np.mean(b * b))
-        noise = float(np.mean((a - b) ** 2)) / max(power, SCALE_FLOOR**2)
+        noise = _noise(a, b)
         most_noise = _rounding_of(data)
         return (
             None if noise <= most_noise else f"expected a noise of at most {most_noise:.3g}, got {noise:.3g}"
