@@ -10,6 +10,8 @@ Others are brought into a form that the converter takes, before it converts:
 - The second operand of Add and its kin before opset 7 begins at the attribute `axis` (Add-6), and a slope of
   PRelu stands for a channel (PRelu-6).
 - BatchNormalization before opset 9 may have statistics for each place (`spatial` 0).
+- The mask of a Dropout before opset 12 is false outside of training, as ONNX Runtime has it, and before opset
+  10 of the input's type; from opset 12 on it is true.
 
 Of some old operators, the converter has no newer form: Cast and Tile before opset 6, recurrent layers before
 opset 7, Pad and Split before opset 2. They are given today's form, and kept from the converter (`HELD`).
@@ -43,6 +45,8 @@ _PAD_AND_SPLIT: Final = 2
 _BROADCAST: Final = 7
 _RECURRENT: Final = 7
 _SPATIAL: Final = 9
+_MASK_IS_BOOL: Final = 10
+_MASK_IS_TRUE: Final = 12
 _ALIGNED: Final = frozenset(
     {"Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "PRelu", "Pow", "Sub", "Xor"}
 )
@@ -68,9 +72,11 @@ def bring_up(model: onnx.ModelProto) -> None:
             return _aligned(node, graph, options)
         if node.op_type == "BatchNormalization" and version < _SPATIAL and not options.get("spatial", 1):
             return _for_each_place(node, graph, float(options.get("epsilon", 1e-5)))
+        if node.op_type == "Dropout" and _BROADCAST <= version < _MASK_IS_TRUE and any(node.output[1:]):
+            return _without_mask(node, graph)
         return None
 
-    if version < _SPATIAL:
+    if version < _MASK_IS_TRUE:
         graph.rewrite(replace)
     if any(node.domain == HELD for node in model.graph.node):
         model.opset_import.append(helper.make_opsetid(HELD, 1))
@@ -206,6 +212,23 @@ def _for_each_place(node: onnx.NodeProto, graph: OnnxGraph, epsilon: float) -> l
     return [
         helper.make_node("Mul", [node.input[0], names[0]], [scaled], name=f"{node.name}/Mul", **how),
         helper.make_node("Add", [scaled, names[1]], [node.output[0]], name=f"{node.name}/Add", **how),
+    ]
+
+
+def _without_mask(node: onnx.NodeProto, graph: OnnxGraph) -> list[onnx.NodeProto]:
+    """Dropout outside of training whose mask is false everywhere."""
+    x, mask = node.input[0], node.output[1]
+    new = copy_node(node)
+    del new.output[1:]
+    if graph.opset >= _MASK_IS_BOOL:
+        return [new, helper.make_node("Less", [x, x], [mask], name=f"{node.name}/mask")]
+    false = graph.fresh(f"{mask}/false")
+    kind = graph.type_of(x)
+    to = onnx.TensorProto.FLOAT if kind is None else kind.elem_type
+    return [
+        new,
+        helper.make_node("Less", [x, x], [false], name=f"{node.name}/Less"),
+        helper.make_node("Cast", [false], [mask], name=f"{node.name}/mask", to=to),
     ]
 
 

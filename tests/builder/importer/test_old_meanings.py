@@ -206,3 +206,17 @@ def test_old_recurrent_layers(
         )
         results.append(run_onnx(import_onnx(model).onnx, {"x": _noise(5, 1, 4)})[0])
     np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("opset", [7, 9, 10, 11, 12, 13])
+def test_the_mask_of_a_dropout(make_model: ModelMaker, run_onnx: Any, opset: int) -> None:
+    node = helper.make_node("Dropout", ["x"], ["y", "mask"])
+    dtype = np.float32 if opset < 10 else np.bool_
+    model = make_model([node], {"x": [2, 3]}, {"y": [2, 3], "mask": [2, 3]}, opset=opset)
+    model.graph.output[1].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    feeds = {"x": np.array([[1, -0.0, np.nan], [np.inf, 0, -2]], np.float32)}
+    wanted = run_onnx(model, feeds)
+    assert (wanted[1] == (opset >= 12)).all()
+    for value, expected in zip(run_onnx(import_onnx(model).onnx, feeds), wanted, strict=True):
+        np.testing.assert_array_equal(value, expected)
+        assert value.dtype == expected.dtype
