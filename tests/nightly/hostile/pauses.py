@@ -82,7 +82,7 @@ def _request(place: str) -> Packet:
 
 VICTIMS: Final = {
     "inference": Victim(f"{DEVICE}/models/+/infer", _request(DEVICE)),
-    "groups": Victim("groups/door/models/+/infer", _request("groups/door")),
+    "groups": Victim("groups/door/models/", _request("groups/door")),
     "control": Victim(f"{DEVICE}/desired", Packet("fleet", f"edge/v1/{DEVICE}/desired".encode(), b"{}")),
     "deaf": Victim(f"{DEVICE}/models/+/infer", _request(DEVICE), growth_bytes=16 << 20, deaf=True),
     "client": Victim(
@@ -234,6 +234,8 @@ def _judge(victim: Victim, result: PauseResult) -> None:
         )
     if result.lost and not victim.deaf:
         result.complaints.append(f"{result.lost} of {result.asked} honest requests had no answer")
+    if not result.sent:
+        result.complaints.append("nothing was sent: the connection did not subscribe as expected")
     if not result.asked and not victim.deaf:
         result.complaints.append("no honest request was answered")
 
