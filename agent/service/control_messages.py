@@ -3,7 +3,8 @@
 Promises: they are acknowledged in the order in which they arrived, each after its part has taken it. A bug
 while one is taken is logged and counted; that message is acknowledged too, or the broker would deliver it
 again and again. A flood costs no memory: while `MAX_WAITING` messages are being taken, those at QoS 0 are
-dropped and counted, and of those at QoS 1 the broker sends no more than the Receive Maximum.
+dropped and counted, but not blocks, which nothing waits for; of those at QoS 1 the broker sends no more than
+the Receive Maximum.
 Leaves to others: what they mean (`presence`, `agent.deploy`), and requests (`inference`).
 """
 
@@ -20,7 +21,7 @@ from agent.mqtt.message import Message, Receipt
 from agent.service.metrics.metrics import Metrics
 from agent.service.presence import Presence
 from agent.service.requests.acknowledgement import AckOrder
-from agent.wire.topics import Desired, Job, State, parse_topic
+from agent.wire.topics import Block, Desired, Job, State, parse_topic
 
 # Each may have half a MiB.
 MAX_WAITING: Final = 16
@@ -43,7 +44,8 @@ class ControlMessages:
     def take(self, message: Message) -> None:
         """Hand a message on, and acknowledge it when its part has taken it."""
         slot = self._acks.arrived(message)
-        if slot is None and self._waiting >= MAX_WAITING:
+        is_full = self._waiting >= MAX_WAITING
+        if slot is None and is_full and not isinstance(parse_topic(message.topic), Block):
             self._metrics.count("edge_control_messages_dropped_total")
             return
 

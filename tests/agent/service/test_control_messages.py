@@ -9,9 +9,9 @@ import pytest
 
 from agent.errors import EdgeError
 from agent.mqtt.message import Message, Receipt
-from agent.service.control_messages import ControlMessages
+from agent.service.control_messages import MAX_WAITING, ControlMessages
 from agent.service.metrics.metrics import Metrics, to_document
-from agent.wire.topics import Desired, Job, State, Topic, format_topic
+from agent.wire.topics import Block, Desired, Job, State, Topic, format_topic
 
 DESIRED, JOB, STATE = Desired("kitchen"), Job("kitchen", "deploy-1"), State("kitchen")
 
@@ -128,3 +128,22 @@ def test_desired_document_that_is_too_long_for_a_packet_is_refused_not_taken_as_
     rig.messages.take(Message(format_topic(DESIRED), b"", qos=1, receipt=Receipt(1, 1), refusal="too long"))
     assert rig.parts.given == [("the desired document: too long",)]
     assert rig.acked == [1]
+
+
+async def test_blocks_pass_while_a_flood_of_documents_is_taken() -> None:
+    rig = Rig()
+    go_on = asyncio.Event()
+
+    async def slowly() -> None:
+        await go_on.wait()
+
+    taking = rig.parts.taking = asyncio.create_task(slowly())
+    block = Block("kitchen", "0" * 64, 0)
+    for number in range(MAX_WAITING + 5):
+        rig.messages.take(Message(format_topic(DESIRED), b"%d" % number))
+    rig.messages.take(Message(format_topic(block), b"data"))
+    assert rig.parts.given[MAX_WAITING:] == [(block, b"data")]
+    dropped = to_document(rig.metrics.samples({}))["edge_control_messages_dropped_total"]
+    assert dropped == 5
+    go_on.set()
+    await taking
