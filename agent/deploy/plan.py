@@ -132,17 +132,17 @@ class Plan:
             active = self._store.active().get(model.model)
             if active is not None and _is_rolled_back(active, Request.from_desired(model)):
                 continue  # the journal has forgotten it
-            job = Job(Request.from_desired(model)).now()
-            try:
-                self._parts.downloader.check(job.request)
-            except SourceError as error:
-                job = self.after_failure(
-                    job.now(
-                        status=Status.REJECTED, result=Result.REJECTED, code=error.code, message=str(error)
-                    )
-                )
-            queue.append(job)
+            queue.append(self._checked(Job(Request.from_desired(model)).now()))
         return Due(queue, publish, ending)
+
+    def _checked(self, job: Job) -> Job:
+        """Return the job; refused, if it names a source that is not allowed."""
+        try:
+            self._parts.downloader.check(job.request)
+        except SourceError as error:
+            why = {"code": error.code, "message": str(error)}
+            return self.after_failure(job.now(status=Status.REJECTED, result=Result.REJECTED, **why))
+        return job
 
     def compares_keys(self, running: Mapping[str, str]) -> bool:
         """Return whether `reconcile` will compare what was refused with the trusted keys as they are now."""
@@ -196,7 +196,7 @@ class Plan:
                 and (known := self._told_by_journal(wish)) is not None
             ):
                 self._parts.attempts.explain(name, known)  # the journal keeps only what this attempt will say
-            queue.append(job.again())
+            queue.append(self._checked(job.again()))
         return Due(queue, recovered=recovered)
 
     def after_failure(self, job: Job) -> Job:

@@ -377,6 +377,18 @@ async def test_failure_is_told_while_another_model_is_deployed(agent: Agent) -> 
     await agent.stop()
 
 
+async def test_a_foreign_source_is_refused_again_when_the_keys_have_been_read(agent: Agent) -> None:
+    await agent.start()
+    foreign = {"sources": ["https://evil.example/digits.bundle"]}
+    agent.desire({"digits": OLD.entry("job-1", **foreign)})
+    await agent.finished("job-1")
+    await until(lambda: len(agent.statuses("job-1")) > 1)
+    await agent.settle()
+    assert {status for status, _ in agent.statuses("job-1")} == {"REJECTED"}
+    assert agent.control.job("job-1")["code"] == "ERR_SOURCE"
+    await agent.stop()
+
+
 async def test_refused_model_that_is_no_longer_wished_is_not_reported(agent: Agent) -> None:
     await refused_twice(agent)
     agent.desire({"digits": OLD.entry("job-4")})
