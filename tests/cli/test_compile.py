@@ -267,7 +267,9 @@ def test_the_preset_that_fits_is_proposed(terminal: Terminal, tmp_path: Path, ou
     nodes = [
         helper.make_node("Flatten", ["x"], ["flat"]),
         helper.make_node("Slice", ["flat", "begin", "end", "axis"], ["part"]),
-        helper.make_node("Reshape", ["part", "shape"], ["y"]),
+        # Scores from 0 to 1: others would be told.
+        helper.make_node("Sigmoid", ["part"], ["scores"]),
+        helper.make_node("Reshape", ["scores", "shape"], ["y"]),
     ]
     values = {"begin": [0], "end": [49 * 85], "axis": [1], "shape": [1, 49, 85]}
     weights = [helper.make_tensor(n, TensorProto.INT64, (len(v),), v) for n, v in values.items()]

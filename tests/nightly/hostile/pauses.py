@@ -38,6 +38,7 @@ from tests.nightly.hostile.stage import HONEST, Stage, pack, stage
 from tests.nightly.hostile.strategies import CLIENT, DEVICE
 from tests.nightly.hostile.watched import PausesFile
 from tests.nightly.soak.steady import measure
+from tests.patience import PATIENCE_S
 
 _REPLY: Final = ((RESPONSE_TOPIC, string(b"edge/v1/replies/mallory/x")),)
 _METRICS: Final = format_metrics({f"edge_load{number}": 1.0 for number in range(50)})
@@ -263,7 +264,7 @@ async def _open(page: str, end_s: float, result: PauseResult) -> None:
     """Open the dashboard's page each second; what it takes is the latency."""
 
     def get() -> None:
-        with urllib.request.urlopen(page, timeout=10) as answer:
+        with urllib.request.urlopen(page, timeout=PATIENCE_S) as answer:
             answer.read()
 
     while time.monotonic() < end_s:
