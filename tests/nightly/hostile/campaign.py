@@ -27,7 +27,7 @@ from tests.nightly.hostile.outcome import Outcome
 from tests.nightly.hostile.packets import Packet, RawClient
 from tests.nightly.hostile.stage import HONEST, Stage, stage
 from tests.nightly.hostile.strategies import CHUNK, CLIENT, DEPLOYER, DEVICE, NEIGHBOUR, hostile_packets
-from tests.nightly.soak.steady import measure
+from tests.nightly.soak.steady import rss_bytes
 
 BATCH: Final = 25
 # For the agent to take a batch. The honest client's limit is for itself.
@@ -251,10 +251,9 @@ def _judge(result: Result, honest: Honest, memory: Sequence[int]) -> None:
 
 
 async def _sample(pid: int, memory: list[int]) -> None:
-    began_s = time.monotonic()
     with contextlib.suppress(OSError):
         while True:
-            memory.append(measure("agent", pid, time.monotonic() - began_s).rss_bytes)
+            memory.append(rss_bytes(pid))
             await asyncio.sleep(SAMPLE_S)
 
 

@@ -22,7 +22,7 @@ from tests.nightly.hostile.outcome import Outcome
 from tests.nightly.hostile.packets import RESPONSE_TOPIC, Packet, string
 from tests.nightly.hostile.stage import HONEST, stage
 from tests.nightly.hostile.strategies import CLIENT, DEPLOYER, DEVICE
-from tests.nightly.soak.steady import measure
+from tests.nightly.soak.steady import rss_bytes
 
 MAX_GROWTH_BYTES: Final = 10 << 20
 MAX_LOST: Final = 0.5
@@ -95,7 +95,7 @@ async def run_flood(seconds: float, folder: Path, *, log: Path) -> FloodResult:
         ]
         async with asking(honest):
             await asyncio.sleep(WARM_UP_S)
-            before = most = measure("agent", pid, 0.0).rss_bytes
+            before = most = rss_bytes(pid)
             for flood in floods:
                 flood.start()
             while not all(sent[at] for at in range(len(floods))):
@@ -103,7 +103,7 @@ async def run_flood(seconds: float, folder: Path, *, log: Path) -> FloodResult:
             began_s = time.monotonic()
             while time.monotonic() < began_s + seconds and pid == place.pid:
                 await asyncio.sleep(0.5)
-                most = max(most, measure("agent", pid, 0.0).rss_bytes)
+                most = max(most, rss_bytes(pid))
             over.set()
             for flood in floods:
                 await asyncio.to_thread(flood.join)

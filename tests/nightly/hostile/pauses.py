@@ -37,7 +37,7 @@ from tests.nightly.hostile.packets import RESPONSE_TOPIC, Packet, string
 from tests.nightly.hostile.stage import HONEST, Stage, pack, stage
 from tests.nightly.hostile.strategies import CLIENT, DEVICE
 from tests.nightly.hostile.watched import PausesFile
-from tests.nightly.soak.steady import measure
+from tests.nightly.soak.steady import rss_bytes
 from tests.patience import PATIENCE_S
 
 _REPLY: Final = ((RESPONSE_TOPIC, string(b"edge/v1/replies/mallory/x")),)
@@ -185,7 +185,7 @@ async def run_pauses(name: str, share: float, seconds: float, folder: Path, *, l
                     pid, pages = started
                 await stack.enter_async_context(asking(honest))
                 await asyncio.sleep(_WARM_UP_S)
-                before = most = measure(name, pid, 0.0).rss_bytes
+                before = most = rss_bytes(pid)
                 began = len(honest.latencies_s), len(honest.complaints)
                 file.write()
                 on.set()
@@ -194,7 +194,7 @@ async def run_pauses(name: str, share: float, seconds: float, folder: Path, *, l
                 busy += [asyncio.create_task(_open(pages, end_s, result))] if pages else []
                 while time.monotonic() < end_s:
                     await asyncio.sleep(0.5)
-                    most = max(most, measure(name, pid, 0.0).rss_bytes)
+                    most = max(most, rss_bytes(pid))
                 await asyncio.gather(*busy)
                 pauses, ended = file.read(), (len(honest.latencies_s), len(honest.complaints))
                 on.clear()

@@ -118,13 +118,18 @@ class Verdict:
         return grown <= 0
 
 
+def rss_bytes(pid: int) -> int:
+    """Return a process's resident memory, which `/proc` shows to everyone."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def measure(process: str, pid: int, at_s: float) -> Sample:
     """Read a process's memory, threads and file descriptors from `/proc`."""
     folder = Path(f"/proc/{pid}")
     return Sample(
         at_s=round(at_s, 1),
         process=process,
-        rss_bytes=int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
+        rss_bytes=rss_bytes(pid),
         threads=len(list((folder / "task").iterdir())),
         descriptors=len(list((folder / "fd").iterdir())),
     )
