@@ -12,6 +12,7 @@ import io
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from agent.bundle.archive import MAX_MEMBER_BYTES
 from agent.bundle.processing import Preprocess
 from builder.importer.edge_scales import EdgeScales, tflite_scales
 from builder.importer.tflite.operators.detection import POST_PROCESS, class_count
-from builder.importer.tflite.schema import MALFORMED, Operator, TfliteModel
+from builder.importer.tflite.schema import MALFORMED, Operator, Subgraph, TfliteModel
 from builder.importer.tflite.tensor import Tensor, value_name
 from builder.importer.ultralytics_metadata import NOTHING_SAID, Exported, from_archive
 
@@ -246,20 +247,11 @@ def scales_of(model: TfliteModel) -> EdgeScales:
 
 def steps_of(model: TfliteModel) -> dict[str, float]:
     """Return what one step of each output stands for, also of real numbers that were integers before."""
-    main = model.subgraphs[0]
-    makers = {tensor: operator for operator in main.operators for tensor in operator.outputs}
     found = {}
-    for output in main.outputs:
-        index = output
-        for _ in range(_MOST_MOVES):
-            tensor, maker = main.tensors[index], makers.get(index)
-            if tensor.quantisation is not None and tensor.is_quantised:
-                if not tensor.quantisation.is_per_axis:
-                    found[value_name(main.tensors[output])] = float(tensor.quantisation.scales[0])
-                break
-            if maker is None or maker.name not in _MOVES or not maker.inputs:
-                break
-            index = maker.inputs[0]
+    for name, tensors, _ in _origins(model.subgraphs[0]):
+        quantisation = next((each.quantisation for each in tensors if each.is_quantised), None)
+        if quantisation is not None and not quantisation.is_per_axis:
+            found[name] = float(quantisation.scales[0])
     return found
 
 
@@ -268,22 +260,22 @@ def makers_of(model: TfliteModel) -> dict[str, tuple[Operator, int]]:
 
     Operators that only move values, or change their datatype, do not count.
     """
-    main = model.subgraphs[0]
+    return {name: made for name, _, made in _origins(model.subgraphs[0]) if made is not None}
+
+
+def _origins(graph: Subgraph) -> Iterator[tuple[str, list[Tensor], tuple[Operator, int] | None]]:
+    """Yield each output's name, itself and the tensors that it was moved from, and what made the last one."""
     makers = {
         tensor: (operator, place)
-        for operator in main.operators
+        for operator in graph.operators
         for place, tensor in enumerate(operator.outputs)
     }
-    found = {}
-    for output in main.outputs:
-        made = makers.get(output)
-        for _ in range(_MOST_MOVES):
-            if made is None or made[0].name not in _MOVES or not made[0].inputs:
-                break
-            made = makers.get(made[0].inputs[0])
-        if made is not None:
-            found[value_name(main.tensors[output])] = made
-    return found
+    for output in graph.outputs:
+        made, indices = makers.get(output), [output]
+        while made is not None and len(indices) <= _MOST_MOVES and made[0].name in _MOVES and made[0].inputs:
+            indices.append(made[0].inputs[0])
+            made = makers.get(indices[-1])
+        yield value_name(graph.tensors[output]), [graph.tensors[index] for index in indices], made
 
 
 def detections_of(model: TfliteModel) -> dict[str, str]:
