@@ -34,7 +34,7 @@ FRAMES_PER_ANSWER: Final = 100
 PROGRESS_EVERY_S: Final = 30.0
 EXAMPLE: Final = """example:
   python -m tests.nightly.hostile --messages 2000                 # in a minute
-  nice -n -15 python -m tests.nightly.hostile --only control --share 0.1 --flood-s 600
+  python -m tests.nightly.hostile --only control --share 0.1 --flood-s 600
   python -m tests.nightly.hostile --replay build/hostile/packets.jsonl
 """
 
