@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
-from benchmarks.conformance.results import Results, fingerprint
+from benchmarks.conformance.results import ELSEWHERE, Results, fingerprint
 from benchmarks.conformance.verdict import Verdict
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def written(path: Path) -> None:
@@ -44,3 +48,26 @@ def test_the_fingerprint_changes_with_the_product(tmp_path: Path) -> None:
     assert fingerprint(tmp_path) == first
     source.write_text("2")
     assert fingerprint(tmp_path) != first
+
+
+def test_the_fingerprint_holds_for_changes_elsewhere(tmp_path: Path) -> None:
+    for room in ("agent", "builder"):
+        (tmp_path / room / "cli").mkdir(parents=True)
+    source = tmp_path / "builder" / "cli" / "x.py"
+    source.write_text("1")
+    first = fingerprint(tmp_path)
+    source.write_text("2")
+    assert fingerprint(tmp_path) == first
+
+
+def test_no_case_runs_through_a_room_elsewhere() -> None:
+    program = (
+        "import sys, benchmarks.conformance.trial, benchmarks.conformance.worker\n"
+        "print(*{'.'.join(name.split('.')[:2]) for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "builder.compiling" in loaded
+    for house, rooms in ELSEWHERE.items():
+        assert not loaded & {f"{house}.{room.removesuffix('.py')}" for room in rooms}
+        assert all((ROOT / house / room).exists() for room in rooms)
