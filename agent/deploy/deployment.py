@@ -342,6 +342,7 @@ class Deployment:
     async def close(self, limit_s: float = SAVE_LIMIT_S) -> None:
         """Unlock the state directory, after a clean stop, which is recorded if the disk responds in time."""
         await self._trials.end_cleanly(limit_s)
+        await self._installer.end_cleanly(limit_s)
         self._parts.history.close()
         self._store.unlock()
 

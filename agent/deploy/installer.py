@@ -175,6 +175,15 @@ class Installer:
         self._running.pop(name, None)
         await self._parts.models.suspend(name, why)
 
+    async def end_cleanly(self, limit_s: float) -> None:
+        """Record that this stop of the agent is no failure of a bundle that it was about to switch to."""
+        for job in self._parts.journal:
+            if job.step is not None and TRANSITIONS[job.step].after_restart_if_switched is Step.DOWNLOADING:
+                self._parts.journal.put(job.now(step=Step.DOWNLOADING))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._parts.journal.save()
+
     def _is_installed(self, request: Request) -> bool:
         active = self._store.active().get(request.model)
         condition = self._parts.models.condition(request.model)

@@ -115,7 +115,7 @@ class FakeModels:
         self.deadly: set[str] = set()
         self.conditions: dict[str, Condition] = {}
         self.scores: dict[str, Score] = {}
-        # Models whose activation waits for ever, as on a disk that does not respond.
+        # Models, or their versions, whose activation waits for ever, as on a disk that does not respond.
         self.hanging: set[str] = set()
 
     def expect(self, names: Iterable[str]) -> None:
@@ -142,7 +142,7 @@ class FakeModels:
         with verified:
             params = os.pread(verified.files["mod.params"], 100, 0)
             await asyncio.sleep(0)
-            if verified.manifest.name in self.hanging:
+            if self.hanging & {verified.manifest.name, verified.manifest.version}:
                 await asyncio.Event().wait()
             if verified.manifest.version in self.deadly:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -19,10 +19,11 @@ from agent.bundle.machine import Machine
 from agent.deploy import deployment, desired_state, jobs, plan, reconcile, trial_watch
 from agent.deploy.circumstances import Circumstances
 from agent.deploy.fetch import block_source
+from agent.deploy.plan import MAX_ATTEMPTS
 from agent.deploy.reconcile import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempts, Problem, wishes
 from agent.deploy.store.active import ActiveModel
 from agent.deploy.store.store import SPACE_MARGIN_BYTES, Store
-from agent.deploy.trial import MAX_STARTS, Score, Tally, Times
+from agent.deploy.trial import MAX_STARTS, STEADY_S, Score, Tally, Times
 from agent.disk_thread import in_disk_thread
 from agent.errors import StoreError
 from agent.wire import topics
@@ -31,6 +32,7 @@ from agent.wire.reported import Origin
 from tests.agent.deploy.rig import DEVICE, MACHINE, Agent, Bundle, make_bundle
 from tests.bundles import KEYRING
 from tests.patience import until
+from tests.virtual_time import in_virtual_time
 
 OLD = make_bundle(version="1.0.0", counter=1, params=b"old")
 NEW = make_bundle(version="2.0.0", counter=2, params=b"new")
@@ -724,6 +726,52 @@ async def test_clean_stops_do_not_count_against_a_version_on_trial(agent: Agent)
         await agent.stop()
         await agent.start()
     assert agent.models.serving == {"digits": "2.0.0"}
+    await agent.stop()
+
+
+@in_virtual_time
+async def test_ends_of_an_agent_that_ran_for_a_minute_do_not_count_against_a_version_on_trial(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its watchdog ends it again and again, for a reason that is not the version."""
+    monkeypatch.setattr(deployment, "INBOX_INTERVAL_S", STEADY_S)
+    monkeypatch.setattr(trial_watch, "INTERVAL_S", 1.0)
+    await upgraded(agent)
+    for _ in range(2 * MAX_STARTS):
+        await asyncio.sleep(STEADY_S + 2.0)
+        await agent.cut_power()
+        await agent.start()
+    assert agent.models.serving == {"digits": "2.0.0"}
+    await agent.stop()
+
+
+@pytest.mark.parametrize(
+    ("step", "cleanly", "result"),
+    [
+        ("downloading", False, "SUCCEEDED"),
+        ("testing", True, "SUCCEEDED"),
+        ("testing", False, "FAILED"),
+    ],
+)
+@in_virtual_time
+async def test_ends_that_are_no_fault_of_a_bundle_do_not_end_its_installation(
+    agent: Agent, step: str, cleanly: bool, result: str
+) -> None:
+    await agent.start()
+    await agent.deploy(OLD, "job-1")
+    if step == "testing":
+        agent.offer(NEW)
+    agent.models.hanging = {"2.0.0"}
+    agent.desire({"digits": NEW.entry("job-2")})
+    for start in range(MAX_ATTEMPTS + 1):
+        await agent.reached("job-2", step)
+        await (agent.stop() if cleanly else agent.cut_power())
+        agent.control.log.clear()
+        if start == MAX_ATTEMPTS:
+            agent.models.hanging.clear()
+            agent.offer(NEW)
+        await agent.start()
+    assert (await agent.finished("job-2"))["status"] == result
     await agent.stop()
 
 
