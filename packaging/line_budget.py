@@ -18,7 +18,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 BUDGET: Final = "line-budget.toml"
 # Those that have rooms; what lies beside these is a room of its own.
 HOUSES: Final = ("agent", "builder")
-PACKAGES: Final = ("edgebundle", "javascript")
+PACKAGES: Final = ("dashboard", "edgebundle", "javascript")
 SUFFIXES: Final = frozenset({".py", ".c", ".h", ".map", ".js", ".ts", ".css", ".html"})
 
 

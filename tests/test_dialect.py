@@ -20,7 +20,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PROGRAMS = ("agent", "builder", "edgebundle")
+PROGRAMS = ("agent", "builder", "dashboard", "edgebundle")
 
 # What readers stumbled over, and what to write instead. Looked for in docstrings and comments everywhere, and
 # in the messages of the two programs.

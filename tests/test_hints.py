@@ -17,7 +17,7 @@ from builder.errors import InputFault, UnboundedError
 from edgebundle.errors import UsageError
 
 ROOT: Final = Path(__file__).parent.parent
-ROOMS: Final = ("agent", "builder", "edgebundle")
+ROOMS: Final = ("agent", "builder", "dashboard", "edgebundle")
 COMMAND: Final = re.compile(r"\b(edgebundle|edge-agent) ([a-z][a-z-]*)((?: [^;:,()`]+)?)")
 FLAG: Final = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 # Flags of other programs: of containers and of ssh's tunnel.

@@ -14,7 +14,7 @@ PAGE = (ROOT / "docs" / "README.md").read_text()
 MAP = PAGE.partition("\n## Map\n")[2].partition("\n## ")[0]
 CHANGES = PAGE.partition("\n## I want to change ...\n")[2]
 # Their folders mirror those that they test, and need no rows of their own.
-MIRRORS = ("tests/agent", "tests/builder", "tests/edgebundle", "tests/benchmarks")
+MIRRORS = ("tests/agent", "tests/builder", "tests/dashboard", "tests/edgebundle", "tests/benchmarks")
 
 
 def rows(table: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(str(page.relative_to(ROOT)) for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-FOLDERS = "agent|benchmarks|builder|docs|edgebundle|examples|javascript|packaging|systemd|tests"
+FOLDERS = "agent|benchmarks|builder|dashboard|docs|edgebundle|examples|javascript|packaging|systemd|tests"
 # A pattern for the names of several files.
 PLACEHOLDERS = {"builder/records/CORE.json"}
 

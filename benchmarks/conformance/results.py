@@ -19,7 +19,7 @@ from benchmarks.conformance.verdict import Verdict
 ELSEWHERE: Final = MappingProxyType(
     {
         "agent": frozenset({"cli.py", "config", "deploy", "provision", "service", "worker"}),
-        "builder": frozenset({"cli", "dashboard", "fleet", "tuning"}),
+        "builder": frozenset({"cli", "fleet", "tuning"}),
     }
 )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.dashboard.browser import Browser
-from builder.dashboard.server import Dashboard
+from dashboard.server import Dashboard
 from edgebundle.broker import Broker
 
 # The page's heartbeat; one is dropped if the next is due before it comes.

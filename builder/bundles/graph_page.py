@@ -111,7 +111,7 @@ def write_page(
         "other": None if other is None else _compared(other),
     }
     template = (resources.files(__package__) / "graph_page.html").read_text("utf-8")
-    colours = (resources.files(__package__) / "colours.css").read_text("utf-8")
+    colours = (resources.files("builder") / "colours.css").read_text("utf-8")
     # Inside a script, only `<` could begin markup.
     page = template.replace(_COLOURS, colours).replace(_DATA, json.dumps(data).replace("<", "\\u003c"))
     try:

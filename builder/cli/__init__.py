@@ -86,7 +86,7 @@ _FILE_FAULTS: Final = frozenset(
 )
 
 # A module of these that is missing is a bug; any other one belongs to an extra of the distribution.
-_OURS: Final = frozenset({"agent", "builder", "edgebundle"})
+_OURS: Final = frozenset({"agent", "builder", "dashboard", "edgebundle"})
 
 # Longer words are shortened: a name in a damaged file may have any length, a path at most 4096 characters.
 _LONG_WORD: Final = re.compile(r"\S{4097,}")

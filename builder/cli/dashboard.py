@@ -65,8 +65,8 @@ async def _serve(args: _Dashboard) -> int:
     import asyncio
     import signal
 
-    from builder.dashboard.server import Dashboard
     from builder.loopback import is_loopback
+    from dashboard.server import Dashboard
 
     host, port = args.listen
     names = frozenset(name.lower() for name in args.allow_host)

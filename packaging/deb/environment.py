@@ -24,6 +24,7 @@ SHIPPED: Final = HOME / "shipped"
 _UNUSED: Final = (
     "bin",
     "builder",
+    "dashboard",
     "edgebundle",
     "**/tests",
     "**/*.pyi",

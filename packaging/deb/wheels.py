@@ -65,7 +65,7 @@ def build_wheel(project: Path, into: Path, epoch: int) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         if (project / name).exists():
             shutil.copy(project / name, copy / name)
-    for name in ("agent", "builder", "edgebundle"):
+    for name in ("agent", "builder", "dashboard", "edgebundle"):
         shutil.copytree(project / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in (copy, *copy.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)

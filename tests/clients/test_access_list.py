@@ -1,6 +1,6 @@
 """Each client as a program at a broker with TLS, passwords and the sample access list, with a real agent.
 
-The programs of other makers are in test_recipes.py, the page of the dashboard in tests/builder/dashboard, and
+The programs of other makers are in test_recipes.py, the page of the dashboard in tests/dashboard, and
 what each user may publish and read in tests/agent/service/test_access_list.py.
 """
 

@@ -17,14 +17,14 @@ from builder.bundles.package import Package
 from builder.compiler import compile
 from builder.compiling.identity import Identity
 from builder.compiling.options import Options
-from builder.dashboard.server import Dashboard
 from builder.running.local_run import run
+from dashboard.server import Dashboard
 from edgebundle import Client
 from edgebundle.broker import Broker
-from tests.builder.dashboard.test_server import ask
 from tests.cli.test_quantised_edges import COLOUR, means
 from tests.clients.conftest import Site, deploy, run_site
 from tests.clients.test_javascript import LIBRARY, MQTT
+from tests.dashboard.test_server import ask
 from tests.needs import needed
 from tests.patience import PATIENCE_S, until
 

@@ -86,7 +86,7 @@ def test_npm_installs_a_client_that_finds_mqtt(built: Path, tmp_path: Path) -> N
 
 def test_program_beside_the_clone_finds_the_client(tmp_path: Path) -> None:
     clone = tmp_path / "edgebundle"
-    for name in ("agent", "builder", "edgebundle"):
+    for name in ("agent", "builder", "dashboard", "edgebundle"):
         shutil.copytree(PROJECT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(PROJECT / name, clone)

@@ -87,8 +87,9 @@ def test_files_are_in_the_packages_own_folders_and_belong_to_root(
         assert member.issym() or not member.mode & 0o6022, f"{name} can be written or raised by others"
         assert "/tests/" not in name
         assert "__pycache__" not in name
+        site = f"/usr/lib/edge-agent/shipped/lib/python{release.python}/site-packages"
         assert not name.startswith(
-            f"/usr/lib/edge-agent/shipped/lib/python{release.python}/site-packages/builder"
+            tuple(f"{site}/{package}" for package in ("builder", "dashboard", "edgebundle/"))
         )
 
 

@@ -40,7 +40,7 @@ def run(*words: str | Path, folder: Path, site: Path | None = None) -> str:
 def build(folder: Path) -> None:
     """Make an sdist of a clean copy of the repository's files, and the wheel from that sdist."""
     copy = folder / "copy"
-    parts = ("agent", "builder", "edgebundle", "pyproject.toml", "README.md", "LICENSE")
+    parts = ("agent", "builder", "dashboard", "edgebundle", "pyproject.toml", "README.md", "LICENSE")
     listed = subprocess.run(
         ["git", "-C", PROJECT, "ls-files", "-z", *parts], check=True, capture_output=True, text=True
     ).stdout
@@ -58,7 +58,7 @@ def wheel(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Path:
 
 
 def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
-    command = ["git", "-C", str(PROJECT), "ls-files", "agent", "builder", "edgebundle"]
+    command = ["git", "-C", str(PROJECT), "ls-files", "agent", "builder", "dashboard", "edgebundle"]
     listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     tracked = {name for name in listed if (PROJECT / name).is_file()}
     with zipfile.ZipFile(wheel) as archive:

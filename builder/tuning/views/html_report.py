@@ -75,7 +75,7 @@ def render(records: Records, model: str) -> str:
     if meta.peak_gflops is not None:
         facts.append((f"{meta.peak_gflops:,.0f}", "GFLOP/s at peak"))
     return _PAGE.format(
-        colours=(resources.files("builder.bundles") / "colours.css").read_text("utf-8"),
+        colours=(resources.files("builder") / "colours.css").read_text("utf-8"),
         title=escape(result.name),
         target=escape(meta.device),
         versions=escape(f"TVM {meta.tvm}, design spaces {meta.spaces}"),

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-SOURCES = sorted(path for package in ("agent", "builder") for path in (ROOT / package).rglob("*.py"))
+SOURCES = sorted(
+    path for package in ("agent", "builder", "dashboard") for path in (ROOT / package).rglob("*.py")
+)
 # Text -> the file that may have it.
 TEXTS = {
     "[a-z0-9][a-z0-9._-]{0,63}": "agent/bundle/names.py",

@@ -13,8 +13,8 @@ from agent.mqtt.message import Message
 from agent.service.gauges import of_deployment
 from agent.wire import topics
 from agent.wire.presence import Presence
-from builder.dashboard.fleet_state import FleetState
 from builder.fleet.agents import _Listing
+from dashboard.fleet_state import FleetState
 from tests.agent.deploy.rig import DEVICE, Agent, make_bundle
 
 STRANGERS_KEY = ec.generate_private_key(ec.SECP256R1())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import builder
+import dashboard
 from agent.runtime.masks import run_lengths
 from builder.errors import ModelError
 from builder.running.drawing import COLOURS, LIMBS, draw, encode, read_run_lengths
@@ -138,6 +138,6 @@ def test_a_person_has_limbs_between_the_points_that_are_seen() -> None:
     pixels = drawn(box | {"keypoints": points})
     assert tuple(pixels[70, 100]) == COLOURS[0]
     assert tuple(pixels[120, 150]) == GREY
-    script = (Path(builder.__file__).parent / "dashboard/page/drawing.js").read_text()
+    script = (Path(dashboard.__file__).parent / "page/drawing.js").read_text()
     limbs = script.partition("LIMBS = ")[2].partition(";")[0]
     assert [tuple(limb) for limb in json.loads(limbs)] == list(LIMBS)

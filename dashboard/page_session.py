@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from agent.bundle.names import MODEL_NAME
 from agent.wire.topics import is_device_name
-from builder.dashboard.actions import Action
-from builder.dashboard.fleet_state import FleetState
-from builder.dashboard.shown import as_json
 from builder.errors import FleetError
+from dashboard.actions import Action
+from dashboard.fleet_state import FleetState
+from dashboard.shown import as_json
 
 RELOAD: Final = "reload the page"
 

@@ -21,10 +21,10 @@ from agent.wire.job import JobState, Status
 from agent.wire.model_state import ModelPhase, ModelState
 from agent.wire.presence import UNKNOWN, AgentState, Presence
 from agent.wire.reported import Rejection, ReportedModel, ServiceState
-from builder.dashboard.sample import Sample
-from builder.dashboard.series import Series
-from builder.dashboard.shown import number, shown
 from builder.fleet.hints import deployment_hint
+from dashboard.sample import Sample
+from dashboard.series import Series
+from dashboard.shown import number, shown
 
 # One worker each: an agent accepts no more (`agent.wire.desired`).
 MAX_SHOWN_MODELS: Final = 64

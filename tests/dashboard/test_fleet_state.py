@@ -10,9 +10,9 @@ from agent.wire import topics
 from agent.wire.job import JobState, Result, Status, Step
 from agent.wire.metrics import format_metrics
 from agent.wire.presence import Presence
-from builder.dashboard import fleet_state
-from builder.dashboard.device import MAX_DOCUMENT_BYTES
-from builder.dashboard.fleet_state import FleetState
+from dashboard import fleet_state
+from dashboard.device import MAX_DOCUMENT_BYTES
+from dashboard.fleet_state import FleetState
 
 ONLINE = Presence("online", 1, "1.0.0").to_bytes()
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from builder.dashboard.shown import number, shown
+from dashboard.shown import number, shown
 from edgebundle.answer import Answer
 from edgebundle.output import Output
 

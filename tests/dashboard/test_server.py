@@ -17,10 +17,10 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 from tornado.websocket import websocket_connect
 
-from builder.dashboard import actions, handlers, server
-from builder.dashboard.server import Dashboard
 from builder.errors import FleetError
 from builder.fleet.bundle_file import BundleFile
+from dashboard import actions, handlers, server
+from dashboard.server import Dashboard
 from edgebundle.broker import Broker
 from tests.conftest import BrokerProcess
 from tests.edgebundle.rig import JPEG, TOP, Responder

@@ -8,9 +8,9 @@ from typing import Final
 
 import pytest
 
-from builder.dashboard.shown import as_json
+from dashboard.shown import as_json
 
-ROOM: Final = Path(__file__).parents[3] / "builder" / "dashboard"
+ROOM: Final = Path(__file__).parents[2] / "dashboard"
 
 
 def constant(text: str) -> float:

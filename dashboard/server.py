@@ -17,14 +17,14 @@ from typing import Final
 
 from tornado import httpserver, netutil, websocket
 
-from builder.dashboard.actions import Action, Actions
-from builder.dashboard.broker_link import BrokerLink
-from builder.dashboard.fleet_state import FleetState
-from builder.dashboard.guard import Guard, new_token
-from builder.dashboard.handlers import application
-from builder.dashboard.page_session import PageSession
 from builder.errors import FleetError
 from builder.loopback import is_loopback
+from dashboard.actions import Action, Actions
+from dashboard.broker_link import BrokerLink
+from dashboard.fleet_state import FleetState
+from dashboard.guard import Guard, new_token
+from dashboard.handlers import application
+from dashboard.page_session import PageSession
 from edgebundle.async_client import AsyncClient
 from edgebundle.broker import Broker
 

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Final
 
-from builder.dashboard.sample import ModelSample
+from dashboard.sample import ModelSample
 
 # An hour at the agents' default of one document every ten seconds.
 LENGTH: Final = 360

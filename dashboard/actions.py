@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.errors import BundleError, EdgeError
-from builder.dashboard.shown import shown
 from builder.errors import BuildError, FleetError, PackageError
 from builder.fleet.bundle_file import BundleFile
 from builder.fleet.deploy import DeployProgress, DeployResult, deploy_async
 from builder.fleet.hints import deployment_hint
 from builder.fleet.rollback import rollback_async
+from dashboard.shown import shown
 from edgebundle.broker import Broker
 
 # Each action has a connection and sends a bundle: more at a time would only be slower.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builder.dashboard.guard import Guard, new_token
+from dashboard.guard import Guard, new_token
 
 LOCAL = Guard("t" * 32, "127.0.0.1")
 OPEN = Guard("t" * 32, "0.0.0.0", frozenset({"workstation"}))

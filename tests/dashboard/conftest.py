@@ -20,7 +20,7 @@ from tests.conftest import BrokerProcess
 from tests.needs import needed
 from tests.patience import PATIENCE_S
 
-ACCESS_LIST = Path(__file__).parents[3] / "docs" / "mosquitto" / "edge.acl"
+ACCESS_LIST = Path(__file__).parents[2] / "docs" / "mosquitto" / "edge.acl"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,17 +22,17 @@ from agent import __version__
 from agent.bundle.archive import MAX_BUNDLE_BYTES
 from agent.errors import EdgeError
 from agent.wire.content_types import JSON, WAV
-from builder.dashboard import reading
-from builder.dashboard.guard import Guard
-from builder.dashboard.page_files import INDEX, read_page_files
-from builder.dashboard.page_session import MAX_MESSAGE_BYTES, PageSession
-from builder.dashboard.shown import as_json
 from builder.errors import BuildError, FleetError
+from dashboard import reading
+from dashboard.guard import Guard
+from dashboard.page_files import INDEX, read_page_files
+from dashboard.page_session import MAX_MESSAGE_BYTES, PageSession
+from dashboard.shown import as_json
 from edgebundle.errors import ClientError, RefusedError
 from edgebundle.request import MAX_REQUEST_BYTES, Request
 
 if TYPE_CHECKING:
-    from builder.dashboard.server import Dashboard
+    from dashboard.server import Dashboard
 
 _ASK_DEADLINE_S: Final = 15.0
 # From a request's head to the last byte of its answer, however little a client sends or takes at a time.

@@ -21,8 +21,8 @@ from agent.mqtt.reason_codes import Reason
 from agent.mqtt.session import Owner
 from agent.wire import topics
 from agent.wire.document import MAX_AGENT_DOCUMENT_BYTES
-from builder.dashboard.fleet_state import FleetState
 from builder.errors import FleetError
+from dashboard.fleet_state import FleetState
 from edgebundle.broker import Broker
 from edgebundle.errors import UsageError
 

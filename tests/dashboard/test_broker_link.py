@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agent.wire.metrics import format_metrics
-from builder.dashboard.broker_link import BrokerLink
-from builder.dashboard.fleet_state import FleetState
+from dashboard.broker_link import BrokerLink
+from dashboard.fleet_state import FleetState
 from edgebundle.broker import Broker
 from tests.flooding_broker import publish
 from tests.floods import MOST_IN_A_TURN, flooding

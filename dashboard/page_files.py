@@ -34,7 +34,7 @@ def read_page_files() -> dict[str, PageFile]:
     folder = resources.files(__package__) / "page"
     files = {}
     # The colours are shared with the pages that are written to files.
-    for file in (*folder.iterdir(), resources.files("builder.bundles") / "colours.css"):
+    for file in (*folder.iterdir(), resources.files("builder") / "colours.css"):
         media_type = _TYPES.get(file.name.rpartition(".")[2])
         if media_type is not None and file.is_file():
             files[file.name] = PageFile(media_type, file.read_bytes())

@@ -21,7 +21,8 @@ from agent.wire.metrics import parse_metrics
 from agent.wire.model_state import ModelState
 from agent.wire.presence import AgentState, Presence
 from agent.wire.reported import Reported
-from builder.dashboard.device import (
+from builder.fleet.hints import deployment_hint
+from dashboard.device import (
     FAILED_JOBS,
     MAX_JOBS,
     MAX_SHOWN_MODELS,
@@ -30,10 +31,9 @@ from builder.dashboard.device import (
     shown_info,
     shown_state,
 )
-from builder.dashboard.sample import read_sample
-from builder.dashboard.series import Series
-from builder.dashboard.shown import as_json, shown
-from builder.fleet.hints import deployment_hint
+from dashboard.sample import read_sample
+from dashboard.series import Series
+from dashboard.shown import as_json, shown
 
 # What a page lists without trouble; a broker with more is asked by group.
 MAX_AGENTS: Final = 5000

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from builder.dashboard import reading
+from dashboard import reading
 from edgebundle.answer import Answer, Timing
 from edgebundle.output import Output
 

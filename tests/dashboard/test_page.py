@@ -19,17 +19,17 @@ from agent.runtime.wav import read_recording
 from agent.wire import topics
 from agent.wire.job import JobState, Result, Status
 from benchmarks.dashboard.browser import Browser
-from builder.dashboard.server import Dashboard
+from dashboard.server import Dashboard
 from edgebundle.broker import Broker
-from tests.builder.dashboard.conftest import Site
 from tests.conftest import BrokerProcess
+from tests.dashboard.conftest import Site
 from tests.edgebundle.rig import Reply, Responder
 from tests.patience import PATIENCE_S
 from tests.streaming_models import wav
 
 pytestmark = pytest.mark.slow
 
-SEVEN = Path(__file__).parents[3] / "examples" / "digits" / "seven.png"
+SEVEN = Path(__file__).parents[2] / "examples" / "digits" / "seven.png"
 # With it, the pictures of the documentation are written: EDGEBUNDLE_PICTURES=docs/pictures.
 PICTURES = os.environ.get("EDGEBUNDLE_PICTURES")
 DROP = """(() => {{

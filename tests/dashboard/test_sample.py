@@ -6,8 +6,8 @@ import math
 
 from agent.service.metrics.metrics import Metrics, to_document
 from agent.worker.frames import Answer
-from builder.dashboard.sample import Sample, read_sample
-from builder.dashboard.series import LENGTH, Series
+from dashboard.sample import Sample, read_sample
+from dashboard.series import LENGTH, Series
 
 
 def test_histogram_of_a_real_agent() -> None:

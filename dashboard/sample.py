@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from builder.dashboard.shown import number, shown
+from dashboard.shown import number, shown
 
 # As many models as a desired document may name, and more zones and buckets than any device has.
 _MAX_MODELS: Final = 64
