@@ -295,7 +295,9 @@ def _is_training(node: Any) -> bool:
 def _export(program: Any) -> Any:
     import torch
 
-    translations = beside("pytorch_translations").translations()
+    # A program that quantises nothing has not registered the operators.
+    quantises = hasattr(torch.ops.quantized_decomposed, "dequantize_per_channel")
+    translations = beside("pytorch_translations").translations() if quantises else {}
     options: dict[str, Any] = {"dynamo": True, "opset_version": _OPSET, "optimize": False, "verbose": False}
     try:
         return torch.onnx.export(program, (), custom_translation_table=translations, **options)
