@@ -69,7 +69,7 @@ def run_rows(table: Table, package: Package, threads: int | None) -> int:
             hint=hint,
         )
     reader = RowReader(manifest.columns, manifest.row_inputs, manifest.quantised_inputs)
-    labels = package.members.get("labels.txt", b"").decode().splitlines()
+    labels = [line.decode() for line in package.members.get("labels.txt", b"").splitlines()]
     texts = [column.name for column in reader.columns if column.categories is not None]
     rows = _Rows(table, reader.names, texts, labels)
     try:

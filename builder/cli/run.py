@@ -342,7 +342,7 @@ def _run_many(args: _Run, package: Package, names: list[str]) -> int:
 
     flags = _ONE_RUN if package.manifest.states else ("outputs", *_ONE_RUN)
     _refuse(args, "one input, got several or --accuracy", ", or give one input", *flags)
-    labels = package.members.get("labels.txt", b"").decode().splitlines()
+    labels = [line.decode() for line in package.members.get("labels.txt", b"").splitlines()]
     files = Files(names, accuracy=args.accuracy, labels=labels, draw=args.draw, as_json=args.place.json)
     runner = Runner(package, args.place.threads)
     steps: list[RunResult] = []

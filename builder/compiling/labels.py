@@ -47,24 +47,38 @@ COCO_LABELS: Final = (
 _UNUSED: Final = frozenset({12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
 _NUMBERS: Final = 90
 # What label files call the line of a class that detectors have beside the others, and do not answer.
-_PLACEHOLDERS: Final = frozenset({"???", "unlabeled", BACKGROUND, "__background__"})
+_PLACEHOLDERS: Final = frozenset({"???", "unlabeled", "n/a", BACKGROUND, "__background__"})
+_LINE: Final = re.compile(r"\r\n|\r|\n")  # and not what Unicode calls one: dictionaries of texts have those
+# A line with the number of its class: `0: person`, `0,person`, `0  person`.
+_WITH_NUMBER: Final = re.compile(r"(\d{1,5})(\s*[:,;]\s*|\s+)(\S.*)")
+_MOST_NUMBERS: Final = 1 << 16  # the most classes of a class map
+_UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")  # as Windows marks it
 
 
 def read_labels(source: Labels) -> list[str]:
     """Read labels: `coco`, a UTF-8 file with one label per line, or the labels themselves.
 
     Behind a file or `coco`, `,first=1` says that its first label is that of class 1: one for class 0 is put
-    before it, and COCO's are put at their own numbers.
+    before it, and COCO's are put at their own numbers. Lines that begin with numbers say it themselves.
 
     Raises `ModelError` if the file cannot be read, is not UTF-8 text, or is empty.
     """
     if not isinstance(source, str | os.PathLike):
         return [" ".join(label.split()) or " " for label in source]
-    text, first = _first_number(source)
-    lines = list(COCO_LABELS) if text == COCO else _read_lines(Path(text))
-    if first == 1:
-        lines = [BACKGROUND, *(_at_numbers(lines) if text == COCO else lines)]
-    return lines
+    return _read(source)[1]
+
+
+def _read(source: str | os.PathLike[str]) -> tuple[str, list[str], bool]:
+    """Return a source without `,first=`, its labels from class 0 on, and whether it says their numbers."""
+    what, first = _first_number(source)
+    own = None
+    if what == COCO:
+        lines = list(COCO_LABELS) if first != 1 else _at_numbers(COCO_LABELS)
+    else:
+        lines, own = _without_numbers(_read_lines(Path(what)))
+    if (own if first is None else first) == 1:
+        lines = [BACKGROUND, *lines]
+    return what, lines, (first, own) != (None, None) or lines[0].casefold() in _PLACEHOLDERS
 
 
 def _first_number(source: str | os.PathLike[str]) -> tuple[str, int | None]:
@@ -87,7 +101,8 @@ def _read_lines(path: Path) -> list[str]:
                 f"{path}: expected at most {MAX_LABELS_BYTES} bytes, got {path.stat().st_size}",
                 hint=_LABELS_HINT,
             )
-        text = path.read_bytes().decode("utf-8")
+        content = path.read_bytes()
+        text = content.decode("utf-8-sig")
     except OSError as error:
         raise ModelError(
             f"{path}: cannot be read ({error.strerror})",
@@ -96,15 +111,33 @@ def _read_lines(path: Path) -> list[str]:
     except UnicodeDecodeError as error:
         raise ModelError(
             f"{path}: expected UTF-8 text, one label per line ({error.reason} at byte {error.start})",
-            hint=f"write it as UTF-8: iconv -f latin1 -t utf-8 {path}",
+            hint=f"write it as UTF-8: iconv -f {'utf-16' if content[:2] in _UTF_16 else 'latin1'} -t utf-8 "
+            f"{path}",
         ) from error
     # A line with only a space is a space, which texts are read with.
-    lines = [line.strip() or line[:1] for line in text.splitlines()]
+    lines = [line.strip() or line[:1] for line in _LINE.split(text)]
     while lines and not lines[-1].strip() and lines[-1] != " ":
         lines.pop()
     if not any(line.strip() for line in lines):
         raise ModelError(f"{path}: expected one label per line, got an empty file", hint=_LABELS_HINT)
     return lines
+
+
+def _without_numbers(lines: list[str]) -> tuple[list[str], int | None]:
+    """Return labels without the numbers that each line begins with, and the first number; None without.
+
+    Numbers that no line has get a space. Names that only their numbers tell apart, such as `1 euro` and
+    `2 euro`, keep them.
+    """
+    found = [_WITH_NUMBER.fullmatch(line) for line in lines if line]
+    names = {int(match[1]): match[3] for match in found if match is not None}
+    numbers = sorted(names)
+    is_name = numbers[:1] == [1] and any(match[2] == " " for match in found if match is not None)
+    if len(names) < len(found) or 2 * len(set(names.values())) <= len(found) or is_name:
+        return lines, None
+    if numbers[0] > 1 or numbers[-1] >= _MOST_NUMBERS:
+        return lines, None
+    return [names.get(number, " ") for number in range(numbers[0], numbers[-1] + 1)], numbers[0]
 
 
 def read_named_labels(
@@ -128,11 +161,12 @@ def read_named_labels(
     if source is None:
         check_labels([], outputs, declared, "labels", counts)
         return None
-    what, lines = "labels", read_labels(source)
     if isinstance(source, str | os.PathLike):
-        what, first = _first_number(source)
-        if first is None and lines[0].casefold() not in _PLACEHOLDERS:
+        what, lines, are_numbered = _read(source)
+        if not are_numbered:
             _check_numbers(what, lines, declared, counts or {})
+    else:
+        what, lines = "labels", read_labels(source)
     lines = check_labels(lines, outputs, declared, what, counts)
     return ("\n".join(lines) + "\n").encode()
 
@@ -186,10 +220,10 @@ def check_labels(
         count = class_count(step, specs) or _counted(step, counts or {})
         is_text = isinstance(step, Ctc)
         if found == list(COCO_LABELS) and count in (_NUMBERS, _NUMBERS + 1):
-            found = _at_numbers(found)
+            found = [*[BACKGROUND] * (count - _NUMBERS), *_at_numbers(found)]
         if len(found) == count + 1 and not is_text and found[0].casefold() in _PLACEHOLDERS:
             del found[0]
-        if len(found) == count - 1 and (_first_is_background(step) or count == _NUMBERS + 1):
+        if len(found) == count - 1 and _first_is_background(step):
             found.insert(0, BACKGROUND)
         if is_text and len(found) == count - 2 and " " not in found:
             found.append(" ")  # which PaddleOCR adds to its file of characters

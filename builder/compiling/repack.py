@@ -165,7 +165,8 @@ def _with_labels(package: Package, labels: Labels | None, after: Postprocess | N
     lines: bytes | None
     if labels is None and old:
         try:
-            kept = check_labels(old.decode().splitlines(), outputs, after, "the bundle's labels", counts)
+            own = old.decode().removesuffix("\n").split("\n")
+            kept = check_labels(own, outputs, after, "the bundle's labels", counts)
         except ModelError as error:
             raise ModelError(str(error), hint="add --labels FILE, or --labels none") from error
         lines = ("\n".join(kept) + "\n").encode()

@@ -192,3 +192,74 @@ def test_rows_of_a_yolo_with_class_numbers_begin_at_0() -> None:
     declared = postprocess("yolov10", [rows], [image])
     found = declare(Outline((image,), (rows,)), Options(postprocess="yolov10", labels="coco"))
     assert found.labels == read_named_labels("coco", [rows], declared)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "\ufeffcat\ndog\nbird\n",
+        "0: cat\r\n1: dog\r\n2: bird\r\n\r\n",
+        "0,cat\n1,dog\n2,bird",
+        "2  bird\n0  cat\n1  dog\n",
+        "0 cat\n1 dog\n2 bird\n",
+        "1: cat\n2: dog\n3: bird\n",
+        "cat\u2028\ndog\nbird\n",
+    ],
+)
+def test_marks_and_numbers_are_no_part_of_a_label(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "labels.txt"
+    file.write_bytes(content.encode())
+    assert read_named_labels(file, [LOGITS], DECLARED) == b"cat\ndog\nbird\n"
+
+
+@pytest.mark.parametrize("content", ["1 euro\n2 euro\n5 euro\n", "0\n1\n2\n", "1 cent\n2 cents\n5 cents\n"])
+def test_numbers_that_are_names_stay(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "labels.txt"
+    file.write_text(content)
+    assert read_named_labels(file, [LOGITS], DECLARED) == content.encode()
+
+
+def test_numbers_of_lines_are_those_of_the_classes(tmp_path: Path) -> None:
+    """As in the label files of Coral, from 0, and in COCO's own annotations, from 1; both leave out ten."""
+    outputs, declared = _numbers()
+    ninety = {outputs[1].name: 90}
+    expected = read_named_labels("coco", outputs, declared, ninety)
+    assert expected is not None
+    names = expected.decode().splitlines()
+    file = tmp_path / "labels.txt"
+    for first in (0, 1):
+        given = "".join(f"{number}  {name}\n" for number, name in enumerate(names, first) if name.strip())
+        file.write_text(given)
+        assert read_named_labels(file, outputs, declared, ninety) == expected
+        # They are said, so nobody is asked for them.
+        unknown = read_named_labels(file, outputs, declared)
+        assert unknown == (b"background\n" if first else b"") + expected
+    file.write_text("0: cat\n2: bird\n")
+    assert read_named_labels(file, [LOGITS], DECLARED) == b"cat\n \nbird\n"
+    file.write_text("0: cat\n1: dog\n")
+    with pytest.raises(ModelError, match="expected 3 labels for logits, got 2"):
+        read_named_labels(file, [LOGITS], DECLARED)
+
+
+def test_no_background_is_made_up_for_91_classes(tmp_path: Path) -> None:
+    logits = TensorSpec("logits", "FP32", (1, 91))
+    file = tmp_path / "labels.txt"
+    file.write_text("".join(f"name {i}\n" for i in range(90)))
+    with pytest.raises(ModelError, match="expected 91 labels for logits, got 90"):
+        read_named_labels(file, [logits], postprocess("softmax,top5", [logits]))
+
+
+def test_a_dictionary_has_characters_that_are_line_ends_elsewhere(tmp_path: Path) -> None:
+    steps = TensorSpec("y", "FP32", (1, 7, 5))
+    file = tmp_path / "characters.txt"
+    content = "\u2028\n\x85\n\u3000\na\n".encode()
+    file.write_bytes(content)
+    assert read_named_labels(file, [steps], Postprocess((Ctc("y"),))) == content
+
+
+def test_how_to_convert_a_file_of_windows_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "labels.txt"
+    file.write_bytes("cat\ndog\nbird\n".encode("utf-16"))
+    with pytest.raises(ModelError, match="expected UTF-8") as caught:
+        read_named_labels(file, [LOGITS], DECLARED)
+    assert "iconv -f utf-16 -t utf-8" in caught.value.hint
