@@ -48,6 +48,7 @@ _MOST_BOXES: Final = 100
 # In pixels: no detector's boxes are all within so few. Fractions end at 1, and a box may reach over the edge.
 _MOST_FRACTION: Final = 2.0
 _ROUNDING: Final = 1e-3
+_SAME: Final = 1e-6  # of one number, computed in float32 in two places; the best of many scores are near
 # Fewer different numbers may be whole, or have equal distances, by chance.
 _FEWEST_STEPS: Final = 16
 _ROWS: Final = 3  # dimensions of an output with a row of scores for each box
@@ -299,17 +300,18 @@ def _boxes(
             "model may have lost them in integers that boxes share, or the postprocess be another model's"
         )
         return
-    if len(scores) > 1 and float(np.ptp(scores)) <= _ROUNDING * abs(float(scores[0])):
-        yield f"all scores of the {what} are {scores[0]:.4g}: the postprocess may be another model's"
+    if scores.max() > 1 + _ROUNDING:
+        yield (
+            f"scores of the {what} reach {scores.max():.4g}, not at most 1: "
+            "the postprocess may lack activation=sigmoid, or be another model's"
+        )
+    elif len(scores) > 1 and float(np.ptp(scores)) <= _SAME * abs(float(scores[0])):
+        which = "all" if len(scores) < _MOST_BOXES else f"the {len(scores)} best"
+        yield f"{which} scores of the {what} are {scores[0]:.4g}: the postprocess may be another model's"
     elif is_picture and scores.max() <= step.score_threshold:
         yield (
             f"no score of the picture is above {step.score_threshold:g}; the best is {scores.max():.2g}: if "
             "there is something to find, the preprocess or the postprocess may be another model's"
-        )
-    elif scores.max() > 1 + _ROUNDING:
-        yield (
-            f"scores of the {what} reach {scores.max():.4g}, not at most 1: "
-            "the postprocess may lack activation=sigmoid, or be another model's"
         )
     if size is None:
         return

@@ -40,8 +40,13 @@ if TYPE_CHECKING:  # which load a compiler
 MAX_OUTLINED_BYTES: Final = 256 << 20
 # Shapes follow from small weights, such as the target of a Reshape; ONNX copies a model to infer them.
 _MAX_SHAPE_VALUES: Final = 1024
-# Operators that only move values, and the most of them that stand behind the one that computes an output.
-_MOVES: Final = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+# Operators that only move or round values, and the most of them behind the one that computes an output.
+_MOVES: Final = frozenset(
+    {
+        "Cast", "DequantizeLinear", "Flatten", "Identity", "QuantizeLinear", "Reshape", "Squeeze",
+        "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
 _MOST_MOVES: Final = 16
 _MAP: Final = 4  # dimensions
 # What TensorFlow Lite calls the operators that hints tell apart.

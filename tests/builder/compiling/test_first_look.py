@@ -111,6 +111,20 @@ def test_a_degenerate_answer_is_told(change: Any, words: str) -> None:
     assert words in line
 
 
+def test_near_scores_are_not_equal_and_no_more_is_told_than_was_seen() -> None:
+    """Of many cells, the best hundred have nearly the same score; that says nothing about the others."""
+    spec = replace(ROWS, shape=(1, 7, 2100))
+    image = replace(IMAGE, shape=(1, 3, 320, 320))
+    declared = postprocess("yolov8", [spec], [image])
+    values = np.zeros((1, 7, 2100), np.float32)
+    values[0, :4] = [[100], [120], [40], [30]]
+    values[0, 4] = np.linspace(0.6, 0.59, 2100)
+    assert look(declared, [spec], {"output": values}, (320, 320), {}) == []
+    values[0, 4, :300] = 0.6
+    [line] = look(declared, [spec], {"output": values}, (320, 320), {})
+    assert "the 100 best scores of the sample are 0.6" in line
+
+
 def test_an_angle_among_the_scores_is_told() -> None:
     values = rows(64)
     values[0, -1, 0] = -0.7

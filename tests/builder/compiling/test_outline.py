@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -10,6 +11,7 @@ from onnx import TensorProto, helper
 
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.outline import Outline, fixed_outline, read_outline
+from builder.compiling.recognition import recognise
 from builder.errors import ShapeError
 from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
 
@@ -109,6 +111,28 @@ def test_hints_are_the_operators_behind_the_outputs(tmp_path: Path) -> None:
     assert found is not None
     assert (found.hints.task, dict(found.hints.makers)) == ("classify", {"y": "Softmax"})
     assert found.hints.operators == {"Add", "Softmax", "Identity"}
+
+
+@pytest.mark.parametrize("kinds", [("QuantizeLinear",), ("QuantizeLinear", "DequantizeLinear")])
+def test_a_softmax_whose_result_is_rounded_is_one(tmp_path: Path, kinds: Sequence[str]) -> None:
+    """As ONNX Runtime's quantizer writes it: a second softmax would make all scores alike."""
+    made = model((1, 4))
+    graph = made.graph
+    graph.node[0].output[0] = "sum"
+    nodes = [helper.make_node("Softmax", ["sum"], ["soft"])]
+    for kind in kinds:
+        nodes.append(helper.make_node(kind, [nodes[-1].output[0], "scale", "zero"], [kind]))
+    nodes[-1].output[0] = "y"
+    graph.node.extend(nodes)
+    graph.initializer.append(helper.make_tensor("scale", TensorProto.FLOAT, [], [1 / 256]))
+    graph.initializer.append(helper.make_tensor("zero", TensorProto.INT8, [], [-128]))
+    if len(kinds) == 1:
+        graph.output[0].type.tensor_type.elem_type = TensorProto.INT8
+    onnx.save(made, tmp_path / "m.onnx")
+    found = read_outline(tmp_path / "m.onnx")
+    assert found is not None and found.hints.ends_in_softmax("y")
+    proposal = recognise([TensorSpec("x", "FP32", (1, 3, 8, 8))], found.outputs, found.hints)
+    assert proposal is not None and proposal.postprocess == "top4"
 
 
 def test_functions_are_left_to_the_importer(tmp_path: Path) -> None:
