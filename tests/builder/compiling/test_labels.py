@@ -231,7 +231,7 @@ def test_numbers_of_lines_are_those_of_the_classes(tmp_path: Path) -> None:
         given = "".join(f"{number}  {name}\n" for number, name in enumerate(names, first) if name.strip())
         file.write_text(given)
         assert read_named_labels(file, outputs, declared, ninety) == expected
-        # They are said, so nobody is asked for them.
+        # The file says them, so the user need not.
         unknown = read_named_labels(file, outputs, declared)
         assert unknown == (b"background\n" if first else b"") + expected
     file.write_text("0: cat\n2: bird\n")
