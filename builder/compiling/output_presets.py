@@ -290,9 +290,10 @@ def _rtdetr(signature: Signature) -> Objects:
         box, score = _boxes_and_scores(signature, "boxes [1, n, 4] and logits [1, n, classes]")
         boxes, scores = _parts([box]), _parts([score])
         activation, transposed = "sigmoid", False
+    # Transformers ranks the classes of all rows, Ultralytics the best one of each row.
     return Objects(
         boxes=boxes, coding="centre", normalised=True, scores=scores, activation=activation,
-        transposed=transposed, score_threshold=0.5, iou_threshold=1.0,
+        multi_label=activation == "sigmoid", transposed=transposed, score_threshold=0.5, iou_threshold=1.0,
     )  # fmt: skip
 
 

@@ -337,6 +337,21 @@ def test_known_objects_come_out_in_pixels_of_the_image(family: str, dtype: Any) 
     assert ("masks" in result) == preset.endswith("-seg")
 
 
+@pytest.mark.parametrize(("family", "count"), [("RT-DETR", 4), ("RT-DETR of Ultralytics", 3)])
+def test_a_row_of_two_classes_is_counted_as_its_authors_do(family: str, count: int) -> None:
+    """`post_process_object_detection` of Transformers takes both, `RTDETRPredictor` the better one."""
+    preset, exact, _, _ = FAMILIES[family]
+    inputs, specs = signature(exact)
+    outputs = {name: value.astype(np.float32) for name, value in exact.items()}
+    if family == "RT-DETR":
+        outputs["logits"][0, 7, (KINDS[0] + 1) % CLASSES] = logit(np.array(0.51))
+    else:
+        outputs["output0"][0, 7, 4 + (KINDS[0] + 1) % CLASSES] = 0.51
+    step = step_of(preset, Signature.of(inputs, specs))
+    result: Any = Postprocessor(Postprocess((step,)), specs)(outputs, PLACEMENT)
+    assert len(result["boxes"]) == count
+
+
 def test_a_person_of_movenet_has_the_box_of_the_points_that_are_seen() -> None:
     outputs = movenet_of_one_person()
     inputs, specs = signature(outputs)
