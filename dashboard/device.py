@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from agent.bundle.quantisation import Quantisation, Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from agent.wire import topics
+from agent.wire.desired import MAX_MODELS
 from agent.wire.info import Capabilities, Info
 from agent.wire.job import JobState, Status
 from agent.wire.model_state import ModelPhase, ModelState
@@ -26,8 +27,6 @@ from dashboard.sample import Sample
 from dashboard.series import Series
 from dashboard.shown import number, shown
 
-# One worker each: an agent accepts no more (`agent.wire.desired`).
-MAX_SHOWN_MODELS: Final = 64
 # Of the documents of one agent that are kept: one with 64 models and 64 jobs has 200 kB.
 MAX_DOCUMENT_BYTES: Final = 512 << 10
 # How many topics whose documents had no room are remembered.
@@ -41,7 +40,7 @@ HOT_C: Final = 80.0
 _LISTED_MODELS: Final = 6
 _SHOWN_TENSORS: Final = 16
 _SHOWN_JOBS: Final = 20
-_BAD: Final = (ServiceState.DEGRADED, ServiceState.ROLLED_BACK, ServiceState.FAILED)
+BAD: Final = (ServiceState.DEGRADED, ServiceState.ROLLED_BACK, ServiceState.FAILED)
 FAILED_JOBS: Final = (Status.FAILED, Status.TIMED_OUT, Status.REJECTED)
 
 
@@ -62,17 +61,6 @@ class Event:
     kind: str
     text: str
     hint: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as a page takes it."""
-        return {
-            "number": self.number,
-            "time": self.time_s,
-            "agent": self.agent,
-            "kind": self.kind,
-            "text": self.text,
-            "hint": self.hint,
-        }
 
 
 @dataclass(slots=True)
@@ -120,7 +108,7 @@ class Device:
 
     def names(self) -> list[str]:
         """Return the names of its models."""
-        return sorted({*self.models, *self.reported})[:MAX_SHOWN_MODELS]
+        return sorted({*self.models, *self.reported})[:MAX_MODELS]
 
     def row(self) -> dict[str, Any]:
         """Return its row in the list; what changes every second is in `live`."""
@@ -161,7 +149,7 @@ class Device:
                 yield f"storage: {shown(presence.storage, 60)}"
         for name in self.names():
             state, report = self.models.get(name), self.reported.get(name)
-            if report is not None and report.state in _BAD:
+            if report is not None and report.state in BAD:
                 yield f"{shown(name, 64)}: {report.state.replace('_', ' ')}"
             elif state is not None and not state.ready and state.state == ModelPhase.FAILED:
                 yield f"{shown(name, 64)}: failed"
@@ -204,11 +192,11 @@ class Device:
             else {
                 "code": shown(rejection.code, 40),
                 "message": shown(rejection.message),
-                "hint": deployment_hint(rejection.code) or "",
+                "hint": deployment_hint(rejection.code),
             },
             "allModels": [self._model(name) for name in self.names()],
             "jobs": [_job(job) for job in self._latest_jobs()],
-            "events": [event.to_json() for event in reversed(self.events)],
+            "events": [asdict(event) for event in reversed(self.events)],
             "chart": None if model is None else self._chart(model),
         }
 
@@ -237,7 +225,7 @@ class Device:
 
     def _condition(self, name: str) -> str:
         state, report = self.models.get(name), self.reported.get(name)
-        if report is not None and report.state in _BAD:
+        if report is not None and report.state in BAD:
             return report.state.replace("_", " ")
         if state is None:
             return "not ready" if report is None else shown(report.state.replace("_", " "), 20)
@@ -318,7 +306,7 @@ def _job(job: JobState) -> dict[str, Any]:
         "result": job.result,
         "code": shown(job.code, 40),
         "message": shown(job.message),
-        "hint": deployment_hint(job.code or "") or "",
+        "hint": deployment_hint(job.code),
         "time": _time(job.time_s),
     }
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Final
 
 from agent.errors import BundleError
 from agent.wire import topics
+from agent.wire.desired import MAX_MODELS
 from agent.wire.info import Info
 from agent.wire.job import JobState, Status
 from agent.wire.metrics import parse_metrics
@@ -23,9 +25,9 @@ from agent.wire.presence import AgentState, Presence
 from agent.wire.reported import Reported
 from builder.fleet.hints import deployment_hint
 from dashboard.device import (
+    BAD,
     FAILED_JOBS,
     MAX_JOBS,
-    MAX_SHOWN_MODELS,
     Device,
     Event,
     shown_info,
@@ -164,7 +166,7 @@ class FleetState:
 
     def events_since(self, number: int) -> list[dict[str, Any]]:
         """Return the events after one, the newest last."""
-        return [event.to_json() for event in self._events if event.number > number]
+        return [asdict(event) for event in self._events if event.number > number]
 
     def _device(self, name: str) -> Device | None:
         device = self._devices.get(name)
@@ -199,24 +201,22 @@ class FleetState:
         if state is None:
             device.models.pop(model, None)
             device.series.pop(model, None)
-        elif model in device.models or len(device.models) < MAX_SHOWN_MODELS:
+        elif model in device.models or len(device.models) < MAX_MODELS:
             device.models[model] = shown_state(state)
 
     def _on_reported(self, device: Device, payload: bytes, *, is_retained: bool) -> None:
         report = _read(Reported.from_bytes, payload)
         before = device.rejection
-        device.reported = (
-            {} if report is None else {each.name: each for each in report.models[:MAX_SHOWN_MODELS]}
-        )
+        device.reported = {} if report is None else {each.name: each for each in report.models[:MAX_MODELS]}
         device.rejection = None if report is None else report.error
         if device.rejection is not None and device.rejection != before:
             code = device.rejection.code
             text = f"refused a request: {shown(device.rejection.message)} ({shown(code, 40)})"
-            self._happened(device, "bad", text, deployment_hint(code) or "")
+            self._happened(device, "bad", text, deployment_hint(code))
         if is_retained:
             return
         for model in device.reported.values():
-            if model.message and model.state in ("degraded", "rolled_back", "failed"):
+            if model.message and model.state in BAD:
                 text = f"{shown(model.name, 64)} is {model.state.replace('_', ' ')}: {shown(model.message)}"
                 if not any(event.text == text for event in device.events):
                     self._happened(device, "bad", text)
@@ -237,7 +237,7 @@ class FleetState:
         what = f"{shown(job.model, 64)}: {job.status.lower().replace('_', ' ')}"
         if job.status in FAILED_JOBS:
             why = f"{what}: {shown(job.message)} ({shown(job.code, 40) or 'no code'})"
-            self._happened(device, "bad", why, deployment_hint(job.code or "") or "", job, is_old=is_retained)
+            self._happened(device, "bad", why, deployment_hint(job.code), job, is_old=is_retained)
         else:
             kind = "good" if job.status is Status.SUCCEEDED else "note"
             self._happened(device, kind, what, "", job, is_old=is_retained)

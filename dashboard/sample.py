@@ -14,10 +14,10 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
+from agent.wire.desired import MAX_MODELS
 from dashboard.shown import number, shown
 
-# As many models as a desired document may name, and more zones and buckets than any device has.
-_MAX_MODELS: Final = 64
+# More zones and buckets than any device has.
 _MAX_ZONES: Final = 16
 _MAX_BUCKETS: Final = 64
 _KEY: Final = re.compile(r"(edge_[a-z0-9_]{1,80})(?:\{(.{0,400})\})?", re.DOTALL)
@@ -122,7 +122,7 @@ def read_sample(values: Mapping[str, float]) -> Sample:
             before.append(shown(labels.get("cause"), 60))
         elif "model" in labels:
             model = labels["model"]
-            if model not in models and len(models) < _MAX_MODELS:
+            if model not in models and len(models) < MAX_MODELS:
                 models[model] = _Model()
             if model in models:
                 _add(models[model], name, labels, value)

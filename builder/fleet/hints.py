@@ -36,6 +36,6 @@ DEPLOYMENT_HINTS: Final[dict[type[EdgeError], str]] = {
 _HINT_BY_CODE: Final = {error.code: hint for error, hint in DEPLOYMENT_HINTS.items()}
 
 
-def deployment_hint(code: str) -> str | None:
-    """Return what to do about a deployment that an agent ended with this wire code; None if unknown."""
-    return _HINT_BY_CODE.get(code)
+def deployment_hint(code: str | None) -> str:
+    """Return what to do about a deployment that an agent ended with this wire code; empty if unknown."""
+    return _HINT_BY_CODE.get(code or "", "")

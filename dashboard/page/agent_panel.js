@@ -185,7 +185,7 @@ function jobs(list, now) {
 export function eventList(events, now, onOpen = null) {
   if (!events.length) return [];
   return [element("h3", { text: "What happened" }), element("table", { class: "wide" }, element("tbody", {}, ...events.map((event) =>
-    element("tr", {}, element("td", { class: "muted", title: moment(event.time), text: ago(event.time, now) }),
+    element("tr", {}, element("td", { class: "muted", title: moment(event.time_s), text: ago(event.time_s, now) }),
       onOpen && element("td", {}, element("button", { type: "button", text: event.agent, data: { key: `event ${event.number}` }, on: { click: () => onOpen(event.agent) } })),
       element("td", {}, element("span", { class: event.kind === "bad" ? "bad" : event.kind === "good" ? "good" : "", text: event.text }),
         event.hint && element("p", { class: "hint", text: event.hint }))))))];

@@ -49,8 +49,8 @@ def test_good_file_for_another_device_gets_the_hint_of_a_deployment() -> None:
 
 
 def test_unknown_code_of_an_agent_has_no_hint() -> None:
-    assert deployment_hint("ERR_OF_TOMORROW") is None
-    assert deployment_hint("") is None
+    assert deployment_hint("ERR_OF_TOMORROW") == ""
+    assert deployment_hint("") == ""
 
 
 @pytest.mark.parametrize(

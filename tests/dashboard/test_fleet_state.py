@@ -134,7 +134,7 @@ def test_clock_of_a_device_is_believed_only_where_it_can_be() -> None:
     job(state, "past", Status.SUCCEEDED, time_s=500.0, is_retained=True)
     job(state, "future", Status.SUCCEEDED, time_s=5e9, is_retained=True)
     job(state, "live", Status.SUCCEEDED, time_s=5.0)
-    assert {event["agent"]: event["time"] for event in state.events_since(0)} == {
+    assert {event["agent"]: event["time_s"] for event in state.events_since(0)} == {
         "past": 500.0,
         "future": 1000.0,
         "live": 1000.0,
