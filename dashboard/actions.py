@@ -55,10 +55,6 @@ class Action:
     message: str = ""
     hint: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as a page takes it."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True)
 class Upload:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from tornado import web, websocket
 from tornado.http1connection import HTTP1Connection
@@ -24,16 +25,16 @@ from agent.errors import EdgeError
 from agent.wire.content_types import JSON, WAV
 from builder.errors import BuildError, FleetError
 from dashboard import reading
+from dashboard.actions import Actions
 from dashboard.guard import Guard
-from dashboard.page_files import INDEX, read_page_files
+from dashboard.page_files import INDEX, PageFile, read_page_files
 from dashboard.page_session import MAX_MESSAGE_BYTES, PageSession
 from dashboard.shown import as_json
+from edgebundle.async_client import AsyncClient
 from edgebundle.errors import ClientError, RefusedError
 from edgebundle.request import MAX_REQUEST_BYTES, Request
 
-if TYPE_CHECKING:
-    from dashboard.server import Dashboard
-
+_MAX_ASKING: Final = 16
 _ASK_DEADLINE_S: Final = 15.0
 # From a request's head to the last byte of its answer, however little a client sends or takes at a time.
 REQUEST_LIMIT_S: Final = 60.0
@@ -44,6 +45,8 @@ UPLOAD_LIMIT_S: Final = 1800.0
 _PING_S: Final = 20.0
 _TOKEN_HEADER: Final = "X-Edgebundle-Token"  # noqa: S105 - its name, not a token
 _PROTOCOL: Final = "edgebundle"
+# Mistakes and failures that the page shows; all others are faults of the dashboard.
+_EXPLAINED: Final = (BuildError, EdgeError, ClientError)
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' blob:; media-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -59,10 +62,26 @@ _HEADERS: Final = {
 }
 
 
-def application(dashboard: Dashboard) -> web.Application:
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What the handlers use.
+
+    `open_session`, `close_session`: for a page whose messages the argument sends; None if there are too many.
+    `asking`: what is asked at a time.
+    """
+
+    guard: Guard
+    actions: Actions
+    client: AsyncClient
+    open_session: Callable[[Callable[[str], Awaitable[None]]], PageSession | None]
+    close_session: Callable[[PageSession], None]
+    asking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_ASKING))
+    files: Mapping[str, PageFile] = field(default_factory=read_page_files)
+
+
+def application(backend: Backend) -> web.Application:
     """Return the handlers of a dashboard's requests."""
-    shared = {"dashboard": dashboard}
-    files = {"dashboard": dashboard, "files": read_page_files()}
+    shared = {"backend": backend}
     return web.Application(
         [
             (r"/live", _Live, shared),
@@ -72,7 +91,7 @@ def application(dashboard: Dashboard) -> web.Application:
             (r"/api/bundles/([0-9a-f]{16})", _Bundle, shared),
             (r"/api/deploy", _Deploy, shared),
             (r"/api/roll-back", _RollBack, shared),
-            (r"/([a-z_]*(?:\.[a-z]+)?)", _Page, files),
+            (r"/([a-z_]*(?:\.[a-z]+)?)", _Page, shared),
         ],
         default_handler_class=_Nothing,
         default_handler_args=shared,
@@ -85,8 +104,8 @@ def application(dashboard: Dashboard) -> web.Application:
 class _Handler(web.RequestHandler):
     """What all handlers share: headers, the check of `Host`, the deadline, errors as JSON."""
 
-    def initialize(self, dashboard: Dashboard, **_more: object) -> None:
-        self.dashboard = dashboard
+    def initialize(self, backend: Backend) -> None:
+        self.backend = backend
         self._deadline: asyncio.TimerHandle | None = None
         self.end_after(REQUEST_LIMIT_S)
 
@@ -114,12 +133,15 @@ class _Handler(web.RequestHandler):
             self.set_header(name, value)
 
     def prepare(self) -> None:
-        if not self.dashboard.guard.is_host(self.request.headers.get("Host")):
+        if not self.backend.guard.is_host(self.request.headers.get("Host")):
             raise _Refusal(403, "expected a Host that names this machine", "open the printed address")
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:  # noqa: ANN401 - tornado's own signature
         error = (kwargs.get("exc_info") or (None, None, None))[1]
         text, hint = "the request cannot be answered", ""
+        if isinstance(error, _EXPLAINED):
+            error = _refusal(error, 502 if isinstance(error, RefusedError) else 422)
+            self.set_status(error.status_code)
         if isinstance(error, _Refusal):
             text, hint = error.text, error.hint
         elif status_code in (400, 404, 405, 413):
@@ -130,7 +152,7 @@ class _Handler(web.RequestHandler):
         self.finish(as_json({"error": text, "hint": hint}))
 
     def log_exception(self, typ: Any, value: Any, tb: Any) -> None:  # noqa: ANN401 - tornado's own signature
-        if not isinstance(value, web.HTTPError):
+        if not isinstance(value, (web.HTTPError, *_EXPLAINED)):
             super().log_exception(typ, value, tb)
 
 
@@ -142,12 +164,18 @@ class _Refusal(web.HTTPError):
         self.text, self.hint = text, hint
 
 
+def _refusal(error: Exception, status: int) -> _Refusal:
+    """Return a mistake or a failure as the page shows it."""
+    text = getattr(error, "message", None) or str(error)
+    return _Refusal(status, " ".join(str(text).split())[:1000], getattr(error, "hint", None) or "")
+
+
 class _Guarded(_Handler):
     """A handler for pages that know the token."""
 
     def prepare(self) -> None:
         super().prepare()
-        _require(self.dashboard.guard, self.request, self.request.headers.get(_TOKEN_HEADER))
+        _require(self.backend.guard, self.request, self.request.headers.get(_TOKEN_HEADER))
 
     def answer(self, document: Mapping[str, Any]) -> None:
         """Answer with JSON, which a browser must not take for a page."""
@@ -160,11 +188,6 @@ class _Guarded(_Handler):
         connection.set_max_body_size(most_bytes)
         connection.set_body_timeout(UPLOAD_LIMIT_S)
         self.end_after(UPLOAD_LIMIT_S)
-
-    def refuse(self, error: Exception, status: int = 422) -> _Refusal:
-        """Return a mistake or a failure as the page shows it."""
-        text = getattr(error, "message", None) or str(error)
-        return _Refusal(status, " ".join(str(text).split())[:1000], getattr(error, "hint", None) or "")
 
     def fields(self, *names: str) -> list[str]:
         """Return texts from a JSON object in the body."""
@@ -195,12 +218,8 @@ class _Nothing(_Handler):
 
 
 class _Page(_Handler):
-    def initialize(self, dashboard: Dashboard, **more: Any) -> None:  # noqa: ANN401 - tornado's arguments
-        super().initialize(dashboard)
-        self._files = more["files"]
-
     def get(self, name: str) -> None:
-        file = self._files.get(name or INDEX)
+        file = self.backend.files.get(name or INDEX)
         if file is None:
             raise web.HTTPError(404)
         self.set_header("Content-Type", file.media_type)
@@ -229,15 +248,9 @@ class _Ask(_Guarded):
     async def post(self) -> None:
         agent, model = self.get_query_argument("agent"), self.get_query_argument("model")
         body = bytes(self._body or b"")
-        try:
-            request = _request(self.request.headers.get("Content-Type", ""), body)
-            async with self.dashboard.asking:
-                target = self.dashboard.client.model(agent, model)
-                answer = await target(request, deadline_s=_ASK_DEADLINE_S)
-        except RefusedError as error:
-            raise self.refuse(error, 502) from error
-        except ClientError as error:
-            raise self.refuse(error) from error
+        request = _request(self.request.headers.get("Content-Type", ""), body)
+        async with self.backend.asking:
+            answer = await self.backend.client.model(agent, model)(request, deadline_s=_ASK_DEADLINE_S)
         self.answer(await asyncio.to_thread(reading.read, answer))
 
 
@@ -256,9 +269,9 @@ class _Bundles(_Guarded):
         super().prepare()
         self.take_body(MAX_BUNDLE_BYTES)
         try:
-            self._path = self.dashboard.actions.new_file()
+            self._path = self.backend.actions.new_file()
         except BuildError as error:
-            raise self.refuse(error, 429) from error
+            raise _refusal(error, 429) from error
         self._file = self._path.open("wb")
 
     def data_received(self, chunk: bytes) -> None:
@@ -269,10 +282,7 @@ class _Bundles(_Guarded):
         assert self._path is not None
         self._file.close()
         path, self._path = self._path, None
-        try:
-            upload = await self.dashboard.actions.keep(path, self.get_query_argument("name", ""))
-        except (BuildError, EdgeError) as error:
-            raise self.refuse(error) from error
+        upload = await self.backend.actions.keep(path, self.get_query_argument("name", ""))
         self.answer(upload.to_json())
 
     def on_connection_close(self) -> None:
@@ -292,26 +302,20 @@ class _Bundles(_Guarded):
 
 class _Bundle(_Guarded):
     def delete(self, upload_id: str) -> None:
-        self.dashboard.actions.discard(upload_id)
+        self.backend.actions.discard(upload_id)
         self.set_status(204)
 
 
 class _Deploy(_Guarded):
     def post(self) -> None:
         bundle, agent = self.fields("bundle", "agent")
-        try:
-            self.answer(self.dashboard.actions.deploy(bundle, agent).to_json())
-        except BuildError as error:
-            raise self.refuse(error) from error
+        self.answer(asdict(self.backend.actions.deploy(bundle, agent)))
 
 
 class _RollBack(_Guarded):
     def post(self) -> None:
         agent, model = self.fields("agent", "model")
-        try:
-            self.answer(self.dashboard.actions.roll_back(agent, model).to_json())
-        except BuildError as error:
-            raise self.refuse(error) from error
+        self.answer(asdict(self.backend.actions.roll_back(agent, model)))
 
 
 class _Live(websocket.WebSocketHandler, _Handler):
@@ -321,17 +325,17 @@ class _Live(websocket.WebSocketHandler, _Handler):
         self._session: PageSession | None = None
         _Handler.prepare(self)
         offered = [each.strip() for each in self.request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
-        _require(self.dashboard.guard, self.request, offered[1] if len(offered) == 2 else None)
+        _require(self.backend.guard, self.request, offered[1] if len(offered) == 2 else None)
 
     def check_origin(self, origin: str) -> bool:
-        return self.dashboard.guard.is_origin(origin, self.request.headers.get("Host"))
+        return self.backend.guard.is_origin(origin, self.request.headers.get("Host"))
 
     def select_subprotocol(self, subprotocols: list[str]) -> str | None:
         return _PROTOCOL if _PROTOCOL in subprotocols else None
 
     def open(self, *_args: str, **_kwargs: str) -> None:
         _Handler.on_connection_close(self)  # no deadline: it is a page, and pings tell whether it is there
-        self._session = self.dashboard.open_session(self._write)
+        self._session = self.backend.open_session(self._write)
         if self._session is None:
             self.close(1013, "too many pages are open")
 
@@ -345,7 +349,7 @@ class _Live(websocket.WebSocketHandler, _Handler):
 
     def on_close(self) -> None:
         if self._session is not None:
-            self.dashboard.close_session(self._session)
+            self.backend.close_session(self._session)
 
     async def _write(self, text: str) -> None:
         await self.write_message(text)

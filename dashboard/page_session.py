@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any, Final
 
 from agent.bundle.names import MODEL_NAME
@@ -108,7 +109,7 @@ class PageSession:
             parts["events"] = events
             self._event = events[-1]["number"]
         if self._actions:
-            parts["actions"] = [action.to_json() for action in self._actions.values()]
+            parts["actions"] = [asdict(action) for action in self._actions.values()]
             self._actions.clear()
         state = as_json(broker)
         if state != self._broker:

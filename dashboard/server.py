@@ -23,7 +23,7 @@ from dashboard.actions import Action, Actions
 from dashboard.broker_link import BrokerLink
 from dashboard.fleet_state import FleetState
 from dashboard.guard import Guard, new_token
-from dashboard.handlers import application
+from dashboard.handlers import Backend, application
 from dashboard.page_session import PageSession
 from edgebundle.async_client import AsyncClient
 from edgebundle.broker import Broker
@@ -32,7 +32,6 @@ from edgebundle.broker import Broker
 TICK_S: Final = 0.25
 _SETTLE_S: Final = 0.05
 _MAX_PAGES: Final = 32
-_MAX_ASKING: Final = 16
 # Of bodies that are read before the guard; the handlers of longer ones raise it for those that passed.
 _MAX_BODY_BYTES: Final = 64 << 10
 # From a request's first byte to its last, and between two requests of one connection.
@@ -60,8 +59,8 @@ class Dashboard:
         The checks of every request.
     port
         Where it listens, after `start`.
-    fleet, actions, asking
-        What the handlers use.
+    fleet, actions
+        What the broker tells, and what pages started.
     """
 
     def __init__(
@@ -78,8 +77,7 @@ class Dashboard:
         self.fleet = FleetState()
         self._awake = asyncio.Event()
         self._link = BrokerLink(broker, self.fleet, self._awake.set)  # checks the broker's settings
-        self.asking = asyncio.Semaphore(_MAX_ASKING)
-        self.client = AsyncClient(broker)
+        self._client = AsyncClient(broker)
         self._host = host
         self._folder = tempfile.TemporaryDirectory(prefix="edgebundle-dashboard-")
         self.actions = Actions(broker, Path(self._folder.name), self._on_action)
@@ -126,7 +124,9 @@ class Dashboard:
             raise
         self.port = sockets[0].getsockname()[1]
         self._server = httpserver.HTTPServer(
-            application(self),
+            application(
+                Backend(self.guard, self.actions, self._client, self._open_session, self._sessions.discard)
+            ),
             max_body_size=_MAX_BODY_BYTES,
             body_timeout=_BODY_LIMIT_S,
             idle_connection_timeout=_IDLE_LIMIT_S,
@@ -140,7 +140,7 @@ class Dashboard:
             self._ticking.cancel()
             await asyncio.gather(self._ticking, return_exceptions=True)
         # All at once: none waits for another, and a broker that no longer answers takes its time only once.
-        closing = [self.actions.close(), self.client.close(), self._link.close()]
+        closing = [self.actions.close(), self._client.close(), self._link.close()]
         if self._server is not None:
             self._server.stop()
             closing.append(self._server.close_all_connections())
@@ -151,7 +151,7 @@ class Dashboard:
             ended.result()
         self._folder.cleanup()
 
-    def open_session(self, send: Callable[[str], Awaitable[None]]) -> PageSession | None:
+    def _open_session(self, send: Callable[[str], Awaitable[None]]) -> PageSession | None:
         """Return the session of a new page; None if there are too many."""
         if len(self._sessions) >= _MAX_PAGES:
             return None
@@ -161,10 +161,6 @@ class Dashboard:
         self._sessions.add(session)
         self._awake.set()
         return session
-
-    def close_session(self, session: PageSession) -> None:
-        """Forget a page."""
-        self._sessions.discard(session)
 
     def _on_action(self, action: Action) -> None:
         for session in self._sessions:
