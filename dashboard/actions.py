@@ -82,7 +82,6 @@ class Upload:
             "digest": self.file.digest,
             "size": self.file.size,
             "target": shown(f"{manifest.target.triple} {manifest.target.cpu}", 120),
-            "counter": str(manifest.security_counter),  # may exceed what JavaScript has integers for
         }
 
 

@@ -44,6 +44,14 @@ BAD: Final = (ServiceState.DEGRADED, ServiceState.ROLLED_BACK, ServiceState.FAIL
 FAILED_JOBS: Final = (Status.FAILED, Status.TIMED_OUT, Status.REJECTED)
 
 
+# What stands for documents that have not arrived.
+_NO_INFO: Final = Info("", "")
+_NO_STATE: Final = ModelState.from_bytes(b"{}")
+_NO_REPORT: Final = ReportedModel(
+    name="", digest="", version="", state="", origin="", job="", previous=None, security_counter=None
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened to an agent.
@@ -148,10 +156,10 @@ class Device:
             if presence.storage:
                 yield f"storage: {shown(presence.storage, 60)}"
         for name in self.names():
-            state, report = self.models.get(name), self.reported.get(name)
-            if report is not None and report.state in BAD:
+            state, report = self._documents(name)
+            if report.state in BAD:
                 yield f"{shown(name, 64)}: {report.state.replace('_', ' ')}"
-            elif state is not None and not state.ready and state.state == ModelPhase.FAILED:
+            elif not state.ready and state.state == ModelPhase.FAILED:
                 yield f"{shown(name, 64)}: failed"
         if self.cut:
             yield "it publishes more than this page keeps"
@@ -166,8 +174,7 @@ class Device:
 
     def detail(self, model: str | None) -> dict[str, Any]:
         """Return all that its own page shows, with one model's numbers over time."""
-        info, presence, sample = self.info, self.presence, self.sample or Sample()
-        rejection = self.rejection
+        info, sample, rejection = self.info or _NO_INFO, self.sample or Sample(), self.rejection
         return {
             **self.row(),
             "alerts": list(self.alerts())[:40],
@@ -180,13 +187,9 @@ class Device:
             "load": number(sample.load),
             "memoryFree": number(sample.memory_available_bytes),
             "diskFree": number(sample.state_free_bytes),
-            "cores": None if info is None else number(info.hardware.cores),
-            "memory": None if info is None else number(info.hardware.memory_bytes),
-            "kernel": "" if info is None else shown(info.software.kernel, 100),
-            "sandboxMissing": None
-            if info is None or info.sandbox is None
-            else [shown(part, 40) for part in info.sandbox.missing],
-            "storage": "" if presence is None else shown(presence.storage, 60),
+            "cores": number(info.hardware.cores),
+            "memory": number(info.hardware.memory_bytes),
+            "sandboxMissing": info.sandbox and [shown(part, 40) for part in info.sandbox.missing],
             "rejection": None
             if rejection is None
             else {
@@ -201,13 +204,11 @@ class Device:
         }
 
     def _version(self) -> str:
-        version = self.presence.version if self.presence is not None else ""
-        return shown(version or (self.info.agent if self.info is not None else ""), 60)
+        version = "" if self.presence is None else self.presence.version
+        return shown(version or (self.info or _NO_INFO).agent, 60)
 
     def _machine(self) -> str:
-        if self.info is None:
-            return ""
-        hardware = self.info.hardware
+        hardware = (self.info or _NO_INFO).hardware
         words = (shown(hardware.board or hardware.cpu or "", 120), shown(hardware.arch, 30))
         return ", ".join(word for word in words if word)
 
@@ -218,42 +219,41 @@ class Device:
                 return (job.step or job.status).replace("_", " ").lower()
         return ""
 
-    def _summary(self, name: str) -> list[str]:
-        state, report = self.models.get(name), self.reported.get(name)
-        version = state.version if state is not None else report.version if report is not None else ""
-        return [shown(name, 64), shown(version, 40), self._condition(name)]
+    def _documents(self, name: str) -> tuple[ModelState, ReportedModel]:
+        return self.models.get(name, _NO_STATE), self.reported.get(name, _NO_REPORT)
 
-    def _condition(self, name: str) -> str:
-        state, report = self.models.get(name), self.reported.get(name)
-        if report is not None and report.state in BAD:
-            return report.state.replace("_", " ")
-        if state is None:
-            return "not ready" if report is None else shown(report.state.replace("_", " "), 20)
-        return "ready" if state.ready else shown(state.state, 20) or "not ready"
+    def _summary(self, name: str) -> list[str]:
+        state, report = self._documents(name)
+        condition = state.state
+        if report.state in BAD or name not in self.models:
+            condition = report.state.replace("_", " ")
+        elif state.ready:
+            condition = "ready"
+        return [
+            shown(name, 64),
+            shown(state.version or report.version, 40),
+            shown(condition, 20) or "not ready",
+        ]
 
     def _model(self, name: str) -> dict[str, Any]:
-        state, report = self.models.get(name), self.reported.get(name)
-        job = None if report is None else self.jobs.get(report.job)
-        reasons = (None if state is None else state.message, None if report is None else report.message)
-        numbers = None if self.sample is None else self.sample.models.get(name)
+        state, report = self._documents(name)
+        job = self.jobs.get(report.job)
+        shown_name, version, condition = self._summary(name)
         return {
-            "name": shown(name, 64),
-            "version": self._summary(name)[1],
-            "condition": self._condition(name),
-            "ready": state is not None and state.ready,
-            "reason": next((shown(reason) for reason in reasons if reason), ""),
-            "digest": shown(state.digest if state is not None else report.digest if report else "", 80),
-            "key": "" if state is None else shown(state.key_id, 80),
-            "previous": "" if report is None else shown(report.previous, 80),
+            "name": shown_name,
+            "version": version,
+            "condition": condition,
+            "ready": state.ready,
+            "reason": shown(state.message or report.message),
+            "digest": shown(state.digest or report.digest, 80),
+            "key": shown(state.key_id, 80),
+            "previous": shown(report.previous, 80),
             "since": None if job is None or job.status is not Status.SUCCEEDED else _time(job.time_s),
-            "image": None if state is None or state.image_input is None else shown(state.image_input, 100),
-            "audio": None if state is None or state.audio_input is None else shown(state.audio_input, 100),
-            "audioRate": None if state is None else number(state.audio_rate),
-            "hasState": state is not None and state.has_state,
-            "inputs": [] if state is None else _specs(state.inputs, state.quantisation.inputs),
-            "outputs": [] if state is None else _specs(state.outputs, state.quantisation.outputs),
-            "steps": [] if state is None else [shown(step, 40) for step in state.postprocess],
-            "rate": None if numbers is None else number(numbers.throughput),
+            "image": None if state.image_input is None else shown(state.image_input, 100),
+            "audio": None if state.audio_input is None else shown(state.audio_input, 100),
+            "audioRate": number(state.audio_rate),
+            "inputs": _specs(state.inputs, state.quantisation.inputs),
+            "steps": [shown(step, 40) for step in state.postprocess],
         }
 
     def _chart(self, model: str) -> dict[str, Any]:
@@ -278,13 +278,12 @@ def shown_state(state: ModelState) -> ModelState:
     return replace(
         state,
         inputs=state.inputs[:_SHOWN_TENSORS],
-        outputs=state.outputs[:_SHOWN_TENSORS],
-        smallest_inputs=state.smallest_inputs[:_SHOWN_TENSORS],
-        smallest_outputs=state.smallest_outputs[:_SHOWN_TENSORS],
+        outputs=(),
+        smallest_inputs=(),
+        smallest_outputs=(),
+        columns=(),
         postprocess=state.postprocess[:_SHOWN_TENSORS],
-        quantisation=Quantisation(
-            state.quantisation.inputs[:_SHOWN_TENSORS], state.quantisation.outputs[:_SHOWN_TENSORS]
-        ),
+        quantisation=Quantisation(state.quantisation.inputs[:_SHOWN_TENSORS], ()),
     )
 
 
@@ -297,13 +296,9 @@ def shown_info(info: Info) -> Info:
 
 def _job(job: JobState) -> dict[str, Any]:
     return {
-        "id": shown(job.id, 80),
         "model": shown(job.model, 64),
-        "digest": shown(job.digest, 80),
         "status": job.status,
         "step": job.step,
-        "progress": job.progress,
-        "result": job.result,
         "code": shown(job.code, 40),
         "message": shown(job.message),
         "hint": deployment_hint(job.code),
