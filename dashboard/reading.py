@@ -50,7 +50,7 @@ def read(answer: Answer) -> dict[str, Any]:
         "latency": answer.latency_s,
         "parts": {name: part for name, part in parts.items() if part is not None},
         "labels": _labels(short),
-        "boxes": _boxes(short),
+        "boxes": _boxes(short, outputs),
         "map": _map(outputs),
         "segments": _segments(outputs),
         "text": _text(outputs),
@@ -65,14 +65,14 @@ def _labels(answer: Answer) -> list[dict[str, Any]]:
     ]
 
 
-def _boxes(answer: Answer) -> list[dict[str, Any]]:
+def _boxes(answer: Answer, outputs: dict[str, Output]) -> list[dict[str, Any]]:
     """Return the first list of objects; those whose corners are not numbers are left out."""
     prefixes = answer.lists("classes")
     if not prefixes:
         return []
     prefix = prefixes[0]
-    points = _keypoints(answer, prefix)
-    masks = _masks(answer, prefix)
+    points = _keypoints(outputs.get(f"{prefix}keypoints"))
+    masks = _masks(outputs, prefix)
     boxes = []
     for i, box in enumerate(answer.boxes_of(prefix)[:_MAX_OBJECTS]):
         corners = [number(edge) for edge in (box.x0, box.y0, box.x1, box.y1)]
@@ -92,8 +92,7 @@ def _boxes(answer: Answer) -> list[dict[str, Any]]:
     return boxes
 
 
-def _keypoints(answer: Answer, prefix: str) -> list[list[list[float | None]]]:
-    output = _find(answer, f"{prefix}keypoints")
+def _keypoints(output: Output | None) -> list[list[list[float | None]]]:
     if output is None or len(output.shape) != 3 or output.shape[2] not in (2, 3) or _is_text(output):
         return []
     count, points, size = output.shape
@@ -107,11 +106,11 @@ def _keypoints(answer: Answer, prefix: str) -> list[list[list[float | None]]]:
     ]
 
 
-def _masks(answer: Answer, prefix: str) -> list[dict[str, Any] | None]:
+def _masks(outputs: dict[str, Output], prefix: str) -> list[dict[str, Any] | None]:
     """Return a mask for each object; None for one that is too large, or beyond what can be drawn."""
-    masks = _find(answer, f"{prefix}masks")
-    extent = _numbers(_find(answer, f"{prefix}mask_size"), 2)
-    place = _numbers(_find(answer, f"{prefix}mask_area"), 4)
+    masks = outputs.get(f"{prefix}masks")
+    extent = _numbers(outputs.get(f"{prefix}mask_size"), 2)
+    place = _numbers(outputs.get(f"{prefix}mask_area"), 4)
     if masks is None or not _is_text(masks) or len(extent) != 2 or len(place) != 4:
         return []
     height, width = map(int, extent)
@@ -178,10 +177,6 @@ def _tensor(output: Output) -> dict[str, Any]:
         "shape": list(output.shape[:8]),
         "values": _texts(output, 40, _MAX_VALUES) if _is_text(output) else _values(output, _MAX_VALUES),
     }
-
-
-def _find(answer: Answer, name: str) -> Output | None:
-    return next((output for output in answer.outputs if output.name == name), None)
 
 
 def _count(output: Output) -> int:
