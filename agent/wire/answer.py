@@ -156,7 +156,7 @@ def read_answer(message: Message) -> ReceivedAnswer:
             status=status or 0,
             message=text,
             model_version=version,
-            raw=message.payload,
+            raw=bytes(message.payload),
             raw_tensors=specs,
             server_timing=properties.first(SERVER_TIMING),
         )

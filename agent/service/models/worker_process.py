@@ -17,6 +17,7 @@ import os
 import resource
 import signal
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -50,6 +51,8 @@ _MOVE_ROUNDS: Final = 4
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 # Up to this size a copy costs less than another system call.
 _JOINED_BYTES: Final = 16 << 10
+# What a worker's socket does not take at once is copied by asyncio (of Python 3.11), so it gets no more.
+_WRITE_BYTES: Final = 256 << 10
 
 # Makes a child process with these descriptors: its channel, its standard error, its end of the gate. Returns
 # its process id, or raises OSError.
@@ -89,6 +92,9 @@ class WorkerProcess:
         self._gate: ThreadGate | None = None
         self._lines: WorkerLog | None = None
         self._transport: asyncio.Transport | None = None
+        # What it has not been given yet, and whether its socket takes no more now.
+        self._unwritten: deque[memoryview] = deque()
+        self._is_full = False
         self._ended = asyncio.Event()
         self._reaping: asyncio.Task[None] | None = None
         self._cores: tuple[tuple[int, ...], ...] = ()
@@ -147,7 +153,7 @@ class WorkerProcess:
             sent = socket.send_fds(ours, [data[:_FIRST_WRITE_BYTES]], list(descriptors))
             loop = asyncio.get_running_loop()
             self._transport, _ = await loop.create_connection(
-                lambda: _Protocol(self._take, self._lost), sock=ours
+                lambda: _Protocol(self._take, self._lost, self._go_on), sock=ours
             )
         except BaseException:
             undo.close()
@@ -168,12 +174,21 @@ class WorkerProcess:
                     self._busy_since_s = _now_s()
                 self._unanswered += 1
             head, body = encode(header, payload)
-            if len(body) > _JOINED_BYTES:
-                self._transport.write(head)
-                self._transport.write(memoryview(body))  # of bytes, it would copy what is left
+            if len(body) > _JOINED_BYTES or self._unwritten:
+                self._unwritten += memoryview(head), memoryview(body)
+                self._go_on(is_full=self._is_full)
             else:
                 # One system call, and the worker wakes up once.
                 self._transport.write(head + body)
+
+    def _go_on(self, *, is_full: bool) -> None:
+        """Write what waits, in parts, as long as the socket takes them."""
+        self._is_full = is_full
+        while self._unwritten and not self._is_full and self._transport is not None:
+            part = self._unwritten.popleft()
+            if len(part) > _WRITE_BYTES:
+                self._unwritten.appendleft(part[_WRITE_BYTES:])
+            self._transport.write(part[:_WRITE_BYTES])  # which may call `pause_writing`
 
     def kill(self) -> None:
         """Kill it."""
@@ -305,6 +320,7 @@ class WorkerProcess:
 
     def _lost(self, complaint: str) -> None:
         """Take note that the channel is closed; `complaint` says what was wrong, if anything was."""
+        self._unwritten.clear()
         if self._reaping is None:
             self._reaping = asyncio.get_running_loop().create_task(self._reap(complaint))
 
@@ -360,9 +376,15 @@ class WorkerProcess:
 class _Protocol(asyncio.BufferedProtocol):
     """Feeds the frame decoder; bytes from the socket go straight into its buffers."""
 
-    def __init__(self, on_frame: Callable[[Frame], None], on_lost: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        on_frame: Callable[[Frame], None],
+        on_lost: Callable[[str], None],
+        on_full: Callable[..., None],
+    ) -> None:
         self._on_frame = on_frame
         self._on_lost = on_lost
+        self._on_full = on_full
         self._decoder = Decoder()
         self._transport: asyncio.BaseTransport | None = None
         self._complaint = ""
@@ -384,6 +406,12 @@ class _Protocol(asyncio.BufferedProtocol):
             return
         for frame in frames:
             self._on_frame(frame)
+
+    def pause_writing(self) -> None:
+        self._on_full(is_full=True)
+
+    def resume_writing(self) -> None:
+        self._on_full(is_full=False)
 
     def eof_received(self) -> bool:
         return False

@@ -8,10 +8,13 @@ import socket
 import ssl
 import threading
 import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from agent.mqtt import transport
+from agent.mqtt.message import Message, Receipt, decode_publish, encode_publish
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.transport import BrokerSocket, open_socket
 from tests.patience import PATIENCE_S
@@ -125,3 +128,39 @@ async def test_an_address_that_does_not_answer_leaves_time_for_the_next_one(
         client = await open_socket(settings)
         assert tried == list(addresses)
         client.close()
+
+
+def test_large_payload_is_in_memory_once() -> None:
+    """A device with little memory takes requests of 60 MiB."""
+    payload = bytes(8 << 20)
+    head = encode_publish(
+        "edge/v1/kitchen/models/m/infer/cam", len(payload), packet_id=7, retain=False, packed=b"\0"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+    with ThreadPoolExecutor(1) as sending, ours, theirs:
+        ours.setblocking(False)
+        sent = sending.submit(theirs.sendall, head + payload)
+        broker = BrokerSocket(ours)
+        tracemalloc.start()
+        try:
+            message, most = received(broker), tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        sent.result(PATIENCE_S)
+    assert message.payload == payload
+    assert message.receipt == Receipt(7, 1)
+    assert most < 1.5 * len(payload)
+
+
+def received(broker: BrokerSocket) -> Message:
+    """Return the next message, which arrives in parts."""
+    while True:
+        try:
+            packet = broker.take_packet()
+        except BlockingIOError:
+            broker.wake()
+            continue
+        assert packet is not None
+        return decode_publish(packet.first, packet.body, version=5, epoch=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from agent.service.models import worker_process
 from agent.service.models.worker_process import WorkerProcess
-from agent.worker.frames import Frame, Load
+from agent.worker.frames import Frame, Load, Request, encode
 from tests.agent.launching import executed
 from tests.patience import PATIENCE_S
 
@@ -117,3 +118,34 @@ async def test_process_that_cannot_take_its_files_leaves_nothing_behind(member: 
         await process.start(Load(("mod.so",)), b"{}", [10_000])
     await asyncio.wait_for(recorder.ended.wait(), PATIENCE_S)
     assert process.pid is None
+
+
+# It reads only once the test has looked, and answers with what follows the load.
+READS_LATE = """
+import pathlib
+while not pathlib.Path({go!r}).exists(): time.sleep(0.01)
+got, want = 0, {nbytes}
+while got < want: got += len(channel.recv(min(want - got, 1 << 20)))
+"""
+
+
+async def test_large_request_that_a_worker_does_not_take_yet_is_in_memory_once(
+    member: int, tmp_path: Path
+) -> None:
+    payload = bytes(8 << 20)
+    load, requests = Load(("mod.so",)), (Request(1), Request(2))
+    nbytes = sum(len(part) for part in encode(load, b"{}"))
+    nbytes += sum(len(encode(request)[0]) + len(payload) for request in requests)
+    process, recorder = await start(READS_LATE.format(go=str(tmp_path / "go"), nbytes=nbytes), member)
+    tracemalloc.start()
+    try:
+        for request in requests:
+            process.send(request, payload)
+        await asyncio.sleep(0)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < len(payload) / 4
+    (tmp_path / "go").touch()
+    await asyncio.wait_for(recorder.ended.wait(), PATIENCE_S)
+    assert recorder.ends == ["ended with status 0"], "it has read all, in parts"
