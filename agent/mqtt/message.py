@@ -18,6 +18,8 @@ _DUP: Final = 0x08
 _QOS: Final = 0x06
 _RETAIN: Final = 0x01
 _PUBLISH: Final = 0x30
+# Only requests and answers are as long.
+_UNCOPIED_BYTES: Final = 1 << 20
 _FORBIDDEN: Final = frozenset("+#\0")
 
 
@@ -118,9 +120,9 @@ def decode_publish(
     """Decode a PUBLISH packet (MQTT 3.1.1 and 5.0, section 3.3): all after the fixed header.
 
     `version` is 5 or 4 (for 3.1.1), and `epoch` the number of the connection. `cut_bytes` is how long the
-    packet was, if it was too long and `packet` is only its beginning. A bytearray is not copied: it becomes
-    the payload, which serves as bytes because nothing changes it any more. Raises MalformedPacketError if the
-    packet breaks the rules of MQTT in a way that only the broker can cause.
+    packet was, if it was too long and `packet` is only its beginning. A large bytearray is not copied: it
+    becomes the payload, which serves as bytes, but has no hash. Raises MalformedPacketError if the packet
+    breaks the rules of MQTT in a way that only the broker can cause.
     """
     view = memoryview(packet)
     qos = (flags & _QOS) >> 1
@@ -150,11 +152,14 @@ def decode_publish(
     if not topic:
         raise MalformedPacketError("expected a topic, got none: we never grant a topic alias")
     view.release()
-    if isinstance(packet, bytearray):
+    if isinstance(packet, bytearray) and len(packet) > _UNCOPIED_BYTES:
         del packet[:at]  # moves nothing
+        payload = cast(bytes, packet)
+    else:
+        payload = bytes(packet[at:])
     return Message(
         topic=topic,
-        payload=cast(bytes, packet) if isinstance(packet, bytearray) else packet[at:],
+        payload=payload,
         qos=qos,
         retain=bool(flags & _RETAIN),
         dup=bool(flags & _DUP),

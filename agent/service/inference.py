@@ -17,6 +17,7 @@ import logging
 from functools import partial
 from typing import Final
 
+from agent.bundle.machine import Machine
 from agent.errors import (
     DeadlineError,
     ExecutionError,
@@ -57,8 +58,10 @@ _MAX_BACKLOG_BYTES: Final = 4 << 20
 _RESUME_BACKLOG_BYTES: Final = 2 << 20
 _BACKLOG_LOOK_S: Final = 0.05
 # Payloads of one client in all models: one of the largest is computed, another one waits. Each is in memory
-# twice while it arrives, and again while its worker takes it.
+# again in the worker that has it.
 _MAX_HELD_BYTES: Final = 128 << 20
+# Those of all clients take at most this share of the memory: workers, models and the system need the rest.
+_MEMORY_SHARE: Final = 4
 _NO_DIGEST: Final = b"-"
 # A second of requests that find room, or that cannot be answered, is no burst.
 _SHED_ALL_S: Final = 1.0
@@ -70,7 +73,8 @@ _NOT_THIS_ANSWER: Final = frozenset({TOO_LARGE.code, POISON.code, UNSENDABLE.cod
 class Inference:
     """Answers requests to a device.
 
-    `answers` were given before. `taken_for_groups` counts messages to groups.
+    `answers` were given before. A large request is refused if `max_held_bytes` of payloads would be exceeded
+    with it. `taken_for_groups` counts messages to groups.
     """
 
     def __init__(
@@ -80,7 +84,9 @@ class Inference:
         answers: AnswerStore,
         metrics: Metrics,
         deadlines: Deadlines,
+        max_held_bytes: int = _MAX_HELD_BYTES,
     ) -> None:
+        self._max_held_bytes = max_held_bytes
         self._device = device
         self._models = models
         self._answers = answers
@@ -189,10 +195,13 @@ class Inference:
         taking.add_done_callback(self._taking.discard)
 
     def _holds_much(self, message: Message) -> bool:
-        """Return whether who sent a large request has so much in all models that it must wait."""
-        client = asking_user(message.topic) or ANONYMOUS
+        """Return whether who sent a large request, or all clients, have too much in all models."""
+        client, nbytes = asking_user(message.topic) or ANONYMOUS, len(message.payload)
         held = sum(model.nbytes_of(client) for model in self._models)
-        return held > 0 and held + len(message.payload) > _MAX_HELD_BYTES
+        whole = self._digests.waiting_bytes + sum(model.nbytes for model in self._models)
+        return (held > 0 and held + nbytes > _MAX_HELD_BYTES) or (
+            whole > 0 and whole + nbytes > self._max_held_bytes
+        )
 
     async def _take_large(self, message: Message, slot: Slot | None, acks: AckOrder) -> None:
         digest = await self._digests.of(message.payload)
@@ -468,6 +477,12 @@ class Inference:
     def _warn(self, kind: str, text: str) -> None:
         if self._rate_limited_log.due(kind):
             _log.warning("%s", ascii(text)[1:-1][:_MAX_LOG_CHARACTERS])
+
+
+def most_held_bytes(machine: Machine) -> int:
+    """Return how many bytes the payloads of all clients may have on this machine."""
+    limits = [size for size in (machine.memory_bytes, machine.memory_limit_bytes) if size is not None]
+    return max(_MAX_HELD_BYTES, min(limits, default=0) // _MEMORY_SHARE)
 
 
 def _head_of(reply: ReplyTo) -> AnswerHead:

@@ -39,7 +39,7 @@ from agent.service.announcements import Announcements, home_assistant_announcer
 from agent.service.client_ids import ClientIds
 from agent.service.connections import Connections
 from agent.service.control_messages import ControlMessages
-from agent.service.inference import Inference
+from agent.service.inference import Inference, most_held_bytes
 from agent.service.metrics import host
 from agent.service.metrics.metrics import Metrics, Sample, to_document
 from agent.service.models.cores import Cores
@@ -128,6 +128,7 @@ class Service:
             self._answers,
             self._metrics,
             Deadlines(config.default_deadline_s, config.max_deadline_s),
+            most_held_bytes(machine),
         )
         state_dir = config.state_dir if self._responds else None
         self.connections = Connections(

@@ -160,6 +160,11 @@ class Model:
         """How many requests its worker has."""
         return 0 if self._supervisor is None else self._supervisor.busy
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all requests that wait or are computed."""
+        return self._queue.nbytes + (0 if self._supervisor is None else self._supervisor.nbytes)
+
     def nbytes_of(self, client: str) -> int:
         """Return the bytes of the requests of a client that wait or are computed."""
         sent = 0 if self._supervisor is None else self._supervisor.nbytes_of(client)

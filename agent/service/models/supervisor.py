@@ -144,12 +144,17 @@ class Supervisor:
         """Whether a request may be sent now."""
         if self.state is not State.READY or len(self._sent) >= self._sent_ahead:
             return False
-        return sum(pending.nbytes for pending in self._sent) < _MOST_SENT_BYTES
+        return self.nbytes < _MOST_SENT_BYTES
 
     @property
     def busy(self) -> int:
         """How many requests it has."""
         return len(self._sent)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the requests that it has."""
+        return sum(pending.nbytes for pending in self._sent)
 
     def nbytes_of(self, client: str) -> int:
         """Return the bytes of the requests of a client that it has."""

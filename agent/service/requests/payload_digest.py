@@ -22,15 +22,16 @@ class PayloadDigests:
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
-        self._waiting_bytes = 0
+        # Of the payloads that wait for their digest.
+        self.waiting_bytes = 0
 
     def has_room(self, nbytes: int) -> bool:
         """Return whether one more payload of this size may wait; the first always may."""
-        return not self._waiting_bytes or self._waiting_bytes + nbytes <= MAX_WAITING_BYTES
+        return not self.waiting_bytes or self.waiting_bytes + nbytes <= MAX_WAITING_BYTES
 
     async def of(self, payload: bytes) -> bytes:
         """Return the digest of a payload."""
-        self._waiting_bytes += len(payload)
+        self.waiting_bytes += len(payload)
         try:
             async with self._turn:
                 whole = hashlib.sha256()
@@ -40,4 +41,4 @@ class PayloadDigests:
                     await asyncio.sleep(0)
                 return whole.digest()
         finally:
-            self._waiting_bytes -= len(payload)
+            self.waiting_bytes -= len(payload)

@@ -7,13 +7,16 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.bundle.machine import Machine
 from agent.errors import SelfTestError
 from agent.mqtt.properties import Properties
+from agent.service.inference import most_held_bytes
 from agent.service.requests.payload_digest import SLICE_BYTES, PayloadDigests
 from agent.wire.desired import Desired as DesiredDocument
 from agent.wire.topics import Desired, Infer, format_topic
@@ -288,6 +291,42 @@ async def test_client_with_large_requests_in_several_models_has_no_more_than_its
         (tmp_path / "go").touch()
         assert {status_of(await one.answer(each)) for each in held} == {200}
         assert status_of(await two.answer(waiting)) == 200
+
+
+async def test_large_requests_of_all_clients_in_all_models_take_a_share_of_the_memory(
+    mosquitto: BrokerProcess, start_service: StartService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    large = b"hold:%s%sgo" % (bytes(tmp_path), b"/" * SLICE_BYTES)
+    monkeypatch.setattr("agent.service.service.most_held_bytes", lambda _machine: 2 * len(large))
+    async with start_service(mosquitto.port, models=["echo", "other"]) as rig:
+        one, two, three = await rig.client("one"), await rig.client("two"), await rig.client("three")
+        held = one.send(large)
+        await until(lambda: any(model.busy for model in rig.service.models))
+        waiting = two.send(large)
+        await until(lambda: sum(model.nbytes for model in rig.service.models) == 2 * len(large))
+        assert status_of(await three.ask(large, model="other")) == 503
+        (tmp_path / "go").touch()
+        assert status_of(await three.ask(b"small", model="other")) == 200
+        assert status_of(await one.answer(held)) == 200
+        assert status_of(await two.answer(waiting)) == 200
+        assert status_of(await three.ask(large, model="other")) == 200
+
+
+@pytest.mark.parametrize(
+    ("memory", "limit", "most"),
+    [
+        (None, None, 128 << 20),
+        (512 << 20, None, 128 << 20),
+        (8 << 30, None, 2 << 30),
+        (8 << 30, 1 << 30, 256 << 20),
+        (8 << 30, 64 << 20, 128 << 20),
+    ],
+)
+def test_large_requests_take_a_quarter_of_the_memory_but_one_client_always_has_its_share(
+    memory: int | None, limit: int | None, most: int
+) -> None:
+    machine = replace(Machine.detect(), memory_bytes=memory, memory_limit_bytes=limit)
+    assert most_held_bytes(machine) == most
 
 
 async def test_equal_correlation_of_another_client_or_payload_is_another_request(
