@@ -39,7 +39,7 @@ from builder.kernels.spaces import (
 )
 from builder.target.device_target import DeviceTarget
 
-# Element-wise operators whose results in the padding stay finite: it begins as zeros.
+# Element-wise operators whose results in the padding stay finite if it is.
 _UNARY: Final = {
     f"relax.{name}"
     for name in (
@@ -203,20 +203,27 @@ class _Packing:
         channels = shape_of(call)[1]
         group = self._common_group(packed, call, channels)
         operands: list[relax.Expr] = []
+        is_finite = True
         for arg, have in zip(call.args, packed, strict=True):
             numbers = constant_of(arg)
             if numbers is not None:
+                is_finite &= bool(np.all(np.isfinite(numbers))) and not (fill and np.any(numbers == 0))
                 operands.append(relax.const(pack_array(numbers, block, fill, group)))
             elif len(shape_of(arg)) == 4 and shape_of(arg)[1] == 1 and channels > 1:  # one for each pixel
+                is_finite = False
                 operands.append(table.as_packed(arg, 1).expr)
             elif have is not None and have.block == block and (have.is_dense or have.group == group):
+                is_finite &= have.is_finite
                 operands.append(have.expr)
             elif math.prod(shape_of(arg)) == 1 and len(shape_of(arg)) < 2:  # the scale of one run
+                is_finite = False
                 operands.append(table.plain(arg))
             elif len(shape_of(arg)) != 4:
                 return False
             else:
-                operands.append(table.as_packed(arg, block).expr)
+                value = table.as_packed(arg, block)
+                is_finite &= value.is_finite
+                operands.append(value.expr)
         has_padding = channels % block != 0 or group != channels
         if (
             fill
@@ -230,7 +237,7 @@ class _Packing:
         if any(p is not None and p.channels not in (1, channels) for p in packed):
             return False
         new = table.bb.emit(Call(call.op, operands, call.attrs, call.ty_args))
-        table.define_packed(var, Packed(new, channels, group))
+        table.define_packed(var, Packed(new, channels, group, is_finite))
         return True
 
     def _route(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:

@@ -1,13 +1,14 @@
 """Values in the packed layout, `[N, C/b, H, W, b]`, and the table of the forms in which values exist.
 
 The last block of channels is padded with zeros if it is not full; after a grouped convolution, the last
-block of each group. After further operators the padding is still finite, but meaningless: only operators that
-do not mix channels, or multiply the padding by zeros, may read it.
+block of each group. After further operators the padding is meaningless, and NaN where a convolution
+multiplied an infinity by the zeros of its weights. Operators that do not mix channels may read it, and those
+that multiply it by zeros if it is finite (`LayoutValues.finite`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
@@ -27,16 +28,18 @@ class Packed:
     `expr`: the five-dimensional tensor.
     `channels`: C, without padding.
     `group`: after so many channels follows padding up to a whole block; C if only the last block is padded.
+    `is_finite`: whether no number in the padding is NaN or infinite, whatever the channels are.
     """
 
     expr: relax.Expr
     channels: int
     group: int
+    is_finite: bool = False
 
     @classmethod
-    def dense(cls, expr: relax.Expr, channels: int) -> Packed:
+    def dense(cls, expr: relax.Expr, channels: int, *, is_finite: bool = False) -> Packed:
         """Return a value that is padded only in its last block."""
-        return cls(expr, channels, channels)
+        return cls(expr, channels, channels, is_finite)
 
     @property
     def is_dense(self) -> bool:
@@ -150,9 +153,9 @@ class LayoutValues(Values):
         if picks == [[(0, channel) for channel in range(count)]] and route.spread is None:
             blocks = shape_of(sources[0].expr)[1]
             if sources[0].block == block and blocks * block - count < block:
-                return Packed.dense(sources[0].expr, count)
+                return Packed.dense(sources[0].expr, count, is_finite=sources[0].is_finite)
         new = channels.emit(self.bb, [source.expr for source in sources], picks, block, route.spread)
-        return Packed.dense(new, count)
+        return Packed.dense(new, count, is_finite=True)
 
     def as_packed(self, expr: relax.Expr, block: int) -> Packed:
         """Return `expr`, `[N, C, H, W]`, packed in blocks of `block`, converting it if needed."""
@@ -162,7 +165,7 @@ class LayoutValues(Values):
         n, c, h, w = shape_of(expr)
         if have is not None and have.block > 1 and block > 1:
             picks = [[(0, place) for place in have.places]]
-            value = Packed.dense(channels.emit(self.bb, [have.expr], picks, block), c)
+            value = Packed.dense(channels.emit(self.bb, [have.expr], picks, block), c, is_finite=True)
             if have.block == block:
                 self._packed[expr] = value
             return value
@@ -171,10 +174,22 @@ class LayoutValues(Values):
             new = self.bb.emit(relax.op.reshape(plain, (n, c // block, h, w, block)))
         else:
             new = self.bb.emit(self.bb.call_te(pack, plain, block, primfunc_name_hint="pack"))
-        value = Packed.dense(new, c)
+        value = Packed.dense(new, c, is_finite=True)
         if isinstance(expr, relax.Var) and have is None and block > 1:
             self._packed[expr] = value
         return value
+
+    def finite(self, expr: relax.Expr, value: Packed) -> Packed:
+        """Return `value`, a packed form of `expr`, with zeros in its padding if that may not be finite."""
+        if value.is_finite or value.is_whole:
+            return value
+        new = self.bb.emit(
+            self.bb.call_te(lambda x: _with_zeros(x, value), value.expr, primfunc_name_hint="zeros")
+        )
+        clean = replace(value, expr=new, is_finite=True)
+        if self.packed(expr) is value:
+            self._packed[expr] = clean
+        return clean
 
     def unpacked(self, value: Packed) -> relax.Expr:
         """Return a packed value in the plain layout."""
@@ -200,6 +215,17 @@ def pack(x: te.Tensor, block: int) -> te.Tensor:
         return tvm.tirx.if_then_else(o * block + b < c, value, tvm.tirx.const(0, x.dtype))
 
     return te.compute((n, -(-c // block), h, w, block), element, name="pack")
+
+
+def _with_zeros(x: te.Tensor, value: Packed) -> te.Tensor:
+    """Return `x` with zeros where `value` has padding."""
+
+    def element(*i: tvm.tirx.Var) -> tvm.tirx.Expr:
+        place = i[1] * value.block + i[4]
+        inside = place < value.channels if value.is_dense else place % value.padded_group < value.group
+        return tvm.tirx.Select(inside, x(*i), tvm.tirx.const(0, x.dtype))
+
+    return te.compute(x.shape, element, name="zeros")
 
 
 def pack_array(array: np.ndarray, block: int, fill: float, group: int) -> np.ndarray:

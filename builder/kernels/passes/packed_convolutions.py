@@ -77,12 +77,13 @@ class Convolutions:
             block = have.block if have is not None else channel_block(op.in_channels, lanes)
             bytes_ = self._bytes_before(call.args[0])
             x = table.as_packed(call.args[0] if bytes_ is None else bytes_[0], block)
+            is_finite = x.is_finite
             zero = None if bytes_ is None else relax.const(np.int32(bytes_[1]))
             new = depthwise.emit(Layer(table.bb, op, x.expr, weight, block, self._target, zero))
         else:
             out_block = channel_block(op.out_channels, lanes)
             if op.groups > 1:
-                op, weight, out_block = geometry.merge_groups(op, weight, lanes)
+                op, weight, out_block = geometry.fill_groups(op, weight, lanes)
                 group = channels // op.groups
             have = table.packed(call.args[0])
             if halves and half_winograd.is_faster_in_floats(op, self._target):
@@ -92,11 +93,14 @@ class Convolutions:
                 op, x = replace(op, in_channels=op.groups * weight.shape[1]), have
             else:
                 x = table.as_packed(call.args[0], self._in_block(table, call.args[0], op, lanes))
+            if _multiplies_padding(op, weight, x):
+                x = table.finite(call.args[0], x)
+            is_finite = False
             layer = Layer(table.bb, op, x.expr, weight, out_block, self._target, dtype=dtype)
             new = _first(replace(layer, is_whole=op.kernel == window), _OF_NUMBERS)
         if str(new.ty.dtype) != dtype:
             new = table.bb.emit(relax.op.astype(new, dtype))
-        table.define_packed(var, Packed(new, channels, group))
+        table.define_packed(var, Packed(new, channels, group, is_finite))
         return True
 
     def _computed_weights(self, table: LayoutValues, var: relax.Var, call: Call, op: geometry.Conv2d) -> bool:
@@ -110,7 +114,7 @@ class Convolutions:
             data = table.as_packed(x, block)
             new = depthwise.emit(Layer(table.bb, op, data.expr, table.plain(weight), block, self._target))
         elif op.groups == 1:
-            data = table.as_packed(x, self._in_block(table, x, op, self._lanes))
+            data = table.finite(x, table.as_packed(x, self._in_block(table, x, op, self._lanes)))
             block = channel_block(op.out_channels, self._lanes)
             new = convolution.emit(Layer(table.bb, op, data.expr, table.plain(weight), block, self._target))
         else:
@@ -178,6 +182,13 @@ class Convolutions:
             block = channel_block(per_group, lanes)
             return block if per_group % block == 0 else 1
         return channel_block(per_group, lanes)
+
+
+def _multiplies_padding(op: geometry.Conv2d, weight: np.ndarray, x: Packed) -> bool:
+    """Whether a convolution may multiply the padding of `x` by zeros; one of single pixels may not."""
+    if op.groups > 1 or op.kernel != (1, 1) or weight.dtype != np.float32:
+        return True
+    return op.in_channels % convolution.reduction_block(x.block, op.in_channels) != 0
 
 
 def _first(layer: Layer, candidates: Sequence[Emit]) -> relax.Expr:

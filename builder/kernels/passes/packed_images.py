@@ -32,7 +32,8 @@ def move_pixels(table: LayoutValues, var: relax.Var, call: Call) -> bool:
     if op_name(call) == "relax.concat":
         whole = [table.as_packed(part, block) for part in parts]
         new = relax.op.concat([each.expr for each in whole], int(call.attrs.axis) % IMAGE_RANK)
-        table.define_packed(var, replace(whole[0], expr=table.bb.emit(new)))
+        is_finite = all(each.is_finite for each in whole)
+        table.define_packed(var, replace(whole[0], expr=table.bb.emit(new), is_finite=is_finite))
         return True
     [x] = packed
     assert x is not None
@@ -167,9 +168,10 @@ def _normalised(table: LayoutValues, image: relax.Expr, groups: int, epsilon: fl
     if have is None or have.block == 1 or str(image.ty.dtype) != "float32":
         return None
     if groups == have.channels:
-        return replace(have, expr=planes.instance_norm(table.bb, have.expr, epsilon))
+        return replace(have, expr=planes.instance_norm(table.bb, have.expr, epsilon), is_finite=False)
     x = table.as_packed(image, have.block)
-    return replace(x, expr=packed_groups.group_norm(table.bb, x.expr, x.channels, groups, epsilon))
+    new = packed_groups.group_norm(table.bb, x.expr, x.channels, groups, epsilon)
+    return replace(x, expr=new, is_finite=False)
 
 
 def _moves_pixels(call: Call) -> bool:

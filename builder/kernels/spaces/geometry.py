@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.ir import Call
 
 from builder.kernels.rewriter import shape_of
-from builder.kernels.spaces.register_tile import divisors, even_part
+from builder.kernels.spaces.register_tile import even_part
 
 # What it costs to move an output that has padding before it, in vectors of products.
 _OPERATIONS_TO_MOVE: Final = 2.0
@@ -162,42 +162,29 @@ def _used(taps: int, stride: int, dilation: int, extents: tuple[int, int, int]) 
     return range(first, last + 1)
 
 
-def merge_groups(op: Conv2d, weight: np.ndarray, lanes: int) -> tuple[Conv2d, np.ndarray, int]:
-    """Merge groups, or pad their outputs, so that these fill whole blocks.
+def fill_groups(op: Conv2d, weight: np.ndarray, lanes: int) -> tuple[Conv2d, np.ndarray, int]:
+    """Add outputs whose weights are zeros to each group, so that its outputs fill whole blocks.
 
-    Merging puts zeros between the weights of groups; padding adds outputs whose weights are zeros. Both are
-    multiplied, but in whole vectors. Of all ways, the one with the fewest operations is taken.
+    Groups are not merged with zeros between their weights: NaN or infinity in one would make the others NaN.
+    Nor would it be much faster: merged groups take as many vectors of products or more, and save only what it
+    costs to move outputs that have padding before them.
 
     `op`: the geometry, with groups of several channels.
     `weight`: `[OC, IC/groups, KH, KW]`.
-    `lanes`: float32 values in a vector.
-    `op`, `weight`, `block`: the convolution with as many or fewer groups, and the channels in a block of the
-        output; blocks divide a group's outputs, unless there is only one group.
+    `lanes`: values in a vector.
+    `op`, `weight`, `block`: the convolution, and the channels in a block of the output, which divides a
+        group's outputs. Of all blocks, the one with the fewest operations is taken.
     """
     outputs, inputs = op.out_channels // op.groups, op.in_channels // op.groups
 
-    def operations(together: int, block: int) -> float:
+    def operations(block: int) -> float:
         """Return how many vectors are computed or moved for each group."""
-        whole = together == op.groups or together * outputs % block == 0
-        moved = 0 if whole else _OPERATIONS_TO_MOVE * together * outputs
-        vectors = -(-together * outputs // block)
-        return (vectors * together * inputs * math.prod(op.kernel) + moved) / together
+        moved = 0 if outputs % block == 0 else _OPERATIONS_TO_MOVE * outputs
+        return -(-outputs // block) * inputs * math.prod(op.kernel) + moved
 
-    choices = [
-        (operations(together, block), -block, together)
-        for together in divisors(op.groups, op.groups)
-        for block in (lanes, lanes // 2, lanes // 4)
-        if block >= 4
-    ]
-    _, block, together = min(choices)
-    merged = np.zeros((op.out_channels, together * inputs, *op.kernel), weight.dtype)
-    for channel in range(op.out_channels):
-        at = channel // outputs % together * inputs
-        merged[channel, at : at + inputs] = weight[channel]
-    groups = op.groups // together
-    if groups > 1:
-        merged = with_gaps(merged, 0, together * outputs, -block)
-    return replace(op, groups=groups, out_channels=len(merged)), merged, -block
+    _, block = min((operations(block), -block) for block in (lanes, lanes // 2, lanes // 4) if block >= 4)
+    filled = with_gaps(weight, 0, outputs, -block)
+    return replace(op, out_channels=len(filled)), filled, -block
 
 
 def with_gaps(array: np.ndarray, axis: int, group: int, block: int, fill: float = 0.0) -> np.ndarray:

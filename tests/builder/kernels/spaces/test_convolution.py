@@ -356,3 +356,42 @@ def test_padding_of_the_last_block_is_never_read(
     close(result.outputs[0], want)
     assert convolution.KIND in result.schedules
     assert winograd.KIND not in result.schedules
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    ("weight", "groups", "lanes"),
+    [((8, 4, 1, 1), 2, 8), ((8, 2, 3, 3), 4, 4), ((2, 3, 1, 1), 2, 16), ((21, 5, 1, 1), 3, 8)],
+)
+def test_nan_and_infinity_stay_in_their_group(
+    weight: tuple[int, ...], groups: int, lanes: int, number: float, randn: Randn
+) -> None:
+    x, w, pad = randn(1, groups * weight[1], 5, 6), randn(*weight), weight[2] // 2
+    x[0, weight[1] - 1, 2, 3] = number
+    build = lambda v: relax.op.nn.conv2d(v, relax.const(w), padding=pad, groups=groups)  # noqa: E731
+    (got,) = run(build, {"x": x}, machine(lanes)).outputs
+    np.testing.assert_allclose(got, conv2d(x, w, padding=(pad,) * 4, groups=groups), 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf])
+@pytest.mark.parametrize(
+    ("middle", "groups", "last", "lanes"),
+    [(6, 1, (8, 6, 1, 1), 4), (18, 1, (16, 18, 3, 3), 4), (14, 2, (6, 7, 1, 1), 8)],
+)
+def test_padding_that_an_infinity_makes_nan_is_not_multiplied(
+    middle: int, groups: int, last: tuple[int, ...], lanes: int, number: float, randn: Randn
+) -> None:
+    """Also of Winograd's algorithm: what it reads is finite."""
+    x, w, v = abs(randn(1, 8, 12, 12)), abs(randn(middle, 8 // groups, 1, 1)), randn(*last)
+    x[0, :: 8 // groups, 1, 2] = number
+
+    def build(data: relax.Expr) -> relax.Expr:
+        y = relax.op.clip(relax.op.nn.conv2d(data, relax.const(w), groups=groups), -1, 1)
+        scaled = relax.op.multiply(y, relax.const(np.full((1, middle, 1, 1), 0.5, "f4")))
+        return relax.op.nn.conv2d(scaled, relax.const(v), padding=last[2] // 2, groups=groups)
+
+    y = np.clip(conv2d(x, w, groups=groups), -1, 1) / 2
+    close(
+        run(build, {"x": x}, machine(lanes)).outputs[0],
+        conv2d(y, v, padding=(last[2] // 2,) * 4, groups=groups),
+    )
