@@ -48,6 +48,7 @@ _MOVES: Final = frozenset(
     }
 )  # fmt: skip
 _MOST_MOVES: Final = 16
+_LAST_BY_DEFAULT: Final = 13  # the opset since which a Softmax without an axis takes the last one
 _MAP: Final = 4  # dimensions
 # What TensorFlow Lite calls the operators that hints tell apart.
 _TFLITE_MAKERS: Final = {"SOFTMAX": "Softmax", "LOGISTIC": "Sigmoid"}
@@ -300,18 +301,29 @@ def _made_by_tflite(graph: Subgraph, name: str) -> Made | None:
 
 
 def _makers(model: onnx.ModelProto) -> dict[str, str]:
-    """Return the operator that computes the values of each output."""
+    """Return the operator that computes each output's values; no Softmax along another axis than its last."""
     graph = model.graph
     makers = {name: node for node in graph.node for name in node.output if name}
+    opset = next((each.version for each in model.opset_import if not each.domain), 1)
     found = {}
     for output in graph.output:
-        name = output.name
+        name, rank = output.name, len(output.type.tensor_type.shape.dim)
+        last = rank - 1 if rank else None  # where the output's last axis is; None behind another shape
         for _ in range(_MOST_MOVES):
             node = makers.get(name)
             if node is None or node.op_type not in _MOVES or not node.input:
                 break
             name = node.input[0]
-        if (node := makers.get(name)) is not None:
+            if node.op_type == "Transpose" and last is not None:
+                order = next((each.ints for each in node.attribute if each.name == "perm"), range(rank)[::-1])
+                last = order[last] if len(order) == rank else None
+            elif node.op_type in ("Flatten", "Reshape", "Squeeze", "Unsqueeze"):
+                last = None
+        if (node := makers.get(name)) is None:
+            continue
+        default = -1 if opset >= _LAST_BY_DEFAULT else 1
+        axis = next((each.i for each in node.attribute if each.name == "axis"), default)
+        if node.op_type != "Softmax" or last is None or axis % rank == last:
             found[output.name] = node.op_type
     return found
 

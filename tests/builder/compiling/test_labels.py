@@ -101,6 +101,9 @@ def test_a_text_needs_its_characters_and_a_space_is_one_of_them(tmp_path: Path) 
     # PaddleOCR's models read a space behind the characters of their file.
     file.write_text("a\nb\n")
     assert read_named_labels(file, [steps], declared) == b"a\nb\n \n"
+    # It does so even if the file ends in a space, as its English one does.
+    file.write_text("a\n \n")
+    assert read_named_labels(file, [steps], declared) == b"a\n \n \n"
     file.write_text("a\n")
     with pytest.raises(ModelError, match="expected 3 or 4 labels for y, got 1"):
         read_named_labels(file, [steps], declared)

@@ -135,6 +135,31 @@ def test_a_softmax_whose_result_is_rounded_is_one(tmp_path: Path, kinds: Sequenc
     assert proposal is not None and proposal.postprocess == "top4"
 
 
+@pytest.mark.parametrize(
+    ("axis", "opset", "order", "expected"),
+    [
+        (2, 17, None, True), (-1, 17, None, True), (None, 17, None, True), (1, 17, None, False),
+        (None, 11, None, False), (1, 17, [0, 2, 1], True), (2, 17, [0, 2, 1], False),
+        (2, 17, [1, 0, 2], True),
+    ],
+)  # fmt: skip
+def test_only_a_softmax_along_the_last_axis_makes_scores_of_rows(
+    tmp_path: Path, axis: int | None, opset: int, order: list[int] | None, expected: bool
+) -> None:
+    shape = (1, 40, 40)
+    made = model(shape)
+    made.opset_import[0].version = opset
+    graph = made.graph
+    graph.node[0].output[0] = "sum"
+    attributes = {} if axis is None else {"axis": axis}
+    graph.node.append(helper.make_node("Softmax", ["sum"], ["soft" if order else "y"], **attributes))
+    if order:
+        graph.node.append(helper.make_node("Transpose", ["soft"], ["y"], perm=order))
+    onnx.save(made, tmp_path / "m.onnx")
+    found = read_outline(tmp_path / "m.onnx")
+    assert found is not None and found.hints.ends_in_softmax("y") == expected
+
+
 def test_functions_are_left_to_the_importer(tmp_path: Path) -> None:
     given = model((1, "width"))
     opset = [helper.make_opsetid("", 18), helper.make_opsetid("local", 1)]
