@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import subprocess
 from collections.abc import Callable, Iterator
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from builder.bundles.package import Package
@@ -34,6 +37,7 @@ pytestmark = pytest.mark.slow
 SCALE, ZERO = 1 / 200, 7
 REAL = np.full((1, 8, 8, 3), 0.3, np.float32)
 INTEGERS = np.full((1, 8, 8, 3), 90, np.uint8)
+CLASSES = np.repeat([[0, 0, 0, 0, 0, 1, 1, 1]], 8, axis=0)
 MAIN = """
 import { Client } from "./edgebundle.js";
 const client = new Client(process.argv[2]);
@@ -48,6 +52,11 @@ const results = {
 };
 const raw = await model(integers, { raw: true });
 results.raw = [...raw.outputs.values()].map(({ datatype, data }) => [datatype, Array.from(data)])[0];
+const { class_map, shares } = Object.fromEntries(
+  (await client.model("kitchen", "mask")({ image: process.argv[4] })).outputs,
+);
+const { shape: size, data } = class_map;
+results.mask = { shape: size, classes: Array.from(data), shares: Array.from(shares.data) };
 await client.close();
 console.log(JSON.stringify(results));
 """
@@ -60,11 +69,50 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     return compile(model, options=Options(preprocess="unit", postprocess="top3"), identity=Identity("means"))
 
 
+def segmenter(path: Path) -> Path:
+    """Write a model of one channel, the real mean of each pixel; bytes on both sides, channels last."""
+    nodes = [
+        helper.make_node("DequantizeLinear", ["picture", "s", "z"], ["real"]),
+        helper.make_node("ReduceMean", ["real"], ["mean"], axes=[3], keepdims=1),
+        helper.make_node("QuantizeLinear", ["mean", "t", "nine"], ["mask"]),
+    ]
+    given = {"s": np.float32(1 / 255), "z": np.int8(-128), "t": np.float32(1 / 200), "nine": np.uint8(9)}
+    graph = helper.make_graph(
+        nodes,
+        "segmenter",
+        [helper.make_tensor_value_info("picture", TensorProto.INT8, [1, 8, 8, 3])],
+        [helper.make_tensor_value_info("mask", TensorProto.UINT8, [1, 8, 8, 1])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in given.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path, package: Package) -> Iterator[Site]:
-    """One of its own, with the model `means`."""
+def mask(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    model = segmenter(tmp_path_factory.mktemp("mask") / "mask.onnx")
+    options = Options(preprocess="unit", postprocess="segmentation", labels=["person"])
+    return compile(model, options=options, identity=Identity("mask"))
+
+
+@pytest.fixture(scope="module")
+def person(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three of eight columns are brighter than a half: 140 of 255, whose byte is below a half."""
+    path = tmp_path_factory.mktemp("person") / "person.png"
+    pixels = np.full((8, 8, 3), 110, np.uint8)
+    pixels[:, 5:] = 140
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def site(
+    tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path, package: Package, mask: Package
+) -> Iterator[Site]:
+    """One of its own, with the models `means` and `mask`."""
     for site in run_site(tmp_path_factory.mktemp("quantised"), digits_bundle):
         deploy(site, package, "means")
+        deploy(site, mask, "mask")
         yield site
 
 
@@ -110,15 +158,37 @@ def test_python(site: Site, picture: Path, expected: dict[str, Scores]) -> None:
         assert (raw.dtype, raw.tolist()) == (np.uint8, [[9 + round((90 - ZERO) * SCALE * 64)] * 3])
 
 
+def test_a_mask_of_one_channel(site: Site, mask: Package, person: Path) -> None:
+    here: Any = run(mask, person).answers
+    page = asked(site, "mask", person)["map"]
+    with Client(site.url) as client:
+        there = client.model("kitchen", "mask")(image=person)
+        np.testing.assert_array_equal(there["class_map"], CLASSES)
+        np.testing.assert_array_equal(there["shares"], here["shares"])
+        assert there.output("labels").values.tolist() == ["background", "person"]
+    np.testing.assert_array_equal(here["class_map"], CLASSES)
+    assert (page["size"], page["labels"], page["shares"]) == (
+        [8, 8],
+        ["background", "person"],
+        [0.625, 0.375],
+    )
+    assert base64.b64decode(page["values"]) == CLASSES.astype(np.uint8).tobytes()
+
+
 def test_javascript(
-    site: Site, npm: Callable[[str], Path], tmp_path: Path, picture: Path, expected: dict[str, Scores]
+    site: Site,
+    npm: Callable[[str], Path],
+    tmp_path: Path,
+    picture: Path,
+    person: Path,
+    expected: dict[str, Scores],
 ) -> None:
     (tmp_path / "node_modules").symlink_to(npm(MQTT))
     (tmp_path / "package.json").write_text('{"type": "module"}')
     (tmp_path / "main.js").write_text(MAIN)
     (tmp_path / "edgebundle.js").write_bytes((LIBRARY / "edgebundle.js").read_bytes())
     done = subprocess.run(
-        [needed("node", "nodejs"), "main.js", site.url, str(picture)],
+        [needed("node", "nodejs"), "main.js", site.url, str(picture), str(person)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -128,18 +198,22 @@ def test_javascript(
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found.pop("raw") == ["UINT8", [9 + round((90 - ZERO) * SCALE * 64)] * 3]
+    seen = {"shape": [8, 8], "classes": CLASSES.ravel().tolist(), "shares": [0.625, 0.375]}
+    assert found.pop("mask") == seen
     assert {name: by_class(labels) for name, labels in found.items()} == expected
 
 
-def test_the_dashboard(site: Site, picture: Path, expected: dict[str, Scores]) -> None:
+def asked(site: Site, model: str, picture: Path) -> dict[str, Any]:
+    """Return what the dashboard's page gets of a picture."""
+
     async def answered() -> dict[str, Any]:
         dashboard = Dashboard(Broker(site.url), port=0)
         await dashboard.start()
         try:
             await until(
-                lambda: (device := dashboard.fleet.get("kitchen")) is not None and "means" in device.models
+                lambda: (device := dashboard.fleet.get("kitchen")) is not None and model in device.models
             )
-            path, body = "/api/ask?agent=kitchen&model=means", picture.read_bytes()
+            path, body = f"/api/ask?agent=kitchen&model={model}", picture.read_bytes()
             answer = await ask(dashboard, path, method="POST", body=body)
             assert answer.code == 200, answer.body
             found: dict[str, Any] = json.loads(answer.body)
@@ -147,6 +221,10 @@ def test_the_dashboard(site: Site, picture: Path, expected: dict[str, Scores]) -
         finally:
             await dashboard.close()
 
-    labels = asyncio.run(answered())["labels"]
+    return asyncio.run(answered())
+
+
+def test_the_dashboard(site: Site, picture: Path, expected: dict[str, Scores]) -> None:
+    labels = asked(site, "means", picture)["labels"]
     scores = by_class((label["index"], label["score"]) for label in labels)
     assert scores == pytest.approx(expected["picture"], abs=1e-6)

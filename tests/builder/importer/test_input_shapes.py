@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from builder.errors import ShapeError
 from builder.importer import parse_input_shapes, parse_input_values
+from builder.importer.bounded_shapes import parse_bounded_shapes
 
 names = st.from_regex(r"[A-Za-z_/][A-Za-z0-9_./:\-]{0,20}[A-Za-z0-9]", fullmatch=True)
 shapes = st.lists(st.integers(1, 2**31), max_size=6).map(tuple)
@@ -103,3 +107,17 @@ def test_any_text_is_a_value_or_a_shape_error(text: str) -> None:
         assert parse_input_values(text)
     except ShapeError as error:
         assert "\n" not in str(error)
+
+
+def test_the_shapes_that_the_pages_show_can_be_given() -> None:
+    pages = [*(Path(__file__).parents[3] / "docs").rglob("*.md"), Path(__file__).parents[3] / "README.md"]
+    shown = [
+        (page.name, quoted or plain)
+        for page in pages
+        for quoted, plain in re.findall(
+            r'--input-shapes (?:"([^"]+)"|([^\s`"]*[:=][^\s`"]*))', page.read_text()
+        )
+    ]
+    assert {name for name, _ in shown} >= {"your-detector.md", "importing.md", "from-tvmc.md"}
+    for name, text in shown:
+        assert parse_bounded_shapes(text), name
