@@ -94,19 +94,12 @@ class FleetState:
         match topic:
             case topics.Metrics(name):
                 self._on_metrics(name, payload)
-                return
             case topics.State(name) if not payload:  # removed from the broker
                 self._remove(name)
-                return
-            case topics.State(name) | topics.Info(name) | topics.Reported(name):
-                pass
-            case topics.ModelState(name) | topics.Job(name):
-                pass
-            case _:
-                return
-        if device := self._device(name):
-            self._on_document(device, topic, payload, is_retained=is_retained)
-            self._changed.add(name)
+            case topics.State() | topics.Info() | topics.Reported() | topics.ModelState() | topics.Job():
+                if device := self._device(topic.device):
+                    self._on_document(device, topic, payload, is_retained=is_retained)
+                    self._changed.add(device.name)
 
     def _on_document(self, device: Device, topic: topics.Topic, payload: bytes, *, is_retained: bool) -> None:
         if not device.has_room(topic, len(payload)):

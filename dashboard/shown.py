@@ -10,7 +10,7 @@ import json
 import math
 from typing import Final
 
-from agent.terminal import finite
+from agent.terminal import finite, printable
 
 # A refusal's reason has 500 characters at most (`agent.wire.job`); names and versions are shorter.
 MAX_CHARACTERS: Final = 500
@@ -19,9 +19,8 @@ MAX_NUMBER: Final = 2.0**53
 
 
 def shown(text: str | None, limit: int = MAX_CHARACTERS) -> str:
-    """Return a text that is safe to show: at most `limit` characters, all of them printable."""
-    cut = (text or "")[:limit]
-    return cut if cut.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in cut)
+    """Return a text that is safe to show: at most `limit` characters, as `agent.terminal` prints them."""
+    return printable((text or "")[:limit])
 
 
 def as_json(document: object) -> str:

@@ -1,6 +1,6 @@
 // One agent: what it is, its models with their numbers, its deployments, and what happened to it.
 
-import { element, forget, show } from "./elements.js";
+import { droppable, element, forget, show } from "./elements.js";
 import { histogram, lineChart } from "./charts.js";
 import { steps } from "./deploying.js";
 import { Trial } from "./trial.js";
@@ -15,21 +15,15 @@ export class AgentPanel {
     this.trial = null;
     this.trialKey = null;
     this.detail = null;
-    node.addEventListener("dragover", (event) => { if (this.name) { event.preventDefault(); node.classList.add("over"); } });
-    node.addEventListener("dragleave", () => node.classList.remove("over"));
-    node.addEventListener("drop", (event) => {
-      event.preventDefault();
-      node.classList.remove("over");
-      this.take(event.dataTransfer.files[0]);
-    });
+    droppable(node, (file) => this.take(file));
   }
 
   /** Show an agent from now on, or none. */
-  open(name, model = null) {
-    if (name === this.name && model === this.model) return;
+  open(name) {
+    if (name === this.name) return;
     this.closeTrial();
     this.name = name;
-    this.model = model;
+    this.model = null;
     this.detail = null;
     this.node.replaceChildren();
     if (name === null) return;

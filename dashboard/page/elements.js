@@ -25,6 +25,18 @@ function filled(node, { on = {}, text, data = {}, ...attributes }, children) {
   return node;
 }
 
+/** Give a file that is dropped on a node to `take`; the innermost such node gets it. */
+export function droppable(node, take) {
+  for (const kind of ["dragenter", "dragover", "dragleave", "drop"]) {
+    node.addEventListener(kind, (event) => {
+      event.preventDefault();
+      event.stopPropagation();
+      node.classList.toggle("over", kind === "dragenter" || kind === "dragover");
+      if (kind === "drop") take(event.dataTransfer.files[0]);
+    });
+  }
+}
+
 const shownKeys = new WeakMap();
 
 /** Replace the children of a node when `value` has changed; the focus stays on the element with its key. */

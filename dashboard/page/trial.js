@@ -1,6 +1,6 @@
 // A picture, a recording or a camera's frames on a model: drop, choose or paste one, and see what the model says.
 
-import { element } from "./elements.js";
+import { droppable, element } from "./elements.js";
 import { colour, draw } from "./drawing.js";
 import { drawSound, recording } from "./sound.js";
 import { digits, latency } from "./words.js";
@@ -35,14 +35,7 @@ export class Trial {
         element("button", { type: "button", class: "main", text: `Choose ${kind.noun}\u2026`, data: { key: "choose" }, on: { click: () => this.file.click() } }),
         this.cameraButton, this.file),
       this.result);
-    for (const kind of ["dragenter", "dragover"]) this.node.addEventListener(kind, (event) => { event.preventDefault(); event.stopPropagation(); this.node.classList.add("over"); });
-    this.node.addEventListener("dragleave", () => this.node.classList.remove("over"));
-    this.node.addEventListener("drop", (event) => {
-      event.preventDefault();
-      event.stopPropagation();
-      this.node.classList.remove("over");
-      this.take(event.dataTransfer.files[0]);
-    });
+    droppable(this.node, (file) => this.take(file));
     this.onPaste = (event) => { if (event.clipboardData?.files[0]) this.take(event.clipboardData.files[0]); };
     addEventListener("paste", this.onPaste);
   }
