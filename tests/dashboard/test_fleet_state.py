@@ -112,6 +112,33 @@ def test_what_needs_attention() -> None:
     assert texts == ["refused a request: no (ERR_CONFLICT)", "digits is rolled back: it failed"]
 
 
+def test_a_model_is_what_its_two_documents_say() -> None:
+    state, _ = fleet("a")
+
+    def report(condition: str) -> None:
+        document = {"digest": "", "version": "0", "state": condition, "message": "why"}
+        send(state, topics.Reported("a"), {"models": {"digits": document}})
+
+    def shown() -> tuple[Any, ...]:
+        device = state.get("a")
+        assert device is not None
+        [found] = device.detail(None)["allModels"]
+        assert rows(state)["a"]["models"] == [[found["name"], found["version"], found["condition"]]]
+        return found["version"], found["condition"], found["ready"], found["reason"], found["inputs"]
+
+    report("starting")
+    assert shown() == ("0", "starting", False, "why", [])
+    model(state, "a", message="its own", inputs=[{"name": "x", "datatype": "FP32", "shape": [1, 4]}])
+    assert shown() == ("1", "ready", True, "its own", ["x FP32 [1,4]"])
+    report("rolled_back")
+    assert shown()[:3] == ("1", "rolled back", True)
+    report("active")
+    send(state, topics.ModelState("a", "digits"), {"version": "1", "state": "LOADING"})
+    assert shown()[:4] == ("1", "LOADING", False, "why")
+    model(state, "a", ready=False)
+    assert shown()[1] == "not ready"
+
+
 def test_refused_deployment_has_its_reason_and_what_to_do() -> None:
     state, clock = fleet("a")
     job(state, "a", Status.IN_PROGRESS, step=Step.VERIFYING)
@@ -196,11 +223,12 @@ def test_memory_is_bounded(monkeypatch: Any) -> None:
 def test_a_thousand_hostile_agents_cost_a_bounded_memory() -> None:
     """Each has as many documents as it may, full of small tensors and names."""
     state, _ = fleet("a")
-    tensor = {"name": "x", "datatype": "FP32", "shape": [1]}
+    tensor, column = {"name": "x", "datatype": "FP32", "shape": [1]}, {"name": "x"}
     for i in range(200):
         send(
             state, topics.ModelState("a", f"m{i}"),
-            {"inputs": [tensor] * 300, "outputs": [tensor] * 300, "postprocess": ["s"] * 3000},
+            {"inputs": [tensor] * 300, "outputs": [tensor] * 300, "postprocess": ["s"] * 3000,
+             "columns": [column]},
         )  # fmt: skip
     send(state, topics.Info("a"), {"compatible": ["c"] * 50_000, "hardware": {"features": ["f"] * 30_000}})
     device = state.get("a")
@@ -208,6 +236,7 @@ def test_a_thousand_hostile_agents_cost_a_bounded_memory() -> None:
     assert len(device.models) < 64
     assert sum(device.sizes.values()) <= MAX_DOCUMENT_BYTES
     assert max(len(model.inputs) + len(model.postprocess) for model in device.models.values()) == 32
+    assert not any(model.outputs or model.columns for model in device.models.values()), "a page shows none"
     assert "it publishes more than this page keeps" in rows(state)["a"]["alerts"]
     assert device.state == "online"
     # One that goes makes room.
