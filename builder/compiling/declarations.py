@@ -120,6 +120,24 @@ def check_names(preprocess: str | None, postprocess: str | None) -> None:
         read_toml(postprocess, _DECLARATION)
 
 
+def check_sound(declared: Postprocess | None, *, has_sound: bool) -> None:
+    """Check that a postprocess has the steps of recordings for a model that takes them, and only for it.
+
+    Raises `ModelError` if it has not.
+    """
+    for step in declared.steps if declared is not None else ():
+        if has_sound and not isinstance(step, Softmax | Speech | Keywords):
+            raise ModelError(
+                f"--postprocess: expected softmax, speech or keywords for a recording, got {step.kind}",
+                hint="write keywords (or softmax,keywords), or leave it out for the outputs of all windows",
+            )
+        if not has_sound and isinstance(step, Speech | Keywords):
+            raise ModelError(
+                f"--postprocess {step.kind}: expected a preprocess for recordings, got none",
+                hint=f"add --preprocess, one of {', '.join(audio_presets.AUDIO_PRESETS)} (docs/audio.md)",
+            )
+
+
 def check_labels_are_used(labels: Labels, postprocess: str) -> None:
     """Check, without a model, that a postprocess may name classes."""
     if postprocess.endswith(".toml"):

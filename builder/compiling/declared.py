@@ -90,6 +90,7 @@ def declare(outline: Outline, options: Options) -> Declared:
             hint=str(proposal) if proposal else "for example --postprocess softmax,top5",
         )
     after = declarations.postprocess(text, outputs, inputs, outline.scales, outline.hints) if text else None
+    declarations.check_sound(after, has_sound=audio is not None)
     is_preset = text is not None and not text.endswith(".toml")
     is_explicit = text is not None and ("normalised" in text or not is_preset)
     check_hints(

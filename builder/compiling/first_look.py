@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from agent.bundle.audio import Keywords
 from agent.bundle.detection import ABSOLUTE, Objects
 from agent.bundle.output_length import answered
 from agent.bundle.params import index_params
@@ -77,7 +78,7 @@ def look(
     lines: list[str] = []
     softened = {step.output for step in steps if isinstance(step, Softmax)}
     for step in steps:
-        lines += _degenerate(step, values, quantised)
+        lines += _degenerate(step, values, quantised, softened)
         if isinstance(step, TopK) and step.output not in softened:
             lines += _scores(step.output, to_real(values[step.output], quantised.get(step.output)))
         elif isinstance(step, Detect | Objects | Pose):
@@ -89,18 +90,20 @@ def look(
     return list(dict.fromkeys(lines))
 
 
-def _degenerate(step: Step, values: Arrays, quantised: Mapping[str, Quantised]) -> Iterator[str]:
+def _degenerate(
+    step: Step, values: Arrays, quantised: Mapping[str, Quantised], softened: set[str]
+) -> Iterator[str]:
     """Tell values that nothing can be made of, and what is no score where the step takes it for one."""
     for name in dict.fromkeys(outputs_of(step)):
         real = to_real(values[name], quantised.get(name))
         if not np.isfinite(real).all():
             yield f"some values of {name} are NaN or infinite in the sample, which cannot be decoded"
-        elif isinstance(step, Softmax | ClassMap | Ctc | Normalise) and real.size > 1:
+        elif isinstance(step, Softmax | ClassMap | Ctc | Normalise | Keywords) and real.size > 1:
             low, high = float(real.min()), float(real.max())
             option = ""
             if isinstance(step, ClassMap) and step.threshold is not None and 0 < step.threshold < 1:
                 option = "threshold=0"
-            elif isinstance(step, Ctc) and step.activation == "none":
+            elif isinstance(step, Ctc | Keywords) and step.activation == "none" and name not in softened:
                 option = "activation=softmax"
             if high - low <= _ROUNDING * abs(high):
                 yield f"all values of {name} are {high:.4g} in the sample"

@@ -97,6 +97,7 @@ def repack(
         roles = dict.fromkeys(package.manifest.class_counts or (), "classes")
         hints = Hints(classes=len(package.members.get(_LABELS, b"").splitlines()), roles=roles)
         after = None if postprocess == NONE else _like(after, postprocess, outputs, inputs, scales, hints)
+    declarations.check_sound(after, has_sound=audio is not None)
     if manifest.buckets is not None:
         from builder.compiling.bucket_plan import check_declared  # loads the compiler, which takes seconds
 

@@ -9,6 +9,9 @@ import pytest
 from agent.bundle.audio import Keywords
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling import audio_presets, declarations
+from builder.compiling.declared import declare
+from builder.compiling.options import Options
+from builder.compiling.outline import Outline
 from builder.errors import ModelError
 
 SPECTROGRAM = TensorSpec("x", "FP32", (1, 128, 101))
@@ -64,3 +67,19 @@ def test_a_wake_word_has_one_probability() -> None:
     [step] = declared.steps
     assert isinstance(step, Keywords)
     assert (step.output, step.threshold, step.average) == ("p", 0.97, 5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"preprocess": "samples", "postprocess": "softmax,top2"}, "for a recording, got top_k"),
+        ({"postprocess": "keywords"}, "keywords: expected a preprocess for recordings"),
+    ],
+)
+def test_steps_of_recordings_belong_to_recordings(flags: dict[str, str], message: str) -> None:
+    x, y = TensorSpec("x", "FP32", (1, 1600)), TensorSpec("y", "FP32", (1, 4))
+    with pytest.raises(ModelError, match=message) as caught:
+        declare(Outline((x,), (y,)), Options(**flags))
+    assert "keywords" in caught.value.hint or "microwakeword" in caught.value.hint
+    declared = declare(Outline((x,), (y,)), Options(preprocess="samples", postprocess="softmax,keywords"))
+    assert declared.audio is not None

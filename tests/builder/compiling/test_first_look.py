@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 from PIL import Image
 
+from agent.bundle.audio import Keywords
 from agent.bundle.params import dump_params
 from agent.bundle.processing import ClassMap, Ctc, Normalise, Postprocess, Softmax, Step, TopK
 from agent.bundle.quantisation import Quantisation, Quantised
@@ -158,6 +159,9 @@ MASK, LINE = (1, 1, 4, 4), (1, 4, 4)
         (Ctc("y"), LINE, 0, 1, ""),
         (Ctc("y"), LINE, -9, 4, "from -9 to 4 in the sample, .* add activation=softmax if"),
         (Ctc("y", activation="softmax"), LINE, -9, 4, ""),
+        (Keywords("y"), (1, 16), 0, 1, ""),
+        (Keywords("y"), (1, 16), -9, 4, "from -9 to 4 in the sample, .* add activation=softmax if"),
+        (Keywords("y", activation="softmax"), (1, 16), -9, 4, ""),
         (Normalise("y"), (1, 16), 0, 0, "all values of y are 0 in the sample"),
         (Softmax("y"), (1, 16), 3, 3, "all values of y are 3 in the sample"),
         (TopK("y", 2), (1, 16), 0, np.nan, "some values of y are NaN or infinite in the sample"),
@@ -170,6 +174,9 @@ def test_masks_texts_and_vectors_are_looked_at(
     lines = look(Postprocess((step,)), [TensorSpec("y", "FP32", shape)], values, None, {})
     assert len(lines) == bool(words), lines
     assert not words or re.search(words, lines[0])
+    if isinstance(step, Ctc | Keywords) and words:
+        both = Postprocess((Softmax("y"), step))
+        assert look(both, [TensorSpec("y", "FP32", shape)], values, None, {}) == []
 
 
 def package_of(values: np.ndarray, spec: TensorSpec, quantisation: Quantisation | None = None) -> Package:
