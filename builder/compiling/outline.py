@@ -321,10 +321,11 @@ def _makers(model: onnx.ModelProto) -> dict[str, str]:
                 last = None
         if (node := makers.get(name)) is None:
             continue
-        default = -1 if opset >= _LAST_BY_DEFAULT else 1
+        kind = node.op_type.removeprefix("QLinear")  # ONNX Runtime's, on integers
+        default = -1 if opset >= _LAST_BY_DEFAULT or kind != node.op_type else 1
         axis = next((each.i for each in node.attribute if each.name == "axis"), default)
-        if node.op_type != "Softmax" or last is None or axis % rank == last:
-            found[output.name] = node.op_type
+        if kind != "Softmax" or last is None or axis % rank == last:
+            found[output.name] = kind
     return found
 
 

@@ -23,13 +23,30 @@ if TYPE_CHECKING:
 # Operators whose first input and outputs have the same numbers, in other places or not all of them.
 _MOVES: Final = frozenset(
     {
-        "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice",
-        "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+        "Clip", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Pad", "Reshape",
+        "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
     }
 )  # fmt: skip
-# Operator -> places of scale and zero point of its first input, and of its output.
-_READS: Final = {"DequantizeLinear": (1, 2), "QLinearConv": (1, 2), "QLinearMatMul": (1, 2)}
-_MAKES: Final = {"QuantizeLinear": (1, 2), "QLinearConv": (6, 7), "QLinearMatMul": (6, 7)}
+# Operators on integers, ONNX Runtime's own too -> places of their data; scale and zero point follow each.
+_ONE, _TWO = (0,), (0, 3)
+_READS: Final = {
+    "DequantizeLinear": _ONE, "QLinearConv": _ONE, "QLinearSigmoid": _ONE, "QLinearLeakyRelu": _ONE,
+    "QLinearSoftmax": _ONE, "QLinearAveragePool": _ONE, "QLinearGlobalAveragePool": _ONE,
+    "QLinearMatMul": _TWO, "QLinearAdd": _TWO, "QLinearMul": _TWO, "QGemm": _TWO, "QLinearWhere": (1, 4),
+    "QLinearConcat": range(2, 1 << 16, 3),
+}  # fmt: skip
+# Operator -> places of the scale and the zero point of its output.
+_MAKES: Final = {
+    "QuantizeLinear": (1, 2), "QLinearConv": (6, 7), "QLinearMatMul": (6, 7), "QLinearAdd": (6, 7),
+    "QLinearMul": (6, 7), "QGemm": (7, 8), "QLinearWhere": (7, 8), "QLinearConcat": (0, 1),
+    **dict.fromkeys(
+        (
+            "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearAveragePool",
+            "QLinearGlobalAveragePool",
+        ),
+        (3, 4),
+    ),
+}  # fmt: skip
 _SEVERAL: Final = "a scale for each slice of an axis"
 _UNKNOWN: Final = "a scale that is no constant"
 _DIFFERENT: Final = "several scales"
@@ -75,11 +92,11 @@ def onnx_scales(model: onnx.ModelProto) -> EdgeScales:
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
             constants[node.output[0]] = node.attribute[0].t
-    readers: dict[str, list[onnx.NodeProto]] = {}
+    readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     makers: dict[str, onnx.NodeProto] = {}
     for node in graph.node:
-        if node.input:
-            readers.setdefault(node.input[0], []).append(node)
+        for place, name in enumerate(node.input):
+            readers.setdefault(name, []).append((node, place))
         makers |= dict.fromkeys(node.output, node)
 
     obstacles: dict[str, str] = {}
@@ -99,8 +116,8 @@ def onnx_scales(model: onnx.ModelProto) -> EdgeScales:
         for quantised in one(
             value.name,
             [
-                _parameters(value.name, node, _READS[node.op_type], constants)
-                for node in _forward(value.name, readers)
+                _parameters(value.name, node, (place + 1, place + 2), constants)
+                for node, place in _forward(value.name, readers)
             ],
         )
     ]
@@ -152,14 +169,16 @@ def _is_integer(value: onnx.ValueInfoProto) -> bool:
     return kind in [onnx.TensorProto.DataType.Value(name) for name in names]
 
 
-def _forward(name: str, readers: Mapping[str, Sequence[onnx.NodeProto]]) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes that read an input's integers as real numbers."""
+def _forward(
+    name: str, readers: Mapping[str, Sequence[tuple[onnx.NodeProto, int]]]
+) -> Iterator[tuple[onnx.NodeProto, int]]:
+    """Yield the nodes that read an input's integers as real numbers, and the place where they do."""
     names, seen = [name], {name}
     while names:
-        for node in readers.get(names.pop(), ()):
-            if node.op_type in _READS:
-                yield node
-            elif node.op_type in _MOVES:
+        for node, place in readers.get(names.pop(), ()):
+            if place in _READS.get(node.op_type, ()):
+                yield node, place
+            elif node.op_type in _MOVES and place == 0:
                 names += [each for each in node.output if each not in seen]
                 seen.update(node.output)
 

@@ -66,6 +66,31 @@ def test_operators_on_integers_have_the_scales_themselves() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "names", "reads"),
+    [
+        ("QLinearAdd", "x s z c s z t u", True),
+        ("QLinearMul", "c t u x s z t u", True),
+        ("QGemm", "x s z w s z  t u", True),
+        ("QLinearSoftmax", "x s z t u", True),
+        ("QLinearSigmoid", "x s z t u", True),
+        ("QLinearLeakyRelu", "x s z t u", True),
+        ("QLinearAveragePool", "x s z t u", True),
+        ("QLinearGlobalAveragePool", "x s z t u", True),
+        ("QLinearConcat", "t u c t u x s z", True),
+        ("QLinearWhere", "which c t u x s z t u", True),
+        ("QLinearWhere", "x c t u c t u t u", False),
+    ],
+)
+def test_operators_of_onnx_runtime_have_scales_too(kind: str, names: str, reads: bool) -> None:
+    given: dict[str, Any] = {"s": np.float32(0.5), "z": np.int8(1), "t": np.float32(4), "u": np.int8(-3)}
+    given |= {"w": np.ones((2, 2), np.int8), "c": np.ones((1, 2), np.int8)}
+    found = scales([node(kind, names.split(" "), ["y"], domain="com.microsoft")], given)
+    assert found.quantisation.inputs == ((Quantised("x", 0.5, 1),) if reads else ())
+    assert found.quantisation.outputs == (Quantised("y", 4.0, -3),)
+    assert not found.obstacles
+
+
+@pytest.mark.parametrize(
     ("given", "extra", "words"),
     [
         ({"s": np.array([1, 2], np.float32), "z": np.array([0, 0], np.int8)}, [], "slice of an axis"),
