@@ -70,16 +70,16 @@ def test_a_wake_word_has_one_probability() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("options", "message"),
     [
-        ({"preprocess": "samples", "postprocess": "softmax,top2"}, "for a recording, got top_k"),
-        ({"postprocess": "keywords"}, "keywords: expected a preprocess for recordings"),
+        (Options(preprocess="samples", postprocess="softmax,top2"), "for a recording, got top_k"),
+        (Options(postprocess="keywords"), "keywords: expected a preprocess for recordings"),
     ],
 )
-def test_steps_of_recordings_belong_to_recordings(flags: dict[str, str], message: str) -> None:
+def test_steps_of_recordings_belong_to_recordings(options: Options, message: str) -> None:
     x, y = TensorSpec("x", "FP32", (1, 1600)), TensorSpec("y", "FP32", (1, 4))
     with pytest.raises(ModelError, match=message) as caught:
-        declare(Outline((x,), (y,)), Options(**flags))
+        declare(Outline((x,), (y,)), options)
     assert "keywords" in caught.value.hint or "microwakeword" in caught.value.hint
     declared = declare(Outline((x,), (y,)), Options(preprocess="samples", postprocess="softmax,keywords"))
     assert declared.audio is not None
