@@ -123,7 +123,7 @@ def check_names(preprocess: str | None, postprocess: str | None) -> None:
 def check_sound(declared: Postprocess | None, *, has_sound: bool) -> None:
     """Check that a postprocess has the steps of recordings for a model that takes them, and only for it.
 
-    Raises `ModelError` if it has not.
+    Raises `ModelError` if it has others.
     """
     for step in declared.steps if declared is not None else ():
         if has_sound and not isinstance(step, Softmax | Speech | Keywords):

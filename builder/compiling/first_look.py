@@ -53,6 +53,7 @@ _SAME: Final = 1e-6  # of one number, computed in float32 in two places; the bes
 # Fewer different numbers may be whole, or have equal distances, by chance.
 _FEWEST_STEPS: Final = 16
 _ROWS: Final = 3  # dimensions of an output with a row of scores for each box
+_MOST_INSIDE_OUT: Final = 0.1  # of boxes; a model that decodes its own makes none
 # In pictures: the exponential of what is a size already has more.
 _LARGEST_BOX: Final = 8
 
@@ -325,6 +326,11 @@ def _boxes(
     if (empty | outside).all():
         where = "have no area" if empty.all() else "lie outside of the picture"
         yield f"all boxes of the {what} {where}: the postprocess may be another model's"
+    elif (sides < 0).any(axis=1).mean() > _MOST_INSIDE_OUT:
+        yield (
+            f"many boxes of the {what} end before they begin: they may be offsets from anchors, which no "
+            "preset decodes, or the postprocess another model's"
+        )
     elif not np.median(sides) <= _LARGEST_BOX * high.max():
         yield f"most boxes of the {what} are much larger than it: the postprocess may be another model's"
 

@@ -33,11 +33,13 @@ _TOP: Final = 5
 _SCORES: Final = ("Softmax", "Sigmoid")
 _FEWEST_CHARACTERS: Final = 37  # ten digits, 26 letters and the blank
 _COCO_CLASSES: Final = (80, 91)
+_WITHOUT_BACKGROUND: Final = (80, 90)
 # Class maps have the size of the input, or a half, a quarter or an eighth of it.
 _PICTURE_DIMENSIONS: Final = 4
 # Of a score in integers. As for the levels of an input, fewer than 16 are rather another number's.
 LARGEST_STEP: Final = 1 / 16
 _MAP_STRIDES: Final = (1, 2, 4, 8)
+_MOST_CLASSES: Final = 182  # of COCO-Stuff; more are rather features
 _POSE_VALUES: Final = 5 + 3 * COCO_POINTS  # a person's box, score and key points
 _MOVENET_PERSONS: Final = 6
 
@@ -388,7 +390,7 @@ def _several_outputs(
     evidence = f"{len(shapes)} outputs with {counts} rows at {_size(signature)}"
     if len(shapes) == 12:
         yield Proposal("YuNet", evidence, True, "yunet", "yunet")
-    if len(shapes) in (6, 8):
+    if len(shapes) == 6:  # eight are rather those of PicoDet, with other places and colours
         yield Proposal("NanoDet", evidence, True, "nanodet", "nanodet")
     if len(shapes) == 3:
         yield Proposal("RetinaFace", evidence, True, "retinaface", "retinaface")
@@ -405,9 +407,10 @@ def _several_outputs(
             yield Proposal("RT-DETR", evidence, classes == _COCO_CLASSES[0], "rtdetr", "unit")
         if {shape[2] for shape in shapes} == {2, 4} and count == _ultraface_priors(signature):
             yield Proposal("Ultra-Light-Fast face detectors", evidence, True, "ultraface", "ultraface")
-        # SSD's preset takes scores, not what they are computed from.
+        # SSD's preset takes scores, not what they are computed from, and the first ones are the background's.
         scores = [spec.name for spec in signature.outputs if spec.shape[2] != 4]
-        if not hints.makers or any(hints.makers.get(name) in _SCORES for name in scores):
+        is_score = not hints.makers or any(hints.makers.get(name) in _SCORES for name in scores)
+        if is_score and classes not in _WITHOUT_BACKGROUND:
             yield Proposal("SSD", evidence, False, "ssd", "ssd")
 
 
@@ -418,8 +421,9 @@ def _class_map(signature: Signature) -> Iterator[Proposal]:
     shape, channels_last = signature.outputs[0].shape, step.channels_last
     classes, size = (shape[3], shape[1:3]) if channels_last else (shape[1], shape[2:])
     strides = {round(whole / part) for whole, part in zip(signature.size, size, strict=True) if part}
-    # Three channels of the input's size are rather a picture.
-    if len(strides) == 1 and strides <= set(_MAP_STRIDES) and 2 <= classes <= 256 and classes != 3:
+    # Three channels of the input's size are rather a picture, and 17 are the key points of a person.
+    likely = 2 <= classes <= _MOST_CLASSES and classes not in (3, COCO_POINTS)
+    if len(strides) == 1 and strides <= set(_MAP_STRIDES) and likely:
         evidence = f"{classes} classes for each of {size[1]}x{size[0]} pixels"
         yield Proposal("semantic segmentation", evidence, classes in (19, 21), "segmentation", "imagenet")
 

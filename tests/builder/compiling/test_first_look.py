@@ -112,6 +112,19 @@ def test_a_degenerate_answer_is_told(change: Any, words: str) -> None:
     assert words in line
 
 
+def test_offsets_that_are_taken_for_corners_are_told() -> None:
+    """TensorFlow's detectors before their suppression; clipped corners have no sides, but none below 0."""
+    boxes, scores = TensorSpec("boxes", "FP32", (1, 200, 4)), TensorSpec("scores", "FP32", (1, 200, 21))
+    declared = postprocess("ssd", [boxes, scores], [IMAGE])
+    state = np.random.default_rng(0)
+    values = {"scores": state.random((1, 200, 21), np.float32)}
+    offsets = values | {"boxes": state.normal(0, 0.5, (1, 200, 4)).astype(np.float32)}
+    [line] = look(declared, [boxes, scores], offsets, (64, 64), {})
+    assert "many boxes of the sample end before they begin" in line
+    corners = np.sort(offsets["boxes"].reshape(200, 2, 2), axis=1).clip(0, 1).reshape(1, 200, 4)
+    assert look(declared, [boxes, scores], values | {"boxes": corners}, (64, 64), {}) == []
+
+
 def test_near_scores_are_not_equal_and_no_more_is_told_than_was_seen() -> None:
     """Of many cells, the best hundred have nearly the same score; that says nothing about the others."""
     spec = replace(ROWS, shape=(1, 7, 2100))

@@ -148,6 +148,24 @@ def test_logits_of_transformers_are_no_scores_of_ssd(
     assert (found.postprocess, found.preprocess, found.sure) == expected
 
 
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(1, 8400, 4), (1, 8400, 80)],  # YOLO-NAS: no background
+        [(1, 19206, 4), (1, 19206, 90)],  # EfficientDet before its suppression: offsets from anchors
+        [(1, n, v) for v in (80, 32) for n in (6400, 1600, 400, 100)],  # PicoDet
+        [(1, 17, 160, 160)],  # key points as maps
+        [(1, 256, 80, 80)],  # features
+        [(1, 80, 160, 160), (1, 2, 160, 160), (1, 2, 160, 160)],  # CenterNet
+        [(1, 255, 80, 80), (1, 255, 40, 40), (1, 255, 20, 20)],  # YOLOv3 before its grids
+        [(1, 3, 80, 80, 85), (1, 3, 40, 40, 85), (1, 3, 20, 20, 85)],
+    ],
+)
+def test_families_without_a_preset_are_not_proposed(shapes: list[tuple[int, ...]]) -> None:
+    outputs = [TensorSpec(f"output_{place}", "FP32", shape) for place, shape in enumerate(shapes)]
+    assert recognise(IMAGE, outputs) is None
+
+
 def test_decoded_boxes_contradict_the_preset_of_raw_ones() -> None:
     outputs = [TensorSpec("y", "FP32", (1, 8400, 85))]
     hints = Hints(operators=frozenset({"Exp"}))
