@@ -196,7 +196,8 @@ class Inference:
 
     def _holds_much(self, message: Message) -> bool:
         """Return whether who sent a large request, or all clients, have too much in all models."""
-        client, nbytes = asking_user(message.topic) or ANONYMOUS, len(message.payload)
+        topic, nbytes = parse_topic(message.topic), len(message.payload)
+        client = (isinstance(topic, Infer | GroupInfer) and topic.user) or ANONYMOUS
         held = sum(model.nbytes_of(client) for model in self._models)
         whole = self._digests.waiting_bytes + sum(model.nbytes for model in self._models)
         return (held > 0 and held + nbytes > _MAX_HELD_BYTES) or (

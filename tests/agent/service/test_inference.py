@@ -293,6 +293,20 @@ async def test_client_with_large_requests_in_several_models_has_no_more_than_its
         assert status_of(await two.answer(waiting)) == 200
 
 
+async def test_model_called_infer_is_no_user_whose_large_requests_are_counted_apart(
+    mosquitto: BrokerProcess, start_service: StartService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    large = b"hold:%s%sgo" % (bytes(tmp_path), b"/" * SLICE_BYTES)
+    monkeypatch.setattr("agent.service.inference._MAX_HELD_BYTES", len(large))
+    async with start_service(mosquitto.port, models=["infer"]) as rig:
+        client, topic = await rig.client(), format_topic(Infer("kitchen", "infer"))
+        held = client.send(large, topic=topic)
+        await until(lambda: any(model.busy for model in rig.service.models))
+        assert status_of(await client.ask(large, topic=topic)) == 503
+        (tmp_path / "go").touch()
+        assert status_of(await client.answer(held)) == 200
+
+
 async def test_large_requests_of_all_clients_in_all_models_take_a_share_of_the_memory(
     mosquitto: BrokerProcess, start_service: StartService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
