@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -205,3 +206,20 @@ def test_what_is_written_is_read_again(trial: Trial) -> None:
 def test_baseline_of_an_earlier_agent_is_read_as_none_at_all() -> None:
     earlier = {"starts": 1, "counter": 7, "baseline": {"answers": 10, "errors": 0, "p95_s": 0.1}}
     assert Trial.from_document(earlier) == Trial(1, Score(), 7)
+
+
+def test_one_client_beside_steady_ones_neither_forces_nor_hides_a_rollback() -> None:
+    chance = random.Random(0)
+    for _ in range(2000):
+        honest = [f"h{number}" for number in range(chance.choice((2, 3, 5)))]
+        asked, seen = chance.choice((0, 9, 10, 10_000)), chance.choice((0, 2, 3, 10, 99, 100, 100_000))
+        served_s = chance.choice((0.0, AWAIT_S - 1, AWAIT_S, LONGEST_S))
+        known = {name: Tally(chance.choice((10, 1000))) for name in honest}
+        known["liar"] = Tally(asked, chance.choice((0, asked // 2, asked)))
+        at_first = {f"/1/{name}": Times(1000, 0.01) for name in [*honest, "liar"]}
+        trial = Trial(baseline=Score(known, at_first))
+        good = {name: Tally(chance.choice((3, 5000))) for name in honest}
+        good["liar"] = Tally(seen, chance.choice((0, seen // 2, seen)))
+        assert judged(trial, Score(good, {**at_first, "/1/liar": Times(10_000, 9.9)}), None, served_s) is None
+        failing = {name: Tally(10, 10) for name in honest} | {"liar": Tally(seen)}
+        assert judged(trial, Score(failing, at_first), None, served_s) is not None
