@@ -131,7 +131,8 @@ def _load_tflite(
     from builder.importer.tflite.loading import load_tflite
 
     file = load_tflite(path, input_shapes, input_values, progress or (lambda _: None))
-    model = import_onnx(file.model, input_values=input_values, progress=progress)
+    # Again the shapes: in a file, a length of 0 stands for an unknown one.
+    model = import_onnx(file.model, input_shapes=input_shapes, input_values=input_values, progress=progress)
     if file.states:
         try:
             check_states(file.states, model.inputs, model.outputs)

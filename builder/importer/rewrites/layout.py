@@ -42,28 +42,28 @@ def grid_sample(new: Replacement) -> Nodes | None:
     return new.result("GridSample", x, new.inputs[1], **options)
 
 
-def reverse_sequence(new: Replacement) -> Nodes | None:
-    """ReverseSequence with constant lengths: a GatherND."""
+def reverse_sequence(new: Replacement) -> Nodes:
+    """ReverseSequence: a GatherND, whose places are constants if the lengths are."""
     options = new.attributes
     shape = new.shape_of(new.inputs[0])
-    lengths = new.graph.constant(new.inputs[1])
-    if lengths is None:
-        return None
     batch_axis, time_axis = int(options.get("batch_axis", 1)), int(options.get("time_axis", 0))
     batch, steps = shape[batch_axis], shape[time_axis]
-    where = np.tile(np.arange(steps), (batch, 1))
-    for row, length in enumerate(lengths):
-        where[row, :length] = where[row, :length][::-1]
-    rows = np.tile(np.arange(batch)[:, None], (1, steps))
-    indices = np.stack([rows, where], axis=-1)
-    x = new.inputs[0]
-    if batch_axis == 1:
-        order = [1, 0, *range(2, len(shape))]
-        gathered = new.op("GatherND", new.op("Transpose", x, perm=order), new.constant(indices, np.int64))
-        new.op("Transpose", gathered, to=new.outputs[0], perm=order)
+    rows, times = (place[..., None] for place in np.indices((batch, steps)))
+    constant = new.graph.constant(new.inputs[1])
+    if constant is not None:
+        ends = constant.reshape(-1, 1, 1)
+        where = np.where(times < ends, ends - 1 - times, times)
+        indices = new.constant(np.concatenate([rows, where], -1), np.int64)
     else:
-        new.op("GatherND", x, new.constant(indices, np.int64), to=new.outputs[0])
-    return new.nodes
+        step, lengths = new.constant(times, np.int64), new.op("Reshape", new.inputs[1], new.ints(-1, 1, 1))
+        flipped = new.op("Sub", new.op("Sub", lengths, new.ints(1)), step)
+        places = new.op("Where", new.op("Less", step, lengths), flipped, step)
+        indices = new.op("Concat", new.constant(rows, np.int64), places, axis=-1)
+    if batch_axis == 0:
+        return new.result("GatherND", new.inputs[0], indices)
+    order = [1, 0, *range(2, len(shape))]
+    gathered = new.op("GatherND", new.op("Transpose", new.inputs[0], perm=order), indices)
+    return new.result("Transpose", gathered, perm=order)
 
 
 def unsqueeze(new: Replacement) -> Nodes | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from builder.errors import RefusalError
+from builder.errors import FIX_HINT, RefusalError
 from builder.importer.tflite.operation import Operation
 from builder.importer.tflite.operators import stablehlo, stablehlo_indexing
 from builder.importer.tflite.schema import TfliteModel
@@ -117,7 +117,7 @@ def while_(op: Operation, program: Program) -> None:
         [condition] = _call(op, program, options.CondSubgraphIndex(), values)[:1] or [""]
         known = op.graph.constant_of(condition)
         if known is None:
-            raise RefusalError("its length depends on values that are only known at run time")
+            raise RefusalError("its length depends on values that are only known at run time", hint=FIX_HINT)
         if not known.reshape(-1)[0]:
             _put_all(op, values)
             return

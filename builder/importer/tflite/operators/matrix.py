@@ -20,17 +20,17 @@ def fully_connected(op: Operation) -> None:
     outputs, inputs = _two(op.scope.shape(weight))
     shape = op.shape(0)
     count = math.prod(shape)
-    if not inputs or count % inputs:
+    if count % inputs if inputs else shape[-1:] != (0,):
         raise RefusalError(f"expected rows of {inputs}, got {list(shape)}")
     if options.KeepNumDims() and (not shape or shape[-1] != inputs):
         raise RefusalError(f"expected rows of {inputs}, got {list(shape)}")
-    rows = op.reshape(op.real(0), (count // inputs, inputs))
-    tensors = [rows, op.scope.real(weight)]
+    rows = count // inputs if inputs else math.prod(shape[:-1])
+    tensors = [op.reshape(op.real(0), (rows, inputs)), op.scope.real(weight)]
     if (bias := op.optional(2)) is not None:
         tensors.append(op.reshape(op.bias(bias, op.input(0), weight), (outputs,)))
     product = op.graph.node("Gemm", *tensors, transB=1)
     product = op.activate(product, options.FusedActivationFunction())
-    result = (*shape[:-1], outputs) if options.KeepNumDims() else (count // inputs, outputs)
+    result = (*shape[:-1], outputs) if options.KeepNumDims() else (rows, outputs)
     if op.output.is_quantised:
         # Quantise before the shape changes: what is between the two is one kernel.
         inner = op.scope.quantise(product, op.output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from builder.errors import ModelError
@@ -28,6 +29,16 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_single_operators(make_model: ModelMaker, noise: Any, agrees: Any, case: str) -> None:
     check_case(make_model, noise, agrees, *CASES[case])
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (1, 0)], ids=str)
+def test_sequences_are_reversed_by_lengths_of_the_request(
+    make_model: ModelMaker, noise: Any, agrees: Any, axes: tuple[int, int]
+) -> None:
+    node = one("ReverseSequence", ["x", "n"], batch_axis=axes[0], time_axis=axes[1])
+    lengths = np.array([1, 4, 3, 2])
+    inputs = {"x": [4, 4, 3], "n": ([4], onnx.TensorProto.INT64)}
+    agrees(make_model([node], inputs, {"y": [4, 4, 3]}), noise(4, 4, 3), lengths)
 
 
 @pytest.mark.parametrize("pads", [[1, 2, 0, 0, 1, 3], [0, 2, -1, 0, -1, 2], [0, 7, 0, 0, 0, 9]])

@@ -43,6 +43,24 @@ def test_another_shape_is_taken(tmp_path: Path) -> None:
     assert load(path, input_shapes={"picture": (3, 8, 8, 3)}).outputs[0].shape == (3, 5)
 
 
+def test_a_length_of_0_is_given_for_an_open_one(tmp_path: Path) -> None:
+    graph = FileSubgraph()
+    x, w = (graph.tensor((n, 1), name=name, signature=(n, -1)) for n, name in ((2, "x"), (3, "w")))
+    top, mean = graph.tensor((2,), name="top"), graph.tensor((2,), name="mean")
+    product = graph.tensor((2, 3), name="product")
+    graph.op("REDUCE_MAX", [x, graph.constant([1])], [top], "ReducerOptions")
+    graph.op("MEAN", [x, graph.constant([1])], [mean], "ReducerOptions")
+    graph.op("FULLY_CONNECTED", [x, w, -1], [product], "FullyConnectedOptions")
+    graph.inputs, graph.outputs = [x, w], [top, mean, product]
+    path = tmp_path / "empty.tflite"
+    path.write_bytes(write(graph))
+    package = compile(load(path, input_shapes={"x": (2, 0), "w": (3, 0)}))
+    result = run(package, {"x": np.zeros((2, 0), np.float32), "w": np.zeros((3, 0), np.float32)})
+    wanted = {"output_0": [-np.inf] * 2, "output_1": [0] * 2, "output_2": np.zeros((2, 3))}
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(result.get_output(name), value)
+
+
 def filled(*, signature: tuple[int, ...] = ()) -> bytes:
     """A tensor whose shape is an input, computed on the way, times another input."""
     graph = FileSubgraph()
