@@ -6,6 +6,7 @@ if the number of the first class is not known.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -114,6 +115,11 @@ def _read_lines(path: Path) -> list[str]:
             hint=f"write it as UTF-8: iconv -f {'utf-16' if content[:2] in _UTF_16 else 'latin1'} -t utf-8 "
             f"{path}",
         ) from error
+    if other := _other_format(text):
+        raise ModelError(
+            f"{path}: expected one label per line, got {other}",
+            hint="write only the names into a file, one a line, in the order of the classes",
+        )
     # A line with only a space is a space, which texts are read with.
     lines = [line.strip() or line[:1] for line in _LINE.split(text)]
     while lines and not lines[-1].strip() and lines[-1] != " ":
@@ -121,6 +127,17 @@ def _read_lines(path: Path) -> list[str]:
     if not any(line.strip() for line in lines):
         raise ModelError(f"{path}: expected one label per line, got an empty file", hint=_LABELS_HINT)
     return lines
+
+
+def _other_format(text: str) -> str:
+    """Return what a file is that has other lines than labels, or nothing."""
+    if re.match(r"\s*item\s*\{", text):
+        return "a label map of TensorFlow"
+    try:
+        found = json.loads(text) if text.lstrip()[:1] in ("[", "{") else []
+    except (ValueError, RecursionError):
+        return ""
+    return "JSON" if found and all(isinstance(each, str) for each in found) else ""
 
 
 def _without_numbers(lines: list[str]) -> tuple[list[str], int | None]:

@@ -260,6 +260,30 @@ def test_a_dictionary_has_characters_that_are_line_ends_elsewhere(tmp_path: Path
     assert read_named_labels(file, [steps], Postprocess((Ctc("y"),))) == content
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('["cat",\n"dog",\n"bird"]\n', "got JSON"),
+        ('{\n"0": "cat", "1": "dog",\n"2": "bird"}', "got JSON"),
+        ("item {\n  id: 1\n}\n", "got a label map of TensorFlow"),
+    ],
+)
+def test_files_of_other_formats_are_refused(tmp_path: Path, content: str, words: str) -> None:
+    """Each has as many lines as the model has classes."""
+    file = tmp_path / "labels.json"
+    file.write_text(content)
+    with pytest.raises(ModelError, match=f"expected one label per line, {words}"):
+        read_named_labels(file, [LOGITS], DECLARED)
+
+
+def test_brackets_are_characters(tmp_path: Path) -> None:
+    file = tmp_path / "characters.txt"
+    steps = TensorSpec("y", "FP32", (1, 7, 4))
+    for content in ("[\n1\n]\n", "{\n}\n]\n", "[" * 9 + "\n]\n{\n"):
+        file.write_text(content)
+        assert read_named_labels(file, [steps], Postprocess((Ctc("y"),))) == content.encode()
+
+
 def test_how_to_convert_a_file_of_windows_is_said(tmp_path: Path) -> None:
     file = tmp_path / "labels.txt"
     file.write_bytes("cat\ndog\nbird\n".encode("utf-16"))
