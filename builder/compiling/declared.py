@@ -98,8 +98,9 @@ def declare(outline: Outline, options: Options) -> Declared:
     )
     labels = options.labels or (None if preset is None else audio_presets.labels_for(preset, outputs))
     lines = label_lines(labels, outline.labels, outline.outputs, after, outline.class_counts)
-    if labels is None and lines is not None and after is not None:
-        notes.append(f"labels: the {len(outline.labels)} names in the model file")
+    if labels is None and outline.labels and after is not None:
+        fit = "" if lines is not None else " do not fit this postprocess, and are left out"
+        notes.append(f"labels: the {len(outline.labels)} names in the model file{fit}")
     return Declared(inputs, outputs, before, after, kept, audio, table, lines, tuple(filter(None, notes)))
 
 

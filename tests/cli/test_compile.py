@@ -319,6 +319,15 @@ def test_preprocess_file_with_a_mistake(
     assert not out.exists()
 
 
+def test_names_in_the_file_that_do_not_fit_are_told(terminal: Terminal, tmp_path: Path, out: Path) -> None:
+    made = onnx.load(MODEL)
+    made.metadata_props.add(key="names", value=str({0: "none", 1: "one"}))
+    onnx.save(made, tmp_path / "two.onnx")
+    result = terminal("compile", tmp_path / "two.onnx", "-o", out, "--postprocess", "softmax,top3")
+    assert "labels: the 2 names in the model file do not fit this postprocess, and are left out" in result.err
+    assert "labels.txt" not in Package.load(out).members
+
+
 @pytest.mark.parametrize("content", [b"", b"zero\none\n", b"a\n" * 11, b"\xff\xfe\n" * 10])
 def test_labels_that_do_not_fit(terminal: Terminal, tmp_path: Path, out: Path, content: bytes) -> None:
     (tmp_path / "l.txt").write_bytes(content)

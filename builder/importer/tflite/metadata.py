@@ -213,7 +213,7 @@ def _labels(raw: bytes, outputs: list[Tensor], described: list[_Table]) -> tuple
             content = stream.read(MAX_LABELS_BYTES + 1)
         if len(content) > MAX_LABELS_BYTES:
             return ()
-        labels = content.decode("utf-8").splitlines()
+        labels = content.decode("utf-8-sig").splitlines()
     except _ZIP_FAILURES:
         return ()
     while labels and not labels[-1].strip():

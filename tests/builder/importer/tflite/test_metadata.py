@@ -134,6 +134,10 @@ def test_numbers_that_cannot_be_used(mean: list[float], std: list[float]) -> Non
     assert declared(classifier(metadata(mean, std))).preprocess is None
 
 
+def test_a_byte_order_mark_is_no_part_of_a_label() -> None:
+    assert declared(classifier(metadata([0], [1]), labels="\ufeffcat\ndog\nGänse\n")).labels[0] == "cat"
+
+
 @pytest.mark.parametrize("labels", [None, "cat\ndog\n", "a\nb\nc\nd\n", "", "x" * (2 << 20)])
 def test_labels_that_do_not_fit(labels: str | None) -> None:
     assert declared(classifier(metadata([0], [1]), labels=labels)).labels == ()
