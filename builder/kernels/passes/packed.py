@@ -184,7 +184,7 @@ class LayoutValues(Values):
         if value.is_finite or value.is_whole:
             return value
         new = self.bb.emit(
-            self.bb.call_te(lambda x: _with_zeros(x, value), value.expr, primfunc_name_hint="zeros")
+            self.bb.call_te(_with_zeros, value.expr, relax.const(_bits(value)), primfunc_name_hint="zeros")
         )
         clean = replace(value, expr=new, is_finite=True)
         if self.packed(expr) is value:
@@ -217,13 +217,20 @@ def pack(x: te.Tensor, block: int) -> te.Tensor:
     return te.compute((n, -(-c // block), h, w, block), element, name="pack")
 
 
-def _with_zeros(x: te.Tensor, value: Packed) -> te.Tensor:
-    """Return `x` with zeros where `value` has padding."""
+def _bits(value: Packed) -> np.ndarray:
+    """Return all bits for each channel of a value, and none for its padding, `[1, C/b, 1, 1, b]`."""
+    shape = shape_of(value.expr)
+    bits = np.zeros((1, shape[1], 1, 1, shape[4]), "int16" if value.expr.ty.dtype == "float16" else "int32")
+    bits.reshape(-1)[value.places] = -1
+    return bits
+
+
+def _with_zeros(x: te.Tensor, bits: te.Tensor) -> te.Tensor:
+    """Return `x` with zeros where there are no `bits`: a condition for each number would take longer."""
 
     def element(*i: tvm.tirx.Var) -> tvm.tirx.Expr:
-        place = i[1] * value.block + i[4]
-        inside = place < value.channels if value.is_dense else place % value.padded_group < value.group
-        return tvm.tirx.Select(inside, x(*i), tvm.tirx.const(0, x.dtype))
+        number = tvm.tirx.reinterpret(bits.dtype, x(*i)) & bits[0, i[1], 0, 0, i[4]]
+        return tvm.tirx.reinterpret(x.dtype, number)
 
     return te.compute(x.shape, element, name="zeros")
 
