@@ -200,9 +200,9 @@ class _Integers:
         if real is None or not real.is_one_scale or constant is not None:
             return False
         args = [real.integers, *map(table.plain, call.args[1:])]
-        table.reals[var] = replace(
-            real, integers=table.bb.emit(Call(call.op, args, call.attrs, call.ty_args))
-        )
+        moved = table.bb.emit(Call(call.op, args, call.attrs, call.ty_args))
+        # The axis of the channels may be no axis any more.
+        table.reals[var] = Real(moved, real.scale.reshape(()), real.zero.reshape(()), 0)
         return True
 
     def _concat(self, table: Forms, var: relax.Var, call: Call) -> bool:

@@ -309,6 +309,16 @@ DEVICES = ("host", "rpi5", "cascadelake", "rpi4")
 
 
 @pytest.mark.slow
+def test_bytes_that_lose_the_axis_of_their_channels() -> None:
+    def layer(o: Any, x: Any) -> Any:
+        row = o.reshape(o.dq(x, 0.01, 117, "uint8", axis=1), (420,))
+        scale, zero = np.full(1, 0.01, "f4"), np.full(1, 117, "u1")
+        one = o.dq(o.reshape(x, (60, 1, 7)), scale, zero, "uint8", axis=1)
+        return row, o.relu(row), o.reshape(one, (420,))
+
+    both(layer, images())
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_bytes_are_those_of_the_model(name: str) -> None:
     at = list(LAYERS).index(name)
