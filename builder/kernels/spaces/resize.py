@@ -148,8 +148,10 @@ def schedule(sch: st.Schedule, block: SBlockRV, target: DeviceTarget, choose: Ch
     del choose
     last = block
     while consumers := sch.get_consumers(last):
-        sch.compute_inline(last)
-        last = consumers[0]
+        inner = [each for each in consumers if sch.get_consumers(each)]
+        for each in inner or [last]:
+            sch.compute_inline(each)
+        last = last if inner else consumers[0]
     plain = len(sch.get_loops(last)) == _RANK
     before = sch.get_sblock("resize") if plain else last
     rows = sch.get_sblock("rows")

@@ -45,6 +45,21 @@ def test_channels_are_resized_as_single_planes_are(mode: str, lanes: int, randn:
     close(result.outputs[0].reshape(42, 1, *size), planes.outputs[0], 1e-6)
 
 
+def test_what_follows_may_read_the_picture_twice(randn: Randn) -> None:
+    x, target, size = randn(2, 8, 5, 9), machine(8), SIZES["linear"]
+
+    def resized(v: relax.Expr) -> relax.Expr:
+        return relax.op.image.resize2d(v, size, layout="NCHW", **MODES["linear"])
+
+    def build(v: relax.Expr) -> relax.Expr:
+        y = resized(v)
+        away = relax.op.log(relax.op.add(relax.const(1.0), relax.op.exp(relax.op.negative(relax.op.abs(y)))))
+        return relax.op.add(relax.op.nn.relu(y), away)  # Softplus
+
+    found, picture = run(build, {"x": x}, target).outputs[0], run(resized, {"x": x}, target).outputs[0]
+    close(found, np.logaddexp(0, picture), 1e-5)
+
+
 def test_picture_between_convolutions_stays_packed(target: DeviceTarget, randn: Randn) -> None:
     x, w = randn(1, 16, 6, 5), randn(16, 16, 1, 1)
 
