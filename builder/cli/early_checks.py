@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.errors import OTHER_FOLDER, PackageError, RecordsError, ShapeError
-from builder.model_path import check_exists, check_format
+from builder.importer.model_path import check_exists, check_format
 from builder.target.presets import PRESETS, unknown_target
 
 if TYPE_CHECKING:  # which loads ONNX

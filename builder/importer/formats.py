@@ -24,8 +24,8 @@ from builder.importer.frameworks.keras import SUFFIXES as KERAS_SUFFIXES
 from builder.importer.frameworks.keras import load_keras
 from builder.importer.frameworks.pt2_archive import describe_pt
 from builder.importer.frameworks.pytorch import is_in_memory, load_in_memory, load_program
+from builder.importer.model_path import EXPORT_HINT, check_format, is_saved_model
 from builder.importer.onnx_import import ImportedModel, import_onnx
-from builder.model_path import EXPORT_HINT, check_format, is_saved_model
 
 # Models of boosted trees, in the formats of the libraries that trained them.
 _BOOSTED: Final = frozenset({".json", ".ubj", ".txt"})

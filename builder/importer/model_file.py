@@ -25,8 +25,8 @@ from onnx.external_data_helper import load_external_data_for_tensor, uses_extern
 from agent.reading import open_at_once
 from builder.errors import ModelError, lines_of
 from builder.importer.large_models import MAX_WEIGHT_BYTES
+from builder.importer.model_path import EXPORT_HINT, models_in
 from builder.importer.other_files import recognise
-from builder.model_path import EXPORT_HINT, models_in
 from builder.spelling import READABLE
 
 _BESIDE: Final = "save the model again, with its weights inside it or beside it"

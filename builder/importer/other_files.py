@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from agent.reading import open_at_once
-from builder.model_path import EXPORT_HINT
+from builder.importer.model_path import EXPORT_HINT
 
 _SKLEARN: Final = (
     "in the program that has it: from skl2onnx import to_onnx; "

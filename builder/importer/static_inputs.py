@@ -17,8 +17,8 @@ from builder.errors import ModelError, ShapeError
 from builder.importer.classic.feature_count import columns_needed
 from builder.importer.control_flow import rename
 from builder.importer.input_shapes import MAX_DIM, MAX_RANK, SHAPES_HINT, VALUES_HINT
+from builder.importer.model_path import EXPORT_HINT
 from builder.importer.onnx_graph import is_known_type, walk_nodes
-from builder.model_path import EXPORT_HINT
 from builder.spelling import did_you_mean
 
 Dim = int | str | None

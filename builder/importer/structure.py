@@ -24,6 +24,7 @@ from builder.importer.classic import imputer
 from builder.importer.inlining import FunctionKey, call_key, function_key, inline
 from builder.importer.large_models import with_inputs_for_weights
 from builder.importer.model_file import tensors
+from builder.importer.model_path import EXPORT_HINT
 from builder.importer.onnx_graph import (
     DEFAULT_DOMAINS,
     MAX_NODES,
@@ -38,7 +39,6 @@ from builder.importer.onnx_graph import (
 )
 from builder.importer.rewrites.microsoft import CONTRIB, DOMAIN, IN_ONNX_DOMAIN
 from builder.importer.silence import FOREIGN_FAILURES, first_line
-from builder.model_path import EXPORT_HINT
 
 DAMAGED: Final = f"{EXPORT_HINT}: the file is damaged"
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from builder.errors import ModelError
 from builder.importer.large_models import open_session
+from builder.importer.model_path import EXPORT_HINT
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
-from builder.model_path import EXPORT_HINT
 
 Array = NDArray[Any]
 Sample = Mapping[str, Array]

@@ -18,8 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builder.errors import ModelError
 from builder.importer.classic.ensemble import attribute
+from builder.importer.model_path import EXPORT_HINT
 from builder.importer.onnx_graph import copy_node, set_attributes
-from builder.model_path import EXPORT_HINT
 
 Table = tuple[str, ...]
 

@@ -1,6 +1,6 @@
 """What the path of a model tells without reading the file, and without a library that could.
 
-Leaves the contents to `builder.importer`, which loads the compiler.
+Leaves the contents to the rest of this room, which loads the compiler.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from builder.errors import ModelError
-from builder.model_path import check_exists, check_format, is_saved_model, models_in
+from builder.importer.model_path import check_exists, check_format, is_saved_model, models_in
 
 
 def test_a_mistyped_name_gets_the_one_that_was_meant(tmp_path: Path) -> None:
