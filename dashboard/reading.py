@@ -35,20 +35,12 @@ _MAX_READ: Final = _MAX_MAP
 
 def read(answer: Answer) -> dict[str, Any]:
     """Return an answer as JSON that a page can draw."""
-    timing = answer.timing
     short = replace(answer, outputs=tuple(each for each in answer.outputs if _count(each) <= _MAX_READ))
     outputs = {output.name: output for output in short.outputs}
-    parts = {
-        "network": timing.network_s,
-        "queue": timing.queue_s,
-        "decode": timing.decode_s,
-        "compute": timing.compute_s,
-        "encode": timing.encode_s,
-    }
     return {
         "version": shown(answer.version, 60),
         "latency": answer.latency_s,
-        "parts": {name: part for name, part in parts.items() if part is not None},
+        "parts": answer.timing.parts_s,
         "labels": _labels(short),
         "boxes": _boxes(short, outputs),
         "map": _map(outputs),

@@ -114,6 +114,13 @@ class Timing:
         known = [part for part in parts if part is not None]
         return max(0.0, self.total_s - sum(known)) if len(known) == len(parts) else None
 
+    @property
+    def parts_s(self) -> dict[str, float]:
+        """What is known of `total_s`: network, queue, decode, compute and encode, in seconds."""
+        names = ("network", "queue", "decode", "compute", "encode")
+        parts = {name: getattr(self, f"{name}_s") for name in names}
+        return {name: part for name, part in parts.items() if part is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class Answer(Mapping[str, "np.ndarray[Any, Any]"]):

@@ -323,14 +323,7 @@ def _latencies(answers: Sequence[Answer]) -> str:
             f"{1000 * p99:.1f} ms p99"
         )
     timing = answers[0].timing
-    parts = {
-        "network": timing.network_s,
-        "queue": timing.queue_s,
-        "decode": timing.decode_s,
-        "compute": timing.compute_s,
-        "encode": timing.encode_s,
-    }
-    known = ", ".join(f"{name} {1000 * part:.1f}" for name, part in parts.items() if part is not None)
+    known = ", ".join(f"{name} {1000 * part:.1f}" for name, part in timing.parts_s.items())
     return f"{1000 * timing.total_s:.1f} ms" + (f" ({known})" if known else "")
 
 
