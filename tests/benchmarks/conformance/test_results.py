@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 from benchmarks.conformance.results import ELSEWHERE, Results, fingerprint
 from benchmarks.conformance.verdict import Verdict
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.loading import ROOT, loaded
 
 
 def written(path: Path) -> None:
@@ -61,13 +58,8 @@ def test_the_fingerprint_holds_for_changes_elsewhere(tmp_path: Path) -> None:
 
 
 def test_no_case_runs_through_a_room_elsewhere() -> None:
-    program = (
-        "import sys, benchmarks.conformance.trial, benchmarks.conformance.worker\n"
-        "print(*{'.'.join(name.split('.')[:2]) for name in sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
-    assert "builder.compiling" in loaded
+    found = loaded("import benchmarks.conformance.trial, benchmarks.conformance.worker")
+    assert "builder.compiling" in found
     for house, rooms in ELSEWHERE.items():
-        assert not loaded & {f"{house}.{room.removesuffix('.py')}" for room in rooms}
+        assert not found & {f"{house}.{room.removesuffix('.py')}" for room in rooms}
         assert all((ROOT / house / room).exists() for room in rooms)
