@@ -2,8 +2,8 @@
 
 Presets such as `yolox` are names for people. The manifest holds the expanded form, so a device needs no table
 of names, and an old bundle keeps its meaning. Promises a declaration that fits the model's tensors: the
-device's own `Postprocessor` is built for it. Leaves carrying it out to `agent.runtime`, the outputs' presets
-to `builder.compiling.output_presets`, and labels to `builder.compiling.labels`.
+device's own `Postprocessor` is built for it. Leaves carrying it out to `agent.runtime`, the presets to
+`builder.compiling.input_presets` and `output_presets`, and labels to `builder.compiling.labels`.
 
 A preset's name may be followed by options, `yolox,score_threshold=0.5`. A TOML file has the same options, and
 `preset` if it begins with one.
@@ -40,6 +40,7 @@ from agent.runtime.postprocess import Postprocessor
 from builder.compiling import audio_presets
 from builder.compiling.declaration_file import read_toml
 from builder.compiling.hints import NO_HINTS, Hints
+from builder.compiling.input_presets import INPUT_PRESETS, PICTURES, SAME_PICTURES
 from builder.compiling.output_presets import OUTPUT_PRESETS, SOUND_PRESETS, is_ambiguous, step_of
 from builder.compiling.pixel_steps import on_scale
 from builder.compiling.recognition import recognise
@@ -54,44 +55,6 @@ _DECLARATION: Final = "docs/your-detector.md shows files of declarations, and wh
 
 IMAGE_DIMENSIONS: Final = 4
 
-_IMAGENET: Final = {"scale": 1 / 255, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-_SYMMETRIC: Final = {"scale": 1 / 127.5, "mean": [1.0]}
-_LETTERBOX: Final = {"resize_mode": "letterbox", "position": "top_left"}
-# torchvision's mean and std for ImageNet; the others as published by the models' authors. YOLO's letterboxes
-# are grey (114); those of faces are black.
-_PREPROCESS: Mapping[str, Mapping[str, Any]] = {
-    "imagenet": {"colour": "RGB", **_IMAGENET},
-    "imagenet-crop": {
-        "colour": "RGB", "resize_mode": "shortest", "resize": [256, 256], "crop": "model", **_IMAGENET,
-    },
-    "unit": {"scale": 1 / 255},
-    "symmetric": _SYMMETRIC,
-    "ultraface": {"colour": "RGB", "mean": [127.0], "std": [128.0]},
-    "raw": {"colour": "RGB"},
-    "raw-bgr": {"colour": "BGR"},
-    "yolox": {"colour": "BGR", **_LETTERBOX, "pad": 114},
-    "yolov5": {"colour": "RGB", "resize_mode": "letterbox", "pad": 114, "scale": 1 / 255},
-    "nanodet": {"colour": "BGR", "mean": [103.53, 116.28, 123.675], "std": [57.375, 57.12, 58.395]},
-    "yunet": {"colour": "BGR", **_LETTERBOX},
-    "retinaface": {"colour": "BGR", **_LETTERBOX, "mean": [104.0, 117.0, 123.0]},
-    "ssd": {"colour": "RGB", "mean": [127.0], "std": [128.0]},
-    "detr": {"colour": "RGB", **_IMAGENET},
-    "movenet": {"colour": "RGB", "resize_mode": "letterbox"},
-    # The grey that becomes 0, and the line's own end.
-    "paddleocr": {"colour": "BGR", "resize_mode": "line", "pad": 127, **_SYMMETRIC},
-    "easyocr": {"resize_mode": "line", "interpolation": "bicubic", **_SYMMETRIC},
-    "clip": {
-        "colour": "RGB", "resize_mode": "shortest", "interpolation": "bicubic", "crop": "model",
-        "scale": 1 / 255, "mean": [0.48145466, 0.4578275, 0.40821073],
-        "std": [0.26862954, 0.26130258, 0.27577711],
-    },
-}  # fmt: skip
-# Other names of the same thing.
-_SAME_PREPROCESS: Final = {
-    "faces": "ultraface", "rtdetr": "unit",
-    **dict.fromkeys(("yolov7", "yolov8", "yolov9", "yolov10", "yolo11", "yolo12"), "yolov5"),
-}  # fmt: skip
-PREPROCESS_PRESETS: Final = (*_PREPROCESS, *_SAME_PREPROCESS)
 POSTPROCESS_WORDS: Final = ("softmax", "topK", *OUTPUT_PRESETS, *SOUND_PRESETS)
 _WORDS: Final = ("softmax", *OUTPUT_PRESETS, *SOUND_PRESETS)
 # Words whose answers have no classes, whatever the model.
@@ -156,7 +119,7 @@ def preprocess(text: str, inputs: Sequence[TensorSpec], scales: EdgeScales = NO_
     Parameters
     ----------
     text
-        One of `PREPROCESS_PRESETS`, with options or without; or the path of a TOML file with fields of
+        One of `INPUT_PRESETS`, with options or without; or the path of a TOML file with fields of
         `agent.bundle.processing.Preprocess`. Missing fields follow from the model's input.
     inputs
         The model's inputs. The image goes to the one named by the field `input`, otherwise to the only one
@@ -459,13 +422,13 @@ def _fields_of(text: str) -> dict[str, Any]:
             fields[name.strip()] = _option(item, value)
     if preset is None:
         return fields
-    name = _SAME_PREPROCESS.get(preset, preset) if isinstance(preset, str) else preset
-    if name not in _PREPROCESS:
+    name = SAME_PICTURES.get(preset, preset) if isinstance(preset, str) else preset
+    if name not in PICTURES:
         raise ModelError(
             f"preprocess: unknown preset {preset!r:.80}",
-            hint=_did_you_mean(str(preset), (*PREPROCESS_PRESETS, *audio_presets.AUDIO_PRESETS)),
+            hint=_did_you_mean(str(preset), (*INPUT_PRESETS, *audio_presets.AUDIO_PRESETS)),
         )
-    base = dict(_PREPROCESS[name])
+    base = dict(PICTURES[name])
     if fields.get("resize_mode", base.get("resize_mode")) != base.get("resize_mode"):
         base = {key: value for key, value in base.items() if key not in ("pad", "position")}
     return base | fields

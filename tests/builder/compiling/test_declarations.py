@@ -9,7 +9,8 @@ import pytest
 
 from agent.bundle.processing import Detect, Softmax, TopK
 from agent.bundle.tensor_spec import TensorSpec
-from builder.compiling.declarations import PREPROCESS_PRESETS, check_names, postprocess, preprocess
+from builder.compiling.declarations import check_names, postprocess, preprocess
+from builder.compiling.input_presets import INPUT_PRESETS
 from builder.compiling.output_presets import OUTPUT_PRESETS
 from builder.errors import BuildError, ModelError, ShapeError
 
@@ -28,7 +29,7 @@ def test_imagenet_is_the_tutorials_preprocessing() -> None:
     assert made.std == (0.229, 0.224, 0.225)
 
 
-@pytest.mark.parametrize("name", PREPROCESS_PRESETS)
+@pytest.mark.parametrize("name", INPUT_PRESETS)
 def test_every_preset_fits_a_photograph(name: str) -> None:
     assert preprocess(name, [PHOTO]).input == "data"
 
@@ -171,7 +172,7 @@ def test_every_preset_is_on_the_page() -> None:
     assert [name for name in OUTPUT_PRESETS if name not in families and name not in page] == []
     named = set(re.findall(r"--postprocess ([a-z][\w-]*)", page)) | {"ssd", "yunet", "detr"}
     assert named <= set(OUTPUT_PRESETS)
-    assert set(re.findall(r"--preprocess ([a-z][\w-]*)", page)) <= set(PREPROCESS_PRESETS)
+    assert set(re.findall(r"--preprocess ([a-z][\w-]*)", page)) <= set(INPUT_PRESETS)
 
 
 @pytest.mark.parametrize(
