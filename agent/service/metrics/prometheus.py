@@ -129,11 +129,9 @@ class PrometheusPage:
         yield from to_metrics(self._read)
 
     async def close(self) -> None:
-        """Stop listening, cut the connection of a client that is being answered, and end the thread."""
+        """End the thread, with the connection of a client that is being answered, and stop listening."""
         server = self._server
-        server.closing = True
-        # The thread may be waiting for the socket, so it is not closed yet, but takes no more connections.
-        _cut(server.socket)
+        server.closing = True  # whoever connects from now on is cut
         if (client := server.client) is not None:
             _cut(client)
         stopping = asyncio.create_task(asyncio.to_thread(server.shutdown))
