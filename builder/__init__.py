@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from builder.boards.measuring_process import RunnerOptions
     from builder.bundles.key_files import read_private
     from builder.bundles.package import Package
+    from builder.bundles.signers import open_signer
     from builder.compiler import compile
     from builder.compiling.identity import Identity
     from builder.compiling.options import Options
@@ -62,6 +63,7 @@ _MODULE_OF: Final = {
     "compile": "builder.compiler",
     "extract_tasks": "builder.tuning.tasks.extraction",
     "load": "builder.importer",
+    "open_signer": "builder.bundles.signers",
     "pick_best": "builder.records.best_records",
     "profile": "builder.running.local_run",
     "quantize": "builder.quantising.quantise",
@@ -91,6 +93,7 @@ __all__ = [
     "compile",
     "extract_tasks",
     "load",
+    "open_signer",
     "pick_best",
     "profile",
     "quantize",

@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.bundle import canonical_json
 from agent.bundle.archive import MAX_MEMBER_BYTES, MAX_MEMBERS, SIGNATURE, max_member_bytes
@@ -52,10 +52,22 @@ class Statement:
     key_id: str
 
 
-def make_signature(
-    files: Mapping[str, str], private_key: ec.EllipticCurvePrivateKey, *, name: str = "bundle"
-) -> bytes:
-    """Return model.sig for these files; the same arguments always give the same bytes.
+class SigningKey(Protocol):
+    """What signs: a private key of `cryptography`, or a key that lies elsewhere and only signs."""
+
+    @property
+    def curve(self) -> ec.EllipticCurve:
+        """P-256, or else the key is refused."""
+
+    def public_key(self) -> ec.EllipticCurvePublicKey:
+        """Return the key that verifies the signatures."""
+
+    def sign(self, data: bytes, signature_algorithm: ec.EllipticCurveSignatureAlgorithm) -> bytes:
+        """Return the signature in DER."""
+
+
+def make_signature(files: Mapping[str, str], private_key: SigningKey, *, name: str = "bundle") -> bytes:
+    """Return model.sig for these files; the same arguments, with a private key, always give the same bytes.
 
     Parameters
     ----------

@@ -15,11 +15,10 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy.typing as npt
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.bundle.archive import MANIFEST, SIGNATURE, pack, read_index, read_member, write_archive
 from agent.bundle.manifest import FileDigest, Manifest
-from agent.bundle.signature import make_signature
+from agent.bundle.signature import SigningKey, make_signature
 from agent.errors import EdgeError, MixAndMatchError
 from agent.reading import open_at_once
 from builder.bundles.integer_work import IntegerWork
@@ -162,8 +161,8 @@ class Package:
         """Return the nodes of the model that a kernel computes, as `Operator name`; empty after loading."""
         return tuple(f"{node.operator} {node.name}" for node in self.nodes if kernel in node.kernels)
 
-    def sign(self, key: ec.EllipticCurvePrivateKey) -> Package:
-        """Return this package with a signature by an EC P-256 key; equal input gives equal bytes.
+    def sign(self, key: SigningKey) -> Package:
+        """Return this package with a signature by an EC P-256 key; a key file gives equal bytes each time.
 
         Raises
         ------

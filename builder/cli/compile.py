@@ -142,7 +142,7 @@ class _Compile(TargetFlags):
         help="write what became of each node of the model: the kernels that compute it, or why none does",
     )
     sign_key: str | None = sign_key_flag(
-        "private key to sign with; devices accept only signed bundles", group="trust"
+        "key to sign with, or exec:PROGRAM; devices accept only signed bundles", group="trust"
     )
     tolerance: float | None = flag(
         group="trust",
@@ -167,14 +167,14 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 
 def _compile(args: _Compile) -> int:
-    from builder.bundles.key_files import read_private
+    from builder.bundles.signers import open_signer
 
     # Loading the compiler takes seconds, and compiling minutes.
     identity = args.manifest.identity()
     identity.check()
     check_model(args.model, args.target)
     check_records(args.tuning_records)
-    key = read_private(args.sign_key) if args.sign_key else None
+    key = open_signer(args.sign_key) if args.sign_key else None
     options = options_of(args)
     options.check()
     output = _output(args.model, args.output)

@@ -33,7 +33,7 @@ class _Keygen:
 @dataclass(frozen=True, slots=True)
 class _Sign:
     bundle: str = argument(metavar="FILE", help="the bundle")
-    sign_key: str = sign_key_flag("the private key that `edgebundle keygen` wrote", required=True)
+    sign_key: str = sign_key_flag("what `edgebundle keygen` wrote, or exec:PROGRAM", required=True)
     output: str | None = flag("-o", metavar="OUT", help="the signed bundle (default: replace FILE)")
     json: bool = json_flag()
 
@@ -111,11 +111,11 @@ def _keygen(args: _Keygen) -> int:
 
 def _sign(args: _Sign) -> int:
     from agent.bundle.keyring import key_id
-    from builder.bundles.key_files import read_private
     from builder.bundles.package import Package
+    from builder.bundles.signers import open_signer
     from builder.compiling.identity import check_counter_time
 
-    key = read_private(args.sign_key)
+    key = open_signer(args.sign_key)
     output = args.output or args.bundle
     with naming_file(args.bundle):
         package = Package.load(args.bundle)

@@ -159,7 +159,11 @@ def _files(args: _New, folder: Path) -> dict[str, str | None]:
     """Return the files that this command line names, as the verbs will find them in the folder."""
     given = flat(args)
     named = {name: given[name] for name in ("model", "preprocess", "postprocess", "labels", "sign_key")}
-    return {name: _relative(value, folder) for name, value in named.items() if value and Path(value).exists()}
+    return {
+        name: _relative(value, folder)
+        for name, value in named.items()
+        if value and (Path(value).exists() or _is_program(value))
+    }
 
 
 def _line(key: str, value: str | None, example: str = "") -> str:
@@ -168,9 +172,9 @@ def _line(key: str, value: str | None, example: str = "") -> str:
 
 
 def _relative(path: str | None, folder: Path) -> str | None:
-    """Return a path from the folder; an absolute one if it leads far away from it."""
-    if path is None:
-        return None
+    """Return a path from the folder, an absolute one if it leads far away from it; a program as it is."""
+    if path is None or _is_program(path):
+        return path
     relative = os.path.relpath(path, folder)
     return str(Path(path).absolute()) if relative.startswith("../../../") else relative
 
@@ -178,3 +182,9 @@ def _relative(path: str | None, folder: Path) -> str | None:
 def _preset(text: str | None, folder: Path) -> str | None:
     """Return a preset as it is, and the path of a TOML file from the folder."""
     return _relative(text, folder) if text is not None and text.endswith(".toml") else text
+
+
+def _is_program(path: str | None) -> bool:
+    from builder.bundles.signers import EXEC
+
+    return path is not None and path.startswith(EXEC)

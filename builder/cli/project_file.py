@@ -58,7 +58,7 @@ class ModelTable:
 class SignTable:
     """The table `[sign]`.
 
-    `key`: the private key that bundles are signed with.
+    `key`: the private key that bundles are signed with, or `exec:` and a program that signs.
     """
 
     key: str | None = None

@@ -1,8 +1,8 @@
 """What an `edgebundle.toml` may do without a yes: its author is not always the person who runs the verb.
 
-Promises: without a yes, the file makes no verb open a file outside its folder, links included, or send a
-password in clear text to the broker that it names. A yes holds for this folder and these values. Inside its
-folder, the file makes no verb replace anything but a bundle.
+Promises: without a yes, the file makes no verb open a file outside its folder, links included, run a program,
+or send a password in clear text to the broker that it names. A yes holds for this folder and these values.
+Inside its folder, the file makes no verb replace anything but a bundle.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def require_trust(args: Mapping[str, object], values: Mapping[str, object], argu
         note(f"{FILE} in {Path.cwd()}:", *(f"  {doubt}" for doubt in doubts))
         if not confirmed("go on, now and whenever it says the same? [y/N] "):
             raise ProjectError(
-                f"{FILE}: expected files in its folder and no password in clear text, got: {doubts[0]}",
+                f"{FILE}: expected files in its folder, no program, and no password in clear text, "
+                f"got: {doubts[0]}",
                 hint="give these values as flags, or answer y on a terminal once",
             )
         remember(doubts)
@@ -138,7 +139,12 @@ def _texts(value: object) -> list[str]:
 
 
 def _outside(name: str, value: str, folder: Path) -> str | None:
-    """Describe a file that is not in the folder; links are followed."""
+    """Describe a file that is not in the folder, links being followed, or a program that would be run."""
+    if name == "sign_key":
+        from builder.bundles.signers import EXEC  # loads `cryptography`, as the verb will
+
+        if value.startswith(EXEC):
+            return f"{name} runs the program {value.removeprefix(EXEC)}"
     path = Path(os.path.realpath(folder / value))
     if path.is_relative_to(os.path.realpath(folder)):
         return None

@@ -37,7 +37,7 @@ class _Repack:
         help="allow a counter that is more than two days ahead of the time: devices never go back below it",
     )
     sign_key: str | None = flag(
-        metavar="KEY", help="private key to sign with; devices accept only signed bundles"
+        metavar="KEY", help="key to sign with, or exec:PROGRAM; devices accept only signed bundles"
     )
     json: bool = json_flag()
 
@@ -56,12 +56,12 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 
 def _repack(args: _Repack) -> int:
-    from builder.bundles.key_files import read_private
     from builder.bundles.package import Package
+    from builder.bundles.signers import open_signer
     from builder.compiling.identity import Identity
     from builder.compiling.repack import repack
 
-    key = read_private(args.sign_key) if args.sign_key else None
+    key = open_signer(args.sign_key) if args.sign_key else None
     with naming_file(args.bundle):
         package = Package.load(args.bundle)
         version = args.model_version or package.manifest.version

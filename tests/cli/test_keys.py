@@ -219,6 +219,30 @@ def test_signing_with_another_key_replaces_the_signature(
     fails(edgebundle("verify", output, "--trust", pair.public), "(ERR_ARBITRARY_SOFTWARE)")
 
 
+def test_a_program_signs_and_one_that_fails_leaves_the_file(
+    edgebundle: Edgebundle, bundle: Path, tmp_path: Path
+) -> None:
+    other, before = generate(tmp_path / "other"), bundle.read_bytes()
+    program = tmp_path / "signer"
+    program.write_text(
+        "#!/bin/sh\n"
+        f'[ "$1" = public-key ] && exec cat {other.public}\n'
+        f"exec openssl dgst -sha256 -sign {other.private}\n"
+    )
+    program.chmod(0o755)
+    output = tmp_path / "again.bundle"
+    done = edgebundle("sign", bundle, "--sign-key", f"exec:{program}", "-o", output)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"key id {other.key_id}" in done.stdout
+    assert edgebundle("verify", output, "--trust", other.public).returncode == 0
+    fails(
+        edgebundle("sign", bundle, "--sign-key", "exec:false"),
+        "false public-key: ended with status 1",
+        hint="docs/signing.md",
+    )
+    assert bundle.read_bytes() == before
+
+
 def test_sign_refuses_members_that_do_not_match_the_manifest(
     edgebundle: Edgebundle, bundle: Path, pair: KeyPair
 ) -> None:

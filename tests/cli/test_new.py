@@ -80,6 +80,19 @@ def test_compile_and_run_need_no_arguments_and_flags_win(
     assert (document["name"], document["bundle"], document["signed"]) == ("other", "other.bundle", True)
 
 
+def test_a_program_that_signs_is_kept_as_it_is_and_needs_no_yes(
+    edgebundle: Edgebundle, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    made = edgebundle("new", "p", model, "--sign-key", "exec:false --card 1", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert 'key = "exec:false --card 1"\n' in (tmp_path / "p" / "edgebundle.toml").read_text()
+    assert not (tmp_path / "p" / "keys").exists()
+    done = edgebundle("compile", cwd=tmp_path / "p")
+    assert done.returncode == 4
+    assert "edgebundle: error: false public-key: ended with status 1" in done.stderr
+
+
 def test_a_classifier_with_its_softmax_gets_no_second_one_and_no_guess_of_its_pictures(
     edgebundle: Edgebundle, tmp_path: Path
 ) -> None:

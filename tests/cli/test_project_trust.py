@@ -63,6 +63,7 @@ CLOSED = "127.0.0.1:9"  # nothing listens at the port that discards
         ),
         ("dashboard", f'[fleet]\nbroker = "mqtts://{CLOSED}"\ncafile = "keys/../../secret"'),
         ("compile", '[model]\nfile = "a.onnx"\n[sign]\nkey = "../secret"'),
+        ("compile", '[model]\nfile = "a.onnx"\n[sign]\nkey = "exec:keys/program"'),
         ("compile", '[model]\nfile = "a.onnx"\nbundle = "../secret"'),
         ("compile", '[model]\nfile = "a.onnx"\nlabels = "../secret"'),
         ("check", '[model]\nfile = "../secret"'),
