@@ -66,6 +66,7 @@ TABLE_OF_CONTENTS: Final = {
     "Models": ("docs/importing", "docs/quantisation", "docs/tuning", "docs/profiling", "docs/from-tvmc"),
     "Devices": (
         "docs/deployment",
+        "docs/signing",
         "docs/monitoring",
         "docs/dashboard",
         "docs/sd-card",
