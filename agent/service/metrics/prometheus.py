@@ -131,7 +131,7 @@ class PrometheusPage:
     async def close(self) -> None:
         """End the thread, with the connection of a client that is being answered, and stop listening."""
         server = self._server
-        server.closing = True  # whoever connects from now on is cut
+        server.closing = True  # clients that connect from now on are cut
         if (client := server.client) is not None:
             _cut(client)
         stopping = asyncio.create_task(asyncio.to_thread(server.shutdown))
