@@ -142,7 +142,7 @@ class _Compile(TargetFlags):
         help="write what became of each node of the model: the kernels that compute it, or why none does",
     )
     sign_key: str | None = sign_key_flag(
-        "key to sign with, or exec:PROGRAM; devices accept only signed bundles", group="trust"
+        "private key to sign with, or exec:PROGRAM; devices accept only signed bundles", group="trust"
     )
     tolerance: float | None = flag(
         group="trust",

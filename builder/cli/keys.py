@@ -33,7 +33,9 @@ class _Keygen:
 @dataclass(frozen=True, slots=True)
 class _Sign:
     bundle: str = argument(metavar="FILE", help="the bundle")
-    sign_key: str = sign_key_flag("what `edgebundle keygen` wrote, or exec:PROGRAM", required=True)
+    sign_key: str = sign_key_flag(
+        "the private key that `edgebundle keygen` wrote, or exec:PROGRAM", required=True
+    )
     output: str | None = flag("-o", metavar="OUT", help="the signed bundle (default: replace FILE)")
     json: bool = json_flag()
 

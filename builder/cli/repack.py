@@ -37,7 +37,7 @@ class _Repack:
         help="allow a counter that is more than two days ahead of the time: devices never go back below it",
     )
     sign_key: str | None = flag(
-        metavar="KEY", help="key to sign with, or exec:PROGRAM; devices accept only signed bundles"
+        metavar="KEY", help="private key to sign with, or exec:PROGRAM; devices accept only signed bundles"
     )
     json: bool = json_flag()
 
