@@ -15,6 +15,7 @@ Reference: the kernels of `OpResolverType.BUILTIN_REF`, and the optimised ones f
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 import subprocess
 import sys
@@ -88,6 +89,10 @@ NOT_REFERENCE: Final = frozenset(
 # Of no numbers, our mean is 0, as in ONNX Runtime, and extremes are infinite, as in TensorFlow. The
 # interpreter has another mean, and the largest finite numbers.
 _OF_NOTHING: Final = frozenset({"MEAN", "REDUCE_MAX", "REDUCE_MIN"})
+
+# Of these it leaves out results that nothing reads, or has zeros there: in a loop of a recurrent layer, the
+# sequence that each step reads.
+_CALLS: Final = frozenset({"IF", "WHILE"})
 
 Arrays = Mapping[str, NDArray[Any]]
 Progress = Callable[[str], None]
@@ -239,6 +244,8 @@ def differences(
             tensor = scope.subgraph.tensors[index]
             if not scope.is_known(tensor) or scope.constant(tensor) is not None:
                 continue
+            if operator.name in _CALLS and index not in read:
+                continue
             if index not in tensors:
                 raise ModelError(f"it does not keep the tensor '{tensor.name}'", hint=_NOT_COMPARED)
             layout = Layout.LAST if scope.has(tensor, Layout.LAST) else Layout.FIRST
@@ -261,6 +268,7 @@ def differences(
             made.append(_Made(operator, tensor, output))
 
     main = model.subgraphs[0]
+    read = {*main.outputs, *itertools.chain.from_iterable(each.inputs for each in main.operators)}
     named = {value_name(main.tensors[index]): shape for index, shape in shapes.items()}
     values: dict[str, ArrayLike] = {value_name(main.tensors[index]): array for index, array in given.items()}
     compared = convert(model, "compared", named, observe=observe, input_values=values)

@@ -13,6 +13,7 @@ import pytest
 from builder.errors import ParityError
 from builder.importer.tflite import comparison
 from builder.importer.tflite.comparison import compare
+from builder.importer.tflite.control_flow import STATIC, Program
 from builder.importer.tflite.conversion import convert
 from builder.importer.tflite.operation import Operation
 from builder.importer.tflite.operators import CONVERTERS, Converter, detection, elementwise, pooling
@@ -150,6 +151,45 @@ def test_places_that_a_detector_leaves_empty_do_not_count(monkeypatch: pytest.Mo
     monkeypatch.setattr("builder.importer.tflite.conversion.CUSTOM_CONVERTERS", custom)
     with pytest.raises(ParityError, match="TFLite_Detection_PostProcess"):
         compared(raw)
+
+
+def accumulating(*, reads: bool) -> bytes:
+    """A file whose loop adds the same steps three times; `reads`: whether the graph reads the steps, too."""
+    main, cond, body = (FileSubgraph() for _ in range(3))
+    main.inputs = [main.tensor((2, 3))]
+    steps, counter, zeros = main.tensor((2, 3)), main.constant(0), main.constant(np.zeros((2, 3), np.float32))
+    main.op("ABS", main.inputs, [steps])
+    last, total, unchanged = main.tensor((), "int32"), main.tensor((2, 3)), main.tensor((2, 3))
+    fields = {"CondSubgraphIndex": 1, "BodySubgraphIndex": 2}
+    main.op("WHILE", [counter, zeros, steps], [last, total, unchanged], "WhileOptions", **fields)
+    main.outputs = [total, unchanged] if reads else [total]
+    for graph in (cond, body):
+        graph.inputs = [graph.tensor((), "int32"), graph.tensor((2, 3)), graph.tensor((2, 3))]
+    cond.outputs = [cond.tensor((), "bool")]
+    cond.op("LESS", [0, cond.constant(3)], cond.outputs)
+    body.outputs = [body.tensor((), "int32"), body.tensor((2, 3)), 2]
+    body.op("ADD", [0, body.constant(1)], body.outputs[:1], "AddOptions")
+    body.op("ADD", [1, 2], body.outputs[1:2], "AddOptions")
+    return write(main, cond, body)
+
+
+def test_what_a_loop_only_passes_on_and_nothing_reads_does_not_count() -> None:
+    """The interpreter leaves zeros there, as in every recurrent layer that Keras converts to a loop."""
+    assert compared(accumulating(reads=False)) == []
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_loop_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
+    assert compared(accumulating(reads=reads)) == []
+
+    def doubled(op: Operation, program: Program) -> None:
+        STATIC["WHILE"](op, program)
+        read = op.outputs[2 if reads else 1]
+        op.scope.put(read, op.graph.node("Mul", op.scope.value(read), op.graph.constant(2.0, "float32")))
+
+    monkeypatch.setattr("builder.importer.tflite.conversion.STATIC", {**STATIC, "WHILE": doubled})
+    with pytest.raises(ParityError, match="WHILE"):
+        compared(accumulating(reads=reads))
 
 
 def test_boxes_of_equal_scores_come_in_any_order() -> None:
