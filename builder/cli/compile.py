@@ -261,7 +261,10 @@ def _first_look(
         return None, [note for note in notes if note]
     declared = declare(outline, options)
     before, after = declared.preprocess, declared.postprocess
+    proposal = None if hears else recognise(outline.inputs, outline.outputs, outline.hints)
     if picture is not None:
+        if before is None and proposal is not None and proposal.preprocess:
+            raise ModelError("--picture: expected --preprocess beside it, got none", hint=str(proposal))
         scale = by_name(outline.scales.quantisation.inputs).get(before.input) if before else None
         if shown is None:
             prepared(before, declared.inputs, picture, scale)
@@ -269,7 +272,6 @@ def _first_look(
             show_input(before, declared.inputs, picture, shown, scale)
     if hears:
         return None, ()
-    proposal = recognise(outline.inputs, outline.outputs, outline.hints)
     if proposal is not None and after is not None:
         is_preset = not (options.postprocess or "").endswith(".toml")
         if not (is_preset and contradicts(proposal, after)):

@@ -283,6 +283,8 @@ def test_the_preset_that_fits_is_proposed(terminal: Terminal, tmp_path: Path, ou
     assert result.code == 0
     assert proposal not in result.err  # which is before the sample was looked at
     assert proposal in result.out
+    tried = terminal("compile", tmp_path / "detector.onnx", "-o", out, "--picture", "absent.png")
+    fails(tried, "--picture: expected --preprocess beside it, got none", hint=proposal)
     arguments = ("--postprocess", "yolox", "--preprocess", "yolox")
     result = terminal("compile", tmp_path / "detector.onnx", "-o", out, *arguments)
     assert "labels: the 80 names in the model file" in result.err
