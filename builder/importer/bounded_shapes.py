@@ -15,7 +15,7 @@ from typing import Final
 
 from agent.bundle.buckets import MAX_DIMENSIONS
 from builder.errors import ShapeError
-from builder.importer.input_shapes import MAX_DIM, MAX_RANK, split_entries
+from builder.importer.input_shapes import MAX_DIM, MAX_RANK, UNNAMED, split_entries
 from builder.spelling import did_you_mean
 
 BOUNDS_HINT: Final = 'write --input-shapes "ids:[1,s=1..512] mask:[1,s]"'
@@ -219,7 +219,9 @@ def declared_dims(path: str | Path) -> dict[str, tuple[str | int | None, ...]]:
         return {}
     return {
         value.name: tuple(
-            dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None)
+            dim.dim_value
+            if dim.HasField("dim_value")
+            else (None if dim.dim_param in UNNAMED else dim.dim_param)
             for dim in value.type.tensor_type.shape.dim
         )
         for value in graph.input

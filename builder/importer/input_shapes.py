@@ -21,6 +21,8 @@ _DIM: Final = re.compile(r"[0-9]{1,10}")
 MAX_DIM: Final = 1 << 31
 # NumPy's limit; models have far fewer dimensions.
 MAX_RANK: Final = 32
+# What exporters write for a dimension without a name; Paddle's writes it for several that differ.
+UNNAMED: Final = frozenset({"", "?"})
 
 SHAPES_HINT: Final = 'write --input-shapes "data:[1,3,224,224] mask:[1,128]"'
 BOUNDS_ELSEWHERE: Final = "only `edgebundle compile` and `check` take bounds: give one size here"

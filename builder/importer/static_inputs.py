@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from builder.errors import ModelError, ShapeError
 from builder.importer.classic.feature_count import columns_needed
 from builder.importer.control_flow import rename
-from builder.importer.input_shapes import MAX_DIM, MAX_RANK, SHAPES_HINT, VALUES_HINT
+from builder.importer.input_shapes import MAX_DIM, MAX_RANK, SHAPES_HINT, UNNAMED, VALUES_HINT
 from builder.importer.model_path import EXPORT_HINT
 from builder.importer.onnx_graph import is_known_type, walk_nodes
 from builder.spelling import did_you_mean
@@ -132,7 +132,7 @@ def _declared_dims(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
     return tuple(
         (dim.dim_value if dim.dim_value > 0 else None)
         if dim.HasField("dim_value")
-        else (dim.dim_param or None)
+        else (None if dim.dim_param in UNNAMED else dim.dim_param)
         for dim in tensor.shape.dim
     )
 

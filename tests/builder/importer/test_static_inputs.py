@@ -120,6 +120,13 @@ def test_one_symbol_with_two_sizes_is_refused(two: Any) -> None:
         fix_inputs(two(["N", 3], ["N", 4]), {"a": (2, 3), "b": (5, 4)}, {}, lambda _: None)
 
 
+def test_dimensions_that_are_only_marked_as_unknown_may_differ(two: Any) -> None:
+    """Paddle's exporter writes "?" for the height and for the width."""
+    model = two(["?", "?"], ["?"])
+    fix_inputs(model, {"a": (2, 3), "b": (5,)}, {}, lambda _: None)
+    assert dims(model) == {"a": [2, 3], "b": [5]}
+
+
 def test_an_input_without_a_rank_takes_the_given_shape(two: Any) -> None:
     model = two([1], [2])
     model.graph.input[0].type.tensor_type.ClearField("shape")
