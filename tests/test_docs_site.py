@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,16 +26,18 @@ FETCHED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "sour
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     """Build it as `make docs` does: with -W, links to missing pages and headings are errors."""
-    folder = tmp_path_factory.mktemp("docs")
     (recipe,) = re.findall(r"-m sphinx (.*) dist/docs$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    command = [sys.executable, "-m", "sphinx", *recipe.split(), str(folder)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM_PATIENCE_S, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
+
+    def write(folder: Path) -> None:
+        command = [sys.executable, "-m", "sphinx", *recipe.split(), str(folder)]
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM_PATIENCE_S, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+
+    return shared_file("docs", write)
 
 
 class Links(HTMLParser):
