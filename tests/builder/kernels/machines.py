@@ -19,6 +19,7 @@ from builder.target.device_target import DeviceTarget, resolve
 from builder.target.simd import Simd
 
 Case = TypeVar("Case")
+Other = TypeVar("Other")
 
 CORE = "sapphirerapids"
 REGISTERS = {4: 32, 8: 16, 16: 32}
@@ -27,6 +28,23 @@ REGISTERS = {4: 32, 8: 16, 16: 32}
 def in_turn(cases: Iterable[Case]) -> list[tuple[Case, int]]:
     """Return each case with a number of lanes, which take turns: a case's code depends little on it."""
     return list(zip(cases, itertools.cycle(REGISTERS), strict=False))
+
+
+def narrow_and_wide(cases: Iterable[Case]) -> list[tuple[Case, int]]:
+    """Return each case with 4 lanes, whose padding is written in another way, and with 8 or 16 in turn."""
+    return [(case, lanes) for i, case in enumerate(cases) for lanes in (4, 8 << i % 2)]
+
+
+def crossed(cases: Iterable[Case], others: Sequence[Other]) -> list[tuple[Case, Other, int]]:
+    """Return each case with each number of lanes, and with two others in turn.
+
+    Both of `others` meet each case, and each number of lanes.
+    """
+    return [
+        (case, others[(i + j) % len(others)], lanes)
+        for i, case in enumerate(cases)
+        for j, lanes in enumerate(REGISTERS)
+    ]
 
 
 def machine(lanes: int, core: Core | None = None, cores: int = 2) -> DeviceTarget:

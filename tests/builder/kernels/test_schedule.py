@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from tvm import relax
@@ -43,9 +45,12 @@ def test_scatter_of_rows_warns_of_no_pragma(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "int32", "int64", "uint8"])
-@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (0,), (2, 0, 3), (1, 70, 33)])
-def test_any_type_and_shape_is_computed(dtype: str, shape: tuple[int, ...], target: DeviceTarget) -> None:
-    x = np.asarray(np.random.RandomState(1).rand(*shape) * 9).astype(dtype)
+@pytest.mark.parametrize(
+    ("shape", "lanes"),
+    [*itertools.product([(3, 5), (1, 70, 33)], (4, 16)), ((), 4), ((1,), 16), ((0,), 4), ((2, 0, 3), 16)],
+)
+def test_any_type_and_shape_is_computed(dtype: str, shape: tuple[int, ...], lanes: int) -> None:
+    target, x = machine(lanes), np.asarray(np.random.RandomState(1).rand(*shape) * 9).astype(dtype)
     result = run(lambda v: relax.op.maximum(relax.op.add(v, v), relax.const(3, dtype)), {"x": x}, target)
     assert result.outputs[0].shape == shape
     assert (result.outputs[0] == np.maximum(x + x, np.array(3, dtype))).all()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tvm import relax
 
 from builder.kernels.spaces import channels
-from tests.builder.kernels.machines import Randn, close, conv2d, machine, run
+from tests.builder.kernels.machines import Randn, close, conv2d, crossed, machine, run
 
 SIZES = {1: (5, 7), 2: (3, 2)}  # batch -> rows and columns
 LANES = (4, 8, 16)
@@ -265,11 +265,11 @@ def test_a_large_concatenation_is_shared_by_the_cores(randn: Randn, batch: int) 
     assert channels.KIND in result.schedules
 
 
-@pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("order", ["CRD", "DCR"])
-@pytest.mark.parametrize(("outputs", "cut"), [(16, False), (3, False), (20, True)])
-def test_channels_become_pixels(randn: Randn, order: str, outputs: int, *, cut: bool, lanes: int) -> None:
-    s, t = 2, 3
+@pytest.mark.parametrize(
+    ("case", "order", "lanes"), crossed([(16, False), (3, False), (20, True)], ["CRD", "DCR"])
+)
+def test_channels_become_pixels(randn: Randn, case: tuple[int, bool], order: str, lanes: int) -> None:
+    (outputs, cut), s, t = case, 2, 3
     x, weight, last = randn(2, 8, 5, 6), randn(outputs * s * t, 8, 1, 1), randn(6, outputs, 1, 1)
     bias = randn(outputs, 1, 1)
     inner, axes = {

@@ -11,15 +11,17 @@ from tvm import relax, tirx
 
 from builder.kernels.spaces import depthwise
 from builder.target.device_target import DeviceTarget
-from tests.builder.kernels.machines import Randn, close, conv2d, machine, run
+from tests.builder.kernels.machines import Randn, close, conv2d, crossed, machine, narrow_and_wide, run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize(("channels", "size", "kernel"), [(32, 14, 3), (24, 9, 5), (7, 6, 3), (1, 6, 3)])
+@pytest.mark.parametrize(
+    ("case", "stride", "lanes"), crossed([(32, 14, 3), (24, 9, 5), (7, 6, 3), (1, 6, 3)], [1, 2])
+)
 def test_depthwise_agrees_with_its_definition(
-    channels: int, size: int, kernel: int, stride: int, target: DeviceTarget, randn: Randn
+    case: tuple[int, int, int], stride: int, lanes: int, randn: Randn
 ) -> None:
+    (channels, size, kernel), target = case, machine(lanes)
     x, w = randn(1, channels, size, size), randn(channels, 1, kernel, kernel)
     how: dict[str, Any] = {"strides": (stride, stride), "padding": (kernel // 2,) * 4, "groups": channels}
     result = run(
@@ -29,27 +31,21 @@ def test_depthwise_agrees_with_its_definition(
     assert channels == 1 or depthwise.KIND in result.schedules
 
 
-@pytest.mark.parametrize(
-    ("size", "kernel", "strides", "padding"),
-    [
-        # Below and to the right, no window reads the padding; rows with gaps between them.
-        ((9, 9), (1, 1), (2, 1), (0, 0, 1, 0)),
-        ((7, 9), (1, 1), (1, 2), (0, 0, 0, 1)),
-        ((8, 10), (2, 2), (3, 3), (0, 0, 1, 1)),
-        ((8, 11), (3, 2), (2, 3), (1, 0, 2, 2)),
-        ((10, 9), (3, 3), (2, 2), (1, 1, 1, 1)),
-        ((9, 9), (1, 1), (2, 1), (0, 0, 0, 1)),
-        ((40, 30), (2, 2), (3, 3), (1, 1, 1, 1)),
-    ],
-)
-def test_any_padding(
-    size: tuple[int, int],
-    kernel: tuple[int, int],
-    strides: tuple[int, int],
-    padding: tuple[int, int, int, int],
-    target: DeviceTarget,
-    randn: Randn,
-) -> None:
+PADDINGS = [
+    # Below and to the right, no window reads the padding; rows with gaps between them.
+    ((9, 9), (1, 1), (2, 1), (0, 0, 1, 0)),
+    ((7, 9), (1, 1), (1, 2), (0, 0, 0, 1)),
+    ((8, 10), (2, 2), (3, 3), (0, 0, 1, 1)),
+    ((8, 11), (3, 2), (2, 3), (1, 0, 2, 2)),
+    ((10, 9), (3, 3), (2, 2), (1, 1, 1, 1)),
+    ((9, 9), (1, 1), (2, 1), (0, 0, 0, 1)),
+    ((40, 30), (2, 2), (3, 3), (1, 1, 1, 1)),
+]
+
+
+@pytest.mark.parametrize(("case", "lanes"), narrow_and_wide(PADDINGS))
+def test_any_padding(case: tuple[tuple[int, ...], ...], lanes: int, randn: Randn) -> None:
+    (size, kernel, strides, padding), target = case, machine(lanes)
     x, w = randn(2, 12, *size), randn(12, 1, *kernel)
     how: dict[str, Any] = {"strides": strides, "padding": padding, "groups": 12}
     result = run(lambda v: relax.op.nn.conv2d(v, relax.const(w), **how), {"x": x}, target)

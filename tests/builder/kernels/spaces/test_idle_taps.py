@@ -8,7 +8,7 @@ from tvm import relax, tirx
 
 from builder.kernels.spaces.geometry import Conv2d, Rows
 from builder.target.device_target import DeviceTarget
-from tests.builder.kernels.machines import Randn, Result, close, conv2d, machine, run
+from tests.builder.kernels.machines import Randn, Result, close, conv2d, in_turn, machine, run
 
 Pair = tuple[int, int]
 
@@ -25,29 +25,26 @@ def convolution(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("size", "kernel", "dilation", "padding", "strides"),
-    [
-        ((16, 16), (3, 3), (12, 12), (12, 12, 12, 12), (1, 1)),
-        ((13, 11), (3, 3), (5, 7), (5, 7, 5, 7), (1, 1)),
-        ((9, 37), (3, 5), (2, 8), (1, 13, 4, 16), (2, 1)),  # more before than after
-        ((1, 41), (1, 2), (1, 32), (0, 32, 0, 0), (1, 1)),  # a causal signal
-        ((20, 5), (3, 1), (6, 1), (6, 0, 6, 0), (1, 1)),  # one column
-        ((7, 30), (3, 3), (3, 9), (3, 9, 3, 9), (2, 3)),
-        ((7, 6), (5, 5), (1, 1), (2, 2, 2, 2), (1, 1)),  # without gaps
-    ],
+    ("case", "lanes"),
+    in_turn(
+        [
+            ((16, 16), (3, 3), (12, 12), (12, 12, 12, 12), (1, 1)),
+            ((13, 11), (3, 3), (5, 7), (5, 7, 5, 7), (1, 1)),
+            ((9, 37), (3, 5), (2, 8), (1, 13, 4, 16), (2, 1)),  # more before than after
+            ((1, 41), (1, 2), (1, 32), (0, 32, 0, 0), (1, 1)),  # a causal signal
+            ((20, 5), (3, 1), (6, 1), (6, 0, 6, 0), (1, 1)),  # one column
+            ((7, 30), (3, 3), (3, 9), (3, 9, 3, 9), (2, 3)),
+            ((7, 6), (5, 5), (1, 1), (2, 2, 2, 2), (1, 1)),  # without gaps
+        ]
+    ),
 )
 def test_windows_with_gaps(
-    size: Pair,
-    kernel: Pair,
-    dilation: Pair,
-    padding: tuple[int, ...],
-    strides: Pair,
-    target: DeviceTarget,
-    randn: Randn,
+    case: tuple[Pair, Pair, Pair, tuple[int, ...], Pair], lanes: int, randn: Randn
 ) -> None:
+    size, kernel, dilation, padding, strides = case
     x, w = randn(2, 24, *size), randn(40, 24, *kernel)
     how: dict[str, tuple[int, ...]] = {"strides": strides, "padding": padding, "dilation": dilation}
-    result = convolution(x, w, how, target)
+    result = convolution(x, w, how, machine(lanes))
     close(result.outputs[0], np.maximum(conv2d(x, w, strides, padding, dilation) + 0.5, 0))
     assert "conv2d" in result.schedules
 

@@ -88,7 +88,6 @@ def spoilt(*shape: int) -> np.ndarray:
     return x
 
 
-@pytest.mark.parametrize("name", ["max", "min"])
 @pytest.mark.parametrize(
     ("shape", "axes"),
     [
@@ -102,10 +101,11 @@ def spoilt(*shape: int) -> np.ndarray:
     ],
 )
 @pytest.mark.parametrize("lanes", [4, 8, 16])
-def test_a_reduction_of_nan_is_nan(name: str, shape: tuple[int, ...], axes: list[int], lanes: int) -> None:
+def test_a_reduction_of_nan_is_nan(shape: tuple[int, ...], axes: list[int], lanes: int) -> None:
     x = spoilt(*shape)
-    (got,) = run(lambda v: getattr(relax.op, name)(v, axes), {"x": x}, machine(lanes)).outputs
-    np.testing.assert_array_equal(got, getattr(np, name)(x, axis=None if axes is None else tuple(axes)))
+    build = lambda v: relax.Tuple([relax.op.max(v, axes), relax.op.min(v, axes)])  # noqa: E731
+    for definition, got in zip((np.max, np.min), run(build, {"x": x}, machine(lanes)).outputs, strict=True):
+        np.testing.assert_array_equal(got, definition(x, axis=None if axes is None else tuple(axes)))
 
 
 @pytest.mark.parametrize("name", ["max", "min"])

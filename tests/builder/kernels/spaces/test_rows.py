@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from benchmarks.interpreter import Interpreter
 from builder.kernels.spaces import rows
 from builder.target.device_target import DeviceTarget
-from tests.builder.kernels.machines import Randn, close, in_turn, machine, run
+from tests.builder.kernels.machines import Randn, close, in_turn, lower_expression, machine, run
 
 pytestmark = pytest.mark.slow
 
@@ -122,24 +123,27 @@ def test_extrema_of_a_whole_tensor(shape: tuple[int, ...], target: DeviceTarget,
     # As DynamicQuantizeLinear asks for them: in parts, which have extrema in turn.
     x = randn(*shape)
     build = lambda v: relax.Tuple([relax.op.max(v), relax.op.min(v)])  # noqa: E731
+    lowered = lower_expression(build, {"x": x}, target)
+    interpreter = Interpreter(lowered, target.tvm_target)
     for largest, least in ((0, x.size - 1), (x.size - 1, x.size // 2)):
         x.ravel()[[largest, least]] = 99, -99
-        result = run(build, {"x": x}, target)
-        assert [float(output) for output in result.outputs] == [99, -99]
-        assert all(output.shape == () for output in result.outputs)
+        outputs = interpreter.run({"x": x})
+        assert [float(output) for output in outputs] == [99, -99]
+        assert all(output.shape == () for output in outputs)
         x.ravel()[[largest, least]] = 0
     is_divided = shape in ((128, 768), (3, 1000))
-    assert len(result.lowered.kernels.functions) == (4 if is_divided else 2)
+    assert len(lowered.kernels.functions) == (4 if is_divided else 2)
 
 
 def test_reductions_carry_infinity_and_nan(target: DeviceTarget, randn: Randn) -> None:
     x = randn(4, 33)
     x[0, 5], x[1, 32], x[2, :], x[3, :] = np.inf, -np.inf, -np.inf, np.inf
     build = lambda v: relax.Tuple([getattr(relax.op, name)(v, axis=[1]) for name in REDUCTIONS])  # noqa: E731
-    for got, reduced in zip(run(build, {"x": x}, target).outputs, REDUCTIONS.values(), strict=True):
+    interpreter = Interpreter(lower_expression(build, {"x": x}, target), target.tvm_target)
+    for got, reduced in zip(interpreter.run({"x": x}), REDUCTIONS.values(), strict=True):
         np.testing.assert_allclose(got, reduced(x, axis=1), rtol=1e-5)
     x[:] = np.nan
-    mean, total, _, _ = run(build, {"x": x}, target).outputs
+    mean, total, _, _ = interpreter.run({"x": x})
     assert np.isnan(mean).all()
     assert np.isnan(total).all()
 

@@ -15,7 +15,16 @@ from tvm import relax
 from builder.kernels.spaces import separable, shares
 from builder.kernels.spaces.separable import Pair
 from builder.target.device_target import DeviceTarget
-from tests.builder.kernels.machines import Randn, Result, close, conv2d, element_machine, machine, run
+from tests.builder.kernels.machines import (
+    Randn,
+    Result,
+    close,
+    conv2d,
+    element_machine,
+    machine,
+    narrow_and_wide,
+    run,
+)
 
 
 def clipped(value: relax.Expr) -> relax.Expr:
@@ -57,13 +66,13 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_both_convolutions_are_one_kernel(name: str, target: DeviceTarget, randn: Randn) -> None:
+@pytest.mark.parametrize(("name", "lanes"), narrow_and_wide(CASES))
+def test_both_convolutions_are_one_kernel(name: str, lanes: int, randn: Randn) -> None:
     batch, channels, height, width, outputs, window, stride, residual = CASES[name]
     x, w = randn(batch, channels, height, width), randn(channels, 1, window, window)
     v = randn(outputs, channels, 1, 1)
     how: dict[str, Any] = {"strides": (stride,) * 2, "padding": (window // 2,) * 4, "groups": channels}
-    result = separate(x, w, v, target, residual=residual, **how)
+    result = separate(x, w, v, machine(lanes), residual=residual, **how)
     assert separable.KIND in result.schedules
     assert not result.schedules & {"depthwise", "conv2d"}
 
