@@ -30,7 +30,8 @@ needs_qemu = pytest.mark.skipif(
 @needs_qemu
 def test_a_request_at_a_buckets_edge_costs_what_the_exact_length_costs(tmp_path: Path) -> None:
     """With all that a worker does: decoding, padding, cutting, encoding."""
-    found = edge_costs(encoder(), tmp_path, buckets=(8, 32), lengths=(32, 31, 17))
+    # Narrower than in the benchmark: what a bucket adds weighs more, and the emulator computes half as much.
+    found = edge_costs(encoder(128), tmp_path, buckets=(8, 32), lengths=(32, 31, 17))
     assert max(found[32], found[31]) <= WORST_EDGE, found
     # The counts include what is computed for padding: nearly half of this request.
     assert found[17] > 1.3
