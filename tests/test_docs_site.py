@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,6 +32,7 @@ def site(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     (recipe,) = re.findall(r"-m sphinx (.*) dist/docs$", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
     def write(folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)  # a build that failed: Sphinx would not repeat its warnings
         command = [sys.executable, "-m", "sphinx", *recipe.split(), str(folder)]
         done = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM_PATIENCE_S, check=False
