@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from agent.terminal import say, say_json
+from agent.terminal import note, say, say_json
 from builder.cli import SubParsers
 from builder.cli.arguments import DeclarationFlags, integer, json_flag
 from builder.cli.flags import argument, flag, part, takes
@@ -77,6 +77,7 @@ def _repack(args: _Repack) -> int:
             postprocess=args.declared.postprocess,
             labels=args.declared.labels,
             columns=args.declared.columns,
+            progress=note,
         )
     if key is not None:
         package = package.sign(key)

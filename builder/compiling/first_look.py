@@ -122,8 +122,16 @@ def proposed(package: Package) -> Proposal | None:
         return None
     exported = package.exported
     roles = dict.fromkeys(manifest.class_counts or (), "classes")
-    steps = {each.name: each.scale for each in (manifest.quantisation or NO_QUANTISATION).outputs}
-    hints = Hints(exported.task, classes=len(labels), points=exported.points, roles=roles, steps=steps)
+    edges = manifest.quantisation or NO_QUANTISATION
+    hints = Hints(
+        exported.task,
+        classes=len(labels),
+        points=exported.points,
+        roles=roles,
+        steps={each.name: each.scale for each in edges.outputs},
+        is_prepared=manifest.preprocess is not None,
+        scales=by_name(edges.inputs),
+    )
     proposal = recognise(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()), hints)
     return proposal if proposal is None else confirmed(proposal, package)
 
@@ -133,14 +141,7 @@ def confirmed(proposal: Proposal, package: Package) -> Proposal | None:
 
     None if scores come in steps that tell few of them apart.
     """
-    raw = package.members.get("samples/outputs.params", b"")
-    values: Arrays = package.tried or {
-        entry.spec.name.removeprefix("0/"): np.frombuffer(
-            raw, entry.spec.dtype, entry.spec.nbytes // entry.spec.itemsize, entry.offset
-        ).reshape(entry.spec.shape)
-        for entry in (index_params(raw) if raw else ())
-        if entry.spec.name.startswith("0/")
-    }
+    values = package.tried or _sample(package)
     each_tried = [_tried(each, package, values) for each in (proposal, *proposal.others)]
     tried = [each for each in each_tried if each is not None]
     best = next((each for each in tried if not each.doubt), tried[0] if tried else None)
@@ -149,13 +150,49 @@ def confirmed(proposal: Proposal, package: Package) -> Proposal | None:
     return replace(best, sure=False)
 
 
+def look_again(package: Package, declared: Postprocess, text: str) -> list[str]:
+    """Look at what a new postprocess makes of a package's sample, as `look` does when it is compiled.
+
+    Raises `ModelError` as `look` does.
+    """
+    manifest = package.manifest
+    values = _sample(package)
+    if manifest.lengths or manifest.buckets or manifest.audio or {*declared.outputs} - values.keys():
+        return []
+    size = Signature.of(manifest.inputs, manifest.outputs).size
+    quantised = by_name((manifest.quantisation or NO_QUANTISATION).outputs)
+    lines = look(declared, manifest.outputs, values, size, quantised, text)
+    for step in declared.steps:
+        if isinstance(step, Softmax) and _are_scores({step.output: values[step.output]}, quantised):
+            lines.append(
+                f"all values of {step.output} are from 0 to 1 in the sample: "
+                "leave out softmax if they are scores already"
+            )
+    return lines
+
+
+def _sample(package: Package) -> Arrays:
+    """Return the outputs of the first sample that a package has."""
+    raw = package.members.get("samples/outputs.params", b"")
+    return {
+        entry.spec.name.removeprefix("0/"): np.frombuffer(
+            raw, entry.spec.dtype, entry.spec.nbytes // entry.spec.itemsize, entry.offset
+        ).reshape(entry.spec.shape)
+        for entry in (index_params(raw) if raw else ())
+        if entry.spec.name.startswith("0/")
+    }
+
+
 def _tried(proposal: Proposal, package: Package, values: Arrays) -> Proposal | None:
     manifest = package.manifest
     signature = Signature.of(manifest.inputs, answered(manifest.outputs, manifest.lengths or ()))
     step = proposal.step
+    quantised = by_name((manifest.quantisation or NO_QUANTISATION).outputs)
+    if proposal.preset == "softmax" and _are_scores(values, quantised):
+        name = proposal.postprocess.removeprefix("softmax,")
+        return replace(proposal, evidence=f"{proposal.evidence} from 0 to 1", postprocess=name)
     if signature.size is None or not values or step is None:
         return proposal
-    quantised = by_name((manifest.quantisation or NO_QUANTISATION).outputs)
     if not isinstance(step, Detect | Objects | Pose) or {*outputs_of(step)} - values.keys():
         return proposal
     if any(_coarse(step, values, quantised)):
@@ -179,6 +216,12 @@ def _tried(proposal: Proposal, package: Package, values: Arrays) -> Proposal | N
         proposal.doubt,
     ]
     return replace(proposal, doubt=doubts[0])
+
+
+def _are_scores(values: Arrays, quantised: Mapping[str, Quantised]) -> bool:
+    """Return whether all values are scores already: what a Softmax is made of hardly ever is."""
+    reals = [to_real(array, quantised.get(name)) for name, array in values.items()]
+    return bool(reals) and all(float(real.min()) >= 0 and float(real.max()) <= 1 for real in reals)
 
 
 def _has_fractions(step: Detect | Objects | Pose, values: Arrays) -> bool:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from agent.bundle.quantisation import Quantised
+
 
 @dataclass(frozen=True, slots=True)
 class Hints:
@@ -23,6 +25,8 @@ class Hints:
     `roles`: what outputs of finished detections have, if the graph says it: `boxes`, `scores`, `classes`.
     `classes`: how many names of classes an export of Ultralytics has; 0 for others.
     `points`: key points of an object and values of each, as such exports say; None for others.
+    `is_prepared`: whether it is known how a picture becomes the input, so that no preset needs to say it.
+    `scales`: the scale of each quantised input.
     """
 
     task: str = ""
@@ -34,6 +38,8 @@ class Hints:
     roles: Mapping[str, str] = field(default_factory=dict)
     classes: int = 0
     points: tuple[int, int] | None = None
+    is_prepared: bool = False
+    scales: Mapping[str, Quantised] = field(default_factory=dict)
 
     def ends_in_softmax(self, output: str) -> bool:
         """Return whether the values of an output are probabilities that add up to 1."""

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from agent.bundle.output_length import OutputLength
 from agent.bundle.processing import Preprocess
+from agent.bundle.quantisation import by_name
 from agent.bundle.state import State
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.channel_axes import Made, channel_axis
@@ -96,7 +97,12 @@ class Outline:
             model.inputs,
             model.outputs,
             model.labels,
-            _said(model.exported, channels_last=_channels_of_onnx(model.onnx, model.outputs)),
+            _said(
+                model.exported,
+                channels_last=_channels_of_onnx(model.onnx, model.outputs),
+                is_prepared=model.preprocess is not None,
+                scales=by_name(model.scales.quantisation.inputs),
+            ),
             scales=model.scales,
             class_counts=model.class_counts,
             states=model.states,
@@ -220,6 +226,8 @@ def _read_tflite(path: Path) -> Outline | None:
             roles=detections_of(model),
             steps=steps_of(model),
             channels_last=_channels_last(specs[len(inputs) :], partial(_made_by_tflite, main)),
+            is_prepared=declared.preprocess is not None,
+            scales=by_name(scales.quantisation.inputs),
         ),
         scales,
         class_counts_of(model),
@@ -256,6 +264,7 @@ def _declared(model: onnx.ModelProto) -> Outline | None:
         operators=frozenset(node.op_type for node in model.graph.node),
         steps=_steps(scales),
         channels_last=_channels_of_onnx(model, specs[1]),
+        scales=by_name(scales.quantisation.inputs),
     )
     return Outline(*specs, said.labels, hints, scales)
 

@@ -1,13 +1,14 @@
 """What a declared preprocess makes of a picture's pixels, in the numbers that the model's input holds.
 
-Promises a preprocess whose numbers the input can tell apart, or an error that says which it holds. Leaves the
-arithmetic to the device's own code (`agent.runtime`).
+Promises a preprocess whose numbers the input can tell apart, or an error that says which it holds; and the
+preset that makes the numbers of an input. Leaves the arithmetic to the device's own code (`agent.runtime`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from agent.bundle.quantisation import Quantised, by_name
 from agent.bundle.tensor_spec import TensorSpec
 from agent.runtime.preprocess import channel_values
 from agent.runtime.quantisation import to_input
+from builder.compiling.input_presets import PICTURES
 from builder.errors import ModelError
 from builder.importer.edge_scales import EdgeScales
 
@@ -24,6 +26,8 @@ _FEWEST_LEVELS: Final = 16
 # More levels than this at the ends of the input's range are cut off, not only rounded.
 _MOST_CUT_OFF: Final = 0.25
 _BYTES: Final = ("UINT8", "INT8")
+# Of a quantised input: ends this near are those of a picture's bytes, whatever a preset's last decimal.
+_SAME_STEPS: Final = 2
 
 
 def on_scale(declared: Preprocess, spec: TensorSpec, scales: EdgeScales, text: str) -> Preprocess:
@@ -69,6 +73,49 @@ def cut_off_note(declared: Preprocess, spec: TensorSpec, quantised: Quantised | 
     )
 
 
+def preset_for(spec: TensorSpec, quantised: Quantised | None, usual: str) -> str:
+    """Return the preset whose numbers are nearest to those that an input of bytes holds; else the usual one.
+
+    It is `raw` where that gives the same numbers: the scale is then made for the bytes of a picture.
+    """
+    if spec.datatype not in _BYTES:
+        return usual
+    if quantised is None:
+        return "raw"
+    low, high = _held(spec, quantised)
+
+    def distance(name: str) -> float:
+        made = _made(name)
+        return max(abs(made[0] - low), abs(made[1] - high)) / (made[1] - made[0])
+
+    nearest = min(filter(None, (usual, "symmetric", "unit", "raw", "imagenet")), key=distance)
+    made = _made(nearest)
+    is_same = max(abs(made[0] - low), abs(made[1] - high)) <= _SAME_STEPS * quantised.scale
+    return "raw" if is_same and len(_fields(nearest)["mean"]) == 1 else nearest
+
+
+def _fields(name: str) -> Mapping[str, Any]:
+    return {"scale": 1.0, "mean": [0.0], "std": [1.0], **PICTURES[name.partition(",")[0]]}
+
+
+def _made(name: str) -> tuple[float, float]:
+    """Return the least and the greatest number that a preset makes of a pixel."""
+    fields = _fields(name)
+    ends = [
+        (pixel * fields["scale"] - mean) / std
+        for pixel in (0, 255)
+        for mean, std in zip(fields["mean"], fields["std"] * len(fields["mean"]), strict=False)
+    ]
+    return min(ends), max(ends)
+
+
+def _held(spec: TensorSpec, quantised: Quantised) -> tuple[float, float]:
+    """Return the least and the greatest real number that a quantised tensor holds."""
+    limits = np.iinfo(spec.dtype)
+    low, high = (float(each - quantised.zero) * quantised.scale for each in (limits.min, limits.max))
+    return low, high
+
+
 def _changes_nothing(declared: Preprocess) -> bool:
     plain = declared.scale == 1 and set(declared.mean) == {0.0} and set(declared.std) == {1.0}
     return plain and not declared.invert
@@ -86,10 +133,7 @@ def _check_levels(declared: Preprocess, spec: TensorSpec, quantised: Quantised |
 
 def _ranges(declared: Preprocess, spec: TensorSpec, quantised: Quantised | None) -> str:
     made = np.concatenate(channel_values(declared))
-    limits = np.iinfo(spec.dtype)
-    low, high = float(limits.min), float(limits.max)
-    if quantised is not None:
-        low, high = (low - quantised.zero) * quantised.scale, (high - quantised.zero) * quantised.scale
+    low, high = _held(spec, quantised or Quantised(spec.name, 1.0, 0))
     what = "whole numbers from " if quantised is None else ""
     return (
         f"the preprocess makes {made.min():.3g} to {made.max():.3g}, "

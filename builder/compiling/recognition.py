@@ -22,10 +22,12 @@ from builder.compiling.output_presets import (
     is_ambiguous,
     step_of,
 )
+from builder.compiling.pixel_steps import preset_for
 from builder.compiling.signature import PYRAMIDS, Signature
 from builder.errors import ModelError
 
-IMAGENET_CLASSES: Final = (1000, 1001)
+# Classes of ImageNet -> the usual preprocess. TensorFlow's models have one more, the background.
+_CLASSIFIERS: Final = {1000: "imagenet-crop", 1001: "symmetric"}
 ROTATED: Final = "obb"  # Ultralytics' task whose boxes have an angle
 _ADDS_UP: Final = "that add up to 1"
 _ANGLES: Final = "the model computes a sine and a cosine, as for boxes with an angle, which no preset decodes"
@@ -273,11 +275,11 @@ def _proposals(signature: Signature, hints: Hints, inputs: Sequence[TensorSpec])
     elif maps == shapes == [(1, 1, COCO_POINTS, 3)]:
         yield Proposal("MoveNet", f"{COCO_POINTS} key points of one person", True, "movenet", "movenet")
     elif maps and len(maps) == len(shapes) and len(set(maps)) == 1:
-        yield from _class_map(signature)
+        yield from _class_map(signature, inputs)
     elif len(shapes) == 1 and len(shapes[0]) == 3 and shapes[0][1] == 1 and shapes[0][0] > 1:
         yield from _text(signature, shapes[0][0], shapes[0][2], hints, inputs)
     elif len(shapes) == 1 and math.prod(shapes[0]) == shapes[0][-1]:
-        yield from _one_vector(signature.outputs[0], hints)
+        yield from _one_vector(signature.outputs[0], hints, inputs)
 
 
 def _finished(signature: Signature, inputs: Sequence[TensorSpec]) -> Iterator[Proposal]:
@@ -286,23 +288,31 @@ def _finished(signature: Signature, inputs: Sequence[TensorSpec]) -> Iterator[Pr
     from_tensorflow = bool(signature.hints.roles) or any("detection" in name for name in names)
     evidence = f"boxes, scores and classes as {len(names)} outputs"
     if from_tensorflow:
-        before = "raw" if any(spec.datatype == "UINT8" for spec in inputs) else "symmetric"
+        before = _pictures(inputs, signature.hints, "symmetric")
         yield Proposal("a detector of TensorFlow", evidence, True, "tf-detections", before)
-    yield Proposal("a detector that ends in the suppression", evidence, False, "detections", "unit")
+    before = _pictures(inputs, signature.hints, "unit")
+    yield Proposal("a detector that ends in the suppression", evidence, False, "detections", before)
 
 
-def _one_vector(spec: TensorSpec, hints: Hints) -> Iterator[Proposal]:
+def _pictures(inputs: Sequence[TensorSpec], hints: Hints, usual: str) -> str:
+    """Return the preprocess of a model whose family does not say it; empty if its file does."""
+    if hints.is_prepared:
+        return ""
+    [spec] = [spec for spec in inputs if len(spec.shape) == _PICTURE_DIMENSIONS]
+    return preset_for(spec, hints.scales.get(spec.name), usual)
+
+
+def _one_vector(spec: TensorSpec, hints: Hints, inputs: Sequence[TensorSpec]) -> Iterator[Proposal]:
     count = spec.shape[-1]
     if hints.ends_in_softmax(spec.name) and count > 1:
         evidence = f"{count} values {_ADDS_UP}"
-        before = "imagenet-crop" if count in IMAGENET_CLASSES else ""
+        before = _pictures(inputs, hints, _CLASSIFIERS.get(count, ""))
         if hints.task == "classify":  # whose pictures are neither shifted nor scaled
             before = "unit,resize_mode=shortest,crop=model"
         yield Proposal("a classifier", evidence, True, f"top{min(_TOP, count)}", before)
-    elif count in IMAGENET_CLASSES:
-        yield Proposal(
-            "a classifier of ImageNet", f"{count} values", False, f"softmax,top{_TOP}", "imagenet-crop"
-        )
+    elif count in _CLASSIFIERS:
+        before = _pictures(inputs, hints, _CLASSIFIERS[count])
+        yield Proposal("a classifier of ImageNet", f"{count} values", False, f"softmax,top{_TOP}", before)
     elif "embed" in spec.name.lower():
         yield Proposal("an embedding", f"{spec.name}, {count} values", False, "embedding", "")
 
@@ -414,7 +424,7 @@ def _several_outputs(
             yield Proposal("SSD", evidence, False, "ssd", "ssd")
 
 
-def _class_map(signature: Signature) -> Iterator[Proposal]:
+def _class_map(signature: Signature, inputs: Sequence[TensorSpec]) -> Iterator[Proposal]:
     assert signature.size is not None
     step = step_of("segmentation", signature)
     assert isinstance(step, ClassMap)
@@ -425,7 +435,8 @@ def _class_map(signature: Signature) -> Iterator[Proposal]:
     likely = 2 <= classes <= _MOST_CLASSES and classes not in (3, COCO_POINTS)
     if len(strides) == 1 and strides <= set(_MAP_STRIDES) and likely:
         evidence = f"{classes} classes for each of {size[1]}x{size[0]} pixels"
-        yield Proposal("semantic segmentation", evidence, classes in (19, 21), "segmentation", "imagenet")
+        before = _pictures(inputs, signature.hints, "imagenet")
+        yield Proposal("semantic segmentation", evidence, classes in (19, 21), "segmentation", before)
 
 
 def _cells(signature: Signature, strides: Sequence[int]) -> int:

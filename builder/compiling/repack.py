@@ -6,7 +6,7 @@ so they stay right whatever happens before and after the model. The result is un
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,16 +14,18 @@ from agent.bundle.audio import Keywords
 from agent.bundle.columns import InputColumns
 from agent.bundle.output_length import answered
 from agent.bundle.processing import Postprocess
-from agent.bundle.quantisation import NO_QUANTISATION
+from agent.bundle.quantisation import NO_QUANTISATION, by_name
 from agent.bundle.state import requested
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import MixAndMatchError
 from builder.bundles.package import Package, digests
 from builder.compiling import audio_presets, declarations
 from builder.compiling.columns import Names, declare_columns, read_names
+from builder.compiling.first_look import look_again
 from builder.compiling.hints import Hints
 from builder.compiling.identity import DESCRIBABLE, Identity
 from builder.compiling.labels import Labels, check_labels, read_named_labels
+from builder.compiling.pixel_steps import cut_off_note
 from builder.errors import ModelError
 from builder.importer.classic.string_inputs import Texts
 from builder.importer.edge_scales import EdgeScales
@@ -41,6 +43,7 @@ def repack(
     postprocess: str | None = None,
     labels: Labels | None = None,
     columns: Names | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Package:
     """Change what a bundle declares.
 
@@ -58,6 +61,8 @@ def repack(
     columns
         As in `builder.compile`; None keeps those of the bundle, `"none"` removes them. Only an input that
         could have missing values before can have them.
+    progress
+        Called with each line on what the preprocess and the postprocess make of pixels and of the sample.
 
     Returns
     -------
@@ -67,7 +72,7 @@ def repack(
     Raises
     ------
     ModelError
-        If a declaration cannot be used, or does not fit the model or the labels.
+        If a declaration cannot be used, or does not fit the model, its sample or the labels.
     MixAndMatchError
         If the bundle's files are not those of its manifest.
     """
@@ -93,10 +98,15 @@ def repack(
                 audio = replace(audio, features=replace(audio.features, mean=old.mean, std=old.std))
         elif preprocess != NONE:
             before = declarations.preprocess(preprocess, inputs, scales)
+            spec = next(spec for spec in inputs if spec.name == before.input)
+            if line := cut_off_note(before, spec, by_name(scales.quantisation.inputs).get(spec.name)):
+                progress(line)
     if postprocess is not None:
         roles = dict.fromkeys(package.manifest.class_counts or (), "classes")
         hints = Hints(classes=len(package.members.get(_LABELS, b"").splitlines()), roles=roles)
         after = None if postprocess == NONE else _like(after, postprocess, outputs, inputs, scales, hints)
+        for line in look_again(package, after, postprocess) if after is not None else ():
+            progress(line)
     declarations.check_sound(after, has_sound=audio is not None)
     if manifest.buckets is not None:
         from builder.compiling.bucket_plan import check_declared  # loads the compiler, which takes seconds

@@ -21,7 +21,8 @@ def test_a_repacked_bundle_is_signed_verified_and_run(
     terminal: Terminal, digits_bundle: Path, pair: KeyPair, tmp_path: Path
 ) -> None:
     new = tmp_path / "new.bundle"
-    flags = ("--postprocess", "top1", "--name", "one", "--model-version", "1.2.3", "--security-counter", "9")
+    steps, version = ("--postprocess", "softmax,top1"), ("--model-version", "1.2.3")
+    flags = (*steps, *version, "--name", "one", "--security-counter", "9")
     result = terminal("repack", digits_bundle, "-o", new, "--sign-key", pair.private, *flags)
     assert (result.code, result.err) == (0, [])
     assert result.out == f"{new}: one 1.2.3, counter 9\n"

@@ -162,7 +162,11 @@ def _read_own(raw: bytes, model: TfliteModel) -> Declared:
 
 
 def _preprocess(inputs: list[Tensor], described: list[_Table]) -> Preprocess | None:
-    """The normalisation of the only input that is a picture."""
+    """The normalisation of the only input that is a picture.
+
+    An input of uint8 gets the bytes themselves, as TensorFlow's own libraries give them: there the metadata
+    have what was done in training, whether or not the input's scale is that of the same numbers.
+    """
     found = [
         (tensor, table)
         for tensor, table in zip(inputs, described, strict=False)
@@ -181,6 +185,8 @@ def _preprocess(inputs: list[Tensor], described: list[_Table]) -> Preprocess | N
     mean, std = np.asarray(steps[0].floats(0), np.float64), np.asarray(steps[0].floats(1), np.float64)
     if not mean.size or not std.size or not (np.abs(std) > 0).all():
         return None
+    if tensor.dtype == "uint8":
+        mean, std = np.zeros(1), np.ones(1)
     content = table.table(_CONTENT)
     picture = content.table(_UNION) if content is not None and content.byte(_UNION_TYPE) == _IMAGE else None
     is_grey = tensor.shape[3] == 1

@@ -153,10 +153,23 @@ class Operation:
             first is not None and first.equals(tensor.quantisation) for tensor in quantised
         )
 
+    def _keeps_integers(self, *operators: str) -> bool:
+        """Whether LiteRT moves integers although the output has another scale, as some converters write."""
+        return not (operators and self.output.dtype in _NARROW) and all(
+            each.quantisation is not None
+            and each.is_quantised
+            and not each.quantisation.is_per_axis
+            and each.dtype == self.output.dtype
+            for each in (self.input(0), *self._outputs)
+        )
+
     def move(
         self, change: Callable[[str, Layout], str], *operators: str, layout: Layout = Layout.LAST
     ) -> None:
         """Make the output from the first input by moving its values.
+
+        LiteRT moves the integers of quantised tensors as they are, and the output's scale then says what they
+        are, also where a converter gave it another one.
 
         `change`: adds nodes: from the input's name and layout to the output's name, in the same layout.
         `layout`: the layout that `change` gets.
@@ -164,7 +177,7 @@ class Operation:
         if self.input(0).is_complex:
             real, imaginary = (change(part, Layout.LAST) for part in self.scope.pair(self.input(0)))
             self.scope.put_pair(self.output, real, imaginary)
-        elif self.is_move(*operators):
+        elif self.is_move(*operators) or self._keeps_integers(*operators):
             self.put(change(self.value(0, layout), layout), layout)
         else:
             self.put_real(change(self.real(0, layout), layout), layout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.bundle.processing import Postprocess, Softmax
+from agent.bundle.quantisation import Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.declarations import preprocess
 from builder.compiling.hints import Hints
@@ -258,3 +259,60 @@ def test_a_line_of_text_keeps_its_proportions(
     assert proposal is not None
     assert (proposal.postprocess, proposal.preprocess) == expected
     assert preprocess(proposal.preprocess, inputs).resize_mode == "line"
+
+
+@pytest.mark.parametrize("classes", [2, 1000, 1001])
+@pytest.mark.parametrize(
+    ("datatype", "low", "high", "expected"),
+    [
+        ("UINT8", -1.0, 127 / 128, "raw"),
+        ("UINT8", -1.0, 1.0, "raw"),
+        ("INT8", -1.0, 1.0, "raw"),
+        ("UINT8", 0.0, 1.0, "raw"),
+        ("INT8", 0.0, 1.0, "raw"),
+        ("INT8", 0.0, 255.0, "raw"),
+        ("INT8", -128.0, 127.0, "raw"),
+        ("INT8", 0.0, 0.8, "unit"),  # calibrated on dark pictures
+        ("UINT8", -1.0, 0.7, "symmetric"),
+        ("INT8", -2.12, 2.64, "imagenet"),
+        ("UINT8", -2.0, 2.4, "imagenet"),
+    ],
+)
+def test_a_quantised_input_says_which_numbers_it_holds(
+    datatype: str, low: float, high: float, expected: str, classes: int
+) -> None:
+    scale = (high - low) / 255
+    zero = (-128 if datatype == "INT8" else 0) - round(low / scale)
+    picture = [TensorSpec("x", datatype, (1, 64, 64, 3))]
+    hints = Hints(makers={"y": "Softmax"}, scales={"x": Quantised("x", scale, zero)})
+    proposal = recognise(picture, [TensorSpec("y", datatype, (1, classes))], hints)
+    assert proposal is not None
+    usual = "imagenet-crop" if classes == 1000 else "imagenet"
+    assert proposal.preprocess == expected.replace("imagenet", usual)
+
+
+def test_bytes_without_a_scale_are_the_picture_s() -> None:
+    proposal = recognise([TensorSpec("x", "INT8", (1, 64, 64, 3))], [TensorSpec("y", "FP32", (1, 1000))])
+    assert proposal is not None and proposal.preprocess == "raw"
+
+
+def test_a_detector_of_signed_bytes_gets_the_bytes() -> None:
+    outputs = [TensorSpec(f"detection_{each}", "FP32", (1, 10)) for each in ("scores", "classes")]
+    outputs.append(TensorSpec("detection_boxes", "FP32", (1, 10, 4)))
+    hints = Hints(scales={"x": Quantised("x", 1 / 128, 0)})
+    proposal = recognise([TensorSpec("x", "INT8", (1, 64, 64, 3))], outputs, hints)
+    assert proposal is not None
+    assert (proposal.postprocess, proposal.preprocess) == ("tf-detections", "raw")
+
+
+@pytest.mark.parametrize("count", [3, 1000, 1001])
+def test_nothing_is_proposed_against_what_the_file_says_of_its_pictures(count: int) -> None:
+    hints = Hints(makers={"y": "Softmax"}, is_prepared=True)
+    proposal = recognise(IMAGE, [TensorSpec("y", "FP32", (1, count))], hints)
+    assert proposal is not None
+    assert "--preprocess" not in str(proposal)
+
+
+def test_tensorflow_s_classifiers_with_a_background_take_symmetric_numbers() -> None:
+    proposal = recognise(IMAGE, [TensorSpec("y", "FP32", (1, 1001))])
+    assert proposal is not None and proposal.preprocess == "symmetric"

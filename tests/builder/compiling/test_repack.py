@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from agent.bundle.detection import Objects, Part
+from agent.bundle.params import dump_params
+from agent.bundle.quantisation import Quantisation, Quantised
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import MixAndMatchError
 from builder.bundles.package import Package
@@ -16,12 +21,16 @@ from builder.errors import ModelError
 from tests.bundles import FILES, make_manifest
 
 IMAGE = TensorSpec("images", "FP32", (1, 3, 64, 64))
-ROWS = TensorSpec("output", "FP32", (1, 84, 7))  # 64 + 16 + 4 cells, 2 classes
+ZEROS = np.zeros((1, 84, 7), np.float32)  # 64 + 16 + 4 cells, 2 classes
 
 
-def package(**changes: object) -> Package:
-    members = {**FILES, "samples/inputs.params": b"in", "samples/outputs.params": b"out"}
-    return Package(make_manifest(members, inputs=(IMAGE,), outputs=(ROWS,), **changes), members)
+def package(values: npt.NDArray[Any] = ZEROS, labels: bytes = b"", **changes: object) -> Package:
+    """A bundle whose sample has these values as its output."""
+    rows = TensorSpec.from_dtype("output", str(values.dtype), values.shape)
+    outputs = dump_params([(replace(rows, name="0/output"), np.ascontiguousarray(values).data)])
+    members = {**FILES, "samples/inputs.params": b"in", "samples/outputs.params": outputs}
+    members |= {"labels.txt": labels} if labels else {}
+    return Package(make_manifest(members, inputs=(IMAGE,), outputs=(rows,), **changes), members)
 
 
 def test_declarations_and_labels_change_and_the_rest_stays() -> None:
@@ -59,10 +68,7 @@ def test_labels_are_kept_while_they_fit_and_none_removes() -> None:
 
 
 def test_poses_are_read_with_the_bundle_s_classes_and_the_options_of_a_proposal() -> None:
-    old = package()
-    rows = replace(ROWS, shape=(1, 4 + 2 + 2 * 5, 84))
-    members = {**old.members, "labels.txt": b"cat\ndog\n"}
-    made = Package(make_manifest(members, inputs=(IMAGE,), outputs=(rows,)), members)
+    made = package(np.zeros((1, 4 + 2 + 2 * 5, 84), np.float32), b"cat\ndog\n")
     new = repack(made, postprocess="yolov8-pose,keypoint_values=2")
     assert new.manifest.postprocess is not None
     [step] = new.manifest.postprocess.steps
@@ -98,3 +104,38 @@ def test_a_bundle_whose_files_were_changed_is_refused() -> None:
     changed = replace(old, members={**old.members, "mod.so": b"other"})
     with pytest.raises(MixAndMatchError):
         repack(changed)
+
+
+def test_boxes_in_other_units_than_the_sample_s_are_refused() -> None:
+    fractions = np.random.default_rng(0).random((1, 6, 84)).astype(np.float32)
+    with pytest.raises(ModelError, match="expected boxes as pixels of an input of 64 x 64") as caught:
+        repack(package(fractions), postprocess="yolov8")
+    assert "normalised=true" in (caught.value.hint or "")
+    told: list[str] = []
+    for declared in ("yolov8,normalised=true", "yolov8,normalised=false"):
+        repack(package(fractions), postprocess=declared, progress=told.append)
+    repack(package(np.array([64, 64, 9, 9, 1, 1], np.float32)[:, None] * fractions), postprocess="yolov8")
+
+
+@pytest.mark.parametrize("datatype", ["float32", "uint8", "int8"])
+def test_a_softmax_of_scores_is_told(datatype: str) -> None:
+    scores = np.array([[0.9, 0.1, 0.0]])
+    zero = -128 if datatype == "int8" else 0
+    values = scores if datatype == "float32" else np.rint(scores * 255) + zero
+    scales = None if datatype == "float32" else Quantisation((), (Quantised("output", 1 / 256, zero),))
+    made = package(values.astype(datatype), quantisation=scales)
+    told: list[str] = []
+    repack(made, postprocess="top3", progress=told.append)
+    assert not told
+    repack(made, postprocess="softmax,top3", progress=told.append)
+    [line] = told
+    assert "leave out softmax" in line
+
+
+def test_logits_without_a_softmax_are_told() -> None:
+    told: list[str] = []
+    logits = package(np.array([[7.0, -3.0, 0.5]], np.float32))
+    repack(logits, postprocess="softmax,top3", progress=told.append)
+    assert not told
+    repack(logits, postprocess="top3", progress=told.append)
+    assert "add softmax" in told[0]

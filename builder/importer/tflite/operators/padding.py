@@ -27,7 +27,7 @@ def pad(op: Operation) -> None:
     order = to_first(rank) if layout is Layout.FIRST else range(rank)
     pads = [before[axis] for axis in order] + [after[axis] for axis in order]
     x = op.input(0)
-    op.move(lambda value, _: pad_with_zero(op, value, x, pads), layout=layout)
+    op.move(lambda value, _: pad_with_zero(op, value, op.output, pads), layout=layout)
     if rank == 4 and not (before[0] or after[0] or before[3] or after[3]) and op.is_move():
         op.scope.padded[op.output.index] = (x, [*before[1:3], *after[1:3]])
 

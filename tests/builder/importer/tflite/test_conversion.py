@@ -113,6 +113,40 @@ def test_weights_stay_whole_numbers() -> None:
     assert (counts["DequantizeLinear"], counts["QuantizeLinear"]) == (3, 1)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize(
+    ("operator", "second", "options"),
+    [
+        ("RESHAPE", [1, 8, 8], ""),
+        ("TRANSPOSE", [0, 2, 1, 3], ""),
+        ("TILE", [1, 1, 2, 1], ""),
+        ("PAD", [[0, 0], [1, 0], [0, 2], [0, 0]], ""),
+        ("GATHER", [1, 0, 1], "GatherOptions"),
+    ],
+)
+def test_integers_are_moved_as_they_are_to_an_output_of_another_scale(
+    operator: str, second: object, options: str, dtype: str
+) -> None:
+    """As LiteRT does: the file of a detector of Google's AutoML has such an output."""
+    graph = FileSubgraph()
+    zero = 20 if dtype == "int8" else 130
+    x = graph.tensor((1, 4, 4, 4), dtype, scales=[0.176], zeros=[zero])
+    y = graph.tensor((), dtype, scales=[0.15], zeros=[zero - 3])
+    graph.op(
+        operator,
+        [x, graph.constant(second)],
+        [y],
+        options,
+        **({"Axis": 1} if options == "GatherOptions" else {}),
+    )
+    graph.inputs, graph.outputs = [x], [y]
+    limits = np.iinfo(dtype)
+    feed = [np.random.default_rng(2).integers(limits.min, limits.max, (1, 4, 4, 4), dtype, endpoint=True)]
+    theirs = run_litert(write(graph), feed)
+    assert not isinstance(theirs, str)
+    np.testing.assert_array_equal(run_converted(write(graph), feed)[0], theirs[0])
+
+
 def test_unknown_operators_are_refused_together() -> None:
     graph = FileSubgraph()
     graph.inputs = [graph.tensor((1, 4))]

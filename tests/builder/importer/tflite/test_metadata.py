@@ -65,7 +65,7 @@ def classifier(
 ) -> bytes:
     """A file whose input is a picture and whose output has three classes."""
     graph = FileSubgraph()
-    scales: dict[str, Any] = {} if dtype == "float32" else {"scales": [0.5], "zeros": [-3]}
+    scales: dict[str, Any] = {} if dtype == "float32" else {"scales": [0.5], "zeros": [3]}
     graph.inputs = [graph.tensor((1, 4, 6, channels), dtype, name="picture", **scales)]
     flat, mean = graph.tensor((), dtype, **scales), graph.tensor((1, 3), dtype, **scales)
     graph.op("MEAN", [0, graph.constant([1, 2])], [flat], "ReducerOptions")
@@ -119,6 +119,12 @@ def test_a_quantised_model_has_real_numbers_too() -> None:
     found = declared(classifier(metadata([100, 110, 120], [50]), "int8")).preprocess
     assert found is not None
     assert (found.mean, found.std) == ((100, 110, 120), (50,))
+
+
+def test_an_input_of_uint8_gets_the_bytes_as_tensorflow_gives_them() -> None:
+    found = declared(classifier(metadata([127.5], [127.5]), "uint8")).preprocess
+    assert found is not None
+    assert (found.mean, found.std, found.scale) == ((0,), (1,), 1)
 
 
 def test_a_grey_model() -> None:
