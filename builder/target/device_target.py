@@ -217,7 +217,8 @@ def _build(name: str, config: dict[str, Any]) -> DeviceTarget:
 
 def arch_of(target: Target) -> str:
     """Return the architecture of a TVM target, as `uname -m` prints it."""
-    name = str(target.attrs.get("mtriple", Machine.detect().arch)).partition("-")[0]
+    triple = target.attrs.get("mtriple")
+    name = Machine.detect().arch if triple is None else str(triple).partition("-")[0]
     return _ARCH_ALIASES.get(name, name)
 
 
