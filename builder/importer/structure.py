@@ -28,6 +28,7 @@ from builder.importer.model_path import EXPORT_HINT
 from builder.importer.onnx_graph import (
     DEFAULT_DOMAINS,
     MAX_NODES,
+    attributes,
     copy_node,
     describe,
     is_known_type,
@@ -50,6 +51,7 @@ OLDEST_IR: Final = 3
 MAX_SUBGRAPH_DEPTH: Final = 8  # exports have three or four
 # Functions that call one another; exports of modules within modules have some ten levels.
 MAX_FUNCTION_DEPTH: Final = 100
+_GROUPS_BY_CHANNEL: Final = 21  # the opset since which GroupNormalization has a gain for each channel
 # Domains of ONNX Runtime's operators on blocked layouts, whose block depends on the processor.
 _LAYOUT_DOMAINS: Final = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
 
@@ -76,6 +78,8 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     _use_default_domain(model)
     _move_to_microsoft(model)
     _check_operators(model)
+    if model.opset_import[0].version < _GROUPS_BY_CHANNEL:
+        _without_gains_of_groups(model.graph)
     graph = model.graph
     graph.name = graph.name or "graph"
     _remove_weights_from_inputs(graph)
@@ -247,6 +251,32 @@ def _move_to_microsoft(model: onnx.ModelProto) -> None:
     # ONNX Runtime does not insist on the version of its own domain, and its tools leave it out.
     if used and all(entry.domain != DOMAIN for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+
+
+def _without_gains_of_groups(graph: onnx.GraphProto) -> None:
+    """Write GroupNormalization of opsets 18 to 20, with a gain for each group, as normal instances.
+
+    ONNX's checker refuses it as deprecated; ONNX Runtime computes it.
+    """
+    nodes = []
+    for node in graph.node:
+        for inner in subgraphs(node):
+            _without_gains_of_groups(inner)
+        if node.domain or node.op_type != "GroupNormalization":
+            nodes.append(node)
+            continue
+        x, (y,), options = node.input[0], node.output, attributes(node)
+        grouped, normal, sizes, shape = (f"{y}/{part}" for part in ("grouped", "normal", "sizes", "shape"))
+        epsilon = options.get("epsilon", 1e-5)
+        nodes += [
+            helper.make_node("Constant", [], [sizes], value_ints=[0, options["num_groups"], -1]),
+            helper.make_node("Reshape", [x, sizes], [grouped]),
+            helper.make_node("InstanceNormalization", [grouped, *node.input[1:]], [normal], epsilon=epsilon),
+            helper.make_node("Shape", [x], [shape]),
+            helper.make_node("Reshape", [normal, shape], [y], name=node.name),
+        ]
+    if len(nodes) != len(graph.node):
+        _replace(graph.node, nodes)
 
 
 def _check_operators(model: onnx.ModelProto) -> None:

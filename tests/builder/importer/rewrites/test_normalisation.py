@@ -70,3 +70,16 @@ def test_batch_normalisation_of_a_vector(
     outputs = {"y": [5]} | ({"nm": [1], "nv": [1]} if training else {})
     node = one("BatchNormalization", ["x", *weights], list(outputs), training_mode=training)
     agrees(make_model([node], {"x": [5]}, outputs, weights), noise(5))
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "opset"), [([2, 4, 3], 2, 18), ([1, 6, 2, 5], 3, 20), ([2, 4], 1, 18)], ids=str
+)
+def test_groups_with_a_gain_each(
+    make_model: ModelMaker, noise: Any, agrees: Any, shape: list[int], groups: int, opset: int
+) -> None:
+    """ONNX's checker refuses GroupNormalization of opsets 18 to 20."""
+    node = one("GroupNormalization", ["x", "s", "b"], num_groups=groups, epsilon=0.01)
+    weights = {"s": noise(groups), "b": noise(groups)}
+    model = make_model([node], {"x": shape}, {"y": shape}, weights, opset=opset)
+    agrees(model, 3 + noise(*shape))
