@@ -30,6 +30,7 @@ _MISHAPS: Final = (ArithmeticError, AttributeError, LookupError, NameError, Type
 _INTERNAL: Final = re.compile(
     r"<class|\b(tvm|relax|tirx?|topi|ffi|te)\.\w|Check failed|\b\w*[a-z](Expr|Type|Imm|Var|Node)\b"
 )
+_OF_TEXTS: Final = "it reads or makes texts, which a device does not have: export what is beside it"
 _UNEXPLAINED: Final = "TVM's front end does not take it with these inputs and attributes"
 # The front end turns these into tuples or crashes; a graph executor has only tensors.
 _NOT_TENSORS: Final = frozenset(
@@ -122,6 +123,8 @@ def convert(model: onnx.ModelProto) -> IRModule:
         # A half-built function complains when it is destroyed. The error's frames keep it alive: collect it
         # now, while output is suppressed.
         gc.collect()
+    if "`object`" in reason:  # NumPy's type for texts
+        raise FrontEndError(_OF_TEXTS)
     # Only the message says why: "Dynamic pads are not supported", "Slice with dynamic parameters".
     raise FrontEndError(_UNEXPLAINED if is_mishap else reason, depends_on_values="dynamic" in reason.lower())
 

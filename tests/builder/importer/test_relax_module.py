@@ -65,6 +65,14 @@ def test_no_reason_has_names_from_inside_tvm(
     assert str(caught.value) == "TVM's front end does not take it with these inputs and attributes"
 
 
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT, TensorProto.INT32])
+def test_texts_are_named_as_the_reason(make_model: ModelMaker, dtype: int) -> None:
+    node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.STRING)
+    model = make_model([node], {"x": ([4], dtype)}, {"y": ([4], TensorProto.STRING)})
+    with pytest.raises(FrontEndError, match="reads or makes texts"):
+        convert(model)
+
+
 def test_the_front_end_marks_what_it_makes_of_each_node(make_model: ModelMaker) -> None:
     # Two branches: their operators are converted in turn, and normalised late.
     nodes = [
