@@ -34,12 +34,34 @@ def grid_sample(new: Replacement) -> Nodes | None:
     TVM divides by the distance of the corners, which is 0. Between two equal elements, all numbers are equal.
     """
     options, shape = new.attributes, new.shape_of(new.inputs[0])
+    if options.get("padding_mode") == "reflection" and options.get("mode") == "nearest":
+        return _nearest_reflected(new)
     reflects = options.get("padding_mode") == "reflection" and options.get("align_corners", 0)
     if not reflects or 1 not in shape[2:]:
         return None
     twice = [1, 1, *(2 if extent == 1 else 1 for extent in shape[2:])]
     x = new.op("Tile", new.inputs[0], new.ints(*twice))
     return new.result("GridSample", x, new.inputs[1], **options)
+
+
+def _nearest_reflected(new: Replacement) -> Nodes:
+    """GridSample of the nearest elements, within borders: places are reflected here.
+
+    ONNX rounds a place before it is reflected, TVM behind it: they differ half-way between two elements.
+    """
+    grid, dtype = new.inputs[1], new.type_of(new.inputs[1]).dtype
+    sizes = np.array(new.shape_of(new.inputs[0])[:1:-1])  # places are x, y, z
+    edge = 0 if new.attributes.get("align_corners", 0) else 1  # half an element is behind the last centre
+    half, one = new.constant(0.5, dtype), new.constant(1, dtype)
+    span, period = (new.constant(np.maximum(n, 1), dtype) for n in (sizes - 1 + edge, 2 * (sizes - 1 + edge)))
+    last = new.constant(2 * (sizes - 1) + edge, dtype)
+    place = new.op("Sub", new.op("Mul", new.op("Add", grid, one), span), new.constant(edge, dtype))
+    place = new.op("Round", new.op("Mul", place, half))
+    place = new.op("Sub", place, new.op("Mul", new.op("Floor", new.op("Div", place, period)), period))
+    place = new.op("Min", place, new.op("Sub", last, place))
+    place = new.op("Add", new.op("Add", place, place), new.constant(edge, dtype))
+    place = new.op("Sub", new.op("Div", place, span), one)
+    return new.result("GridSample", new.inputs[0], place, **{**new.attributes, "padding_mode": "border"})
 
 
 def reverse_sequence(new: Replacement) -> Nodes:

@@ -75,3 +75,18 @@ def test_one_row_that_is_reflected(
     node = one("GridSample", ["x", "g"], mode=mode, padding_mode="reflection", align_corners=1)
     grid = np.random.default_rng(3).uniform(-2, 2, (shape[0], 5, 3, 2)).astype(np.float32)
     agrees(make_model([node], {"x": shape}, {"y": [None] * 4}, {"g": grid}), noise(*shape))
+
+
+@pytest.mark.parametrize("corners", [0, 1])
+@pytest.mark.parametrize("shape", [[1, 2, 3, 4], [1, 1, 1, 5], [1, 1, 2, 3, 4]], ids=str)
+def test_the_nearest_element_is_found_before_it_is_reflected(
+    make_model: ModelMaker, noise: Any, agrees: Any, corners: int, shape: list[int]
+) -> None:
+    """Half-way between two elements, beyond an edge, the order tells them apart."""
+    node = one("GridSample", ["x", "g"], mode="nearest", padding_mode="reflection", align_corners=corners)
+    axes = len(shape) - 2
+    lines = np.tile(np.linspace(-4, 4, 17, dtype=np.float32), axes * axes)
+    grid = np.append(lines, [np.inf, -np.inf, np.nan][:axes]).astype(np.float32)
+    grid = grid[: grid.size // axes * axes].reshape(1, *[1] * (axes - 1), -1, axes)
+    outputs = {"y": [None] * len(shape)}
+    agrees(make_model([node], {"x": shape}, outputs, {"g": grid}, opset=20), noise(*shape))
