@@ -172,7 +172,26 @@ def keras(folder: Path) -> None:
             [keras.Input((16, 16, 3)), layers.RandomFlip(), layers.RandomRotation(0.1), *kept]
         )
 
+    def typed(policy: str, last: str | None, kind: str = "uint8") -> Any:
+        """A network whose layers compute in a type, and whose input and last layer have their own."""
+        image = keras.Input((12, 12, 3), name="image", dtype=kind)
+        x = layers.Rescaling(1 / 255, dtype=policy)(image)
+        x = layers.Conv2D(6, 3, activation="relu", dtype=policy)(x)
+        x = layers.BatchNormalization(dtype=policy)(x)
+        inner = keras.Sequential([keras.Input((100, 6)), layers.LayerNormalization(dtype=policy)])
+        x = inner(layers.Reshape((100, 6), dtype=policy)(x))
+        x = layers.MultiHeadAttention(2, 4, dtype=policy)(x, x)
+        x = layers.LSTM(5, dtype=policy)(x)
+        x = layers.Dense(3, activation="softmax", dtype=last or policy, name="probs")(x)
+        return keras.Model(image, x)
+
     made: dict[str, Callable[[], Any]] = {
+        "mixed_float16": lambda: typed("mixed_float16", "float32"),
+        "mixed_bfloat16": lambda: typed("mixed_bfloat16", None),
+        "float16": lambda: typed("float16", None, "float16"),
+        "bfloat16_input": lambda: typed("mixed_float16", "float32", "bfloat16"),
+        "float64": lambda: typed("float64", None, "float32"),
+        "long_integers": lambda: typed("float64", None, "int32"),
         "augmenting": augmenting,
         "convolutions": convolutions,
         "recurrent": recurrent,

@@ -144,6 +144,30 @@ def test_files_of_keras(keras: Path, name: str, suffix: str) -> None:
     assert "agrees with Keras" in agrees(keras / f"{name}{suffix}")
 
 
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        ("mixed_float16", ["uint8", "float32"]),
+        ("mixed_bfloat16", ["uint8", "float32"]),
+        ("float16", ["float16", "float16"]),
+        ("bfloat16_input", ["float32", "float32"]),
+        ("float64", ["float32", "float64"]),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_types_that_tensorflow_lite_lacks(keras: Path, name: str, types: list[str], suffix: str) -> None:
+    path = keras / f"{name}{suffix}"
+    model = load(path)
+    assert [spec.dtype for spec in (*model.inputs, *model.outputs)] == types
+    assert any("is imported in float32" in note for note in model.notes)
+    assert "agrees with Keras" in agrees(path)
+
+
+def test_float64_of_long_integers_is_refused(keras: Path) -> None:
+    with pytest.raises(UnsupportedOperatorError, match="TensorFlow Lite lacks"):
+        load(keras / "long_integers.keras")
+
+
 @pytest.mark.parametrize("name", ["convolutions", "several"])
 def test_saved_models(keras: Path, name: str) -> None:
     assert "agrees with TensorFlow" in agrees(keras / name)

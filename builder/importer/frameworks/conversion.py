@@ -30,7 +30,7 @@ SEED: Final = 0
 _ONNX: Final = "model.onnx"
 _TFLITE: Final = "model.tflite"
 # A few steps of the type: 2^-11 and 2^-8 each, which add up from layer to layer.
-_ROUNDING: Final = {onnx.TensorProto.FLOAT16: 1e-2, onnx.TensorProto.BFLOAT16: 5e-2}
+_ROUNDING: Final = {"FLOAT16": 1e-2, "BFLOAT16": 5e-2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def import_with(
         exported, notes = _exported(process, reply, framework, model, progress, tflite)
         whole = {value.name: _shape(value) for value in exported.graph.input}
         types = {value.name: value.type.tensor_type.elem_type for value in exported.graph.input}
-        rounding = _rounding(exported)
+        rounding = _rounding(exported, process.texts(reply, "floats"))
         imported = import_onnx(
             exported,
             input_shapes=None if tflite else settings.input_shapes,
@@ -185,11 +185,15 @@ def _rename_nodes(graph: onnx.GraphProto, changed: Mapping[str, str]) -> None:
                     value.name = changed.get(value.name, value.name)
 
 
-def _rounding(model: onnx.ModelProto) -> float:
-    """Return how far the framework's rounding may take an output, by the types of weights and inputs."""
+def _rounding(model: onnx.ModelProto, floats: Sequence[str]) -> float:
+    """Return how far the framework's rounding may take an output.
+
+    It follows from the types of weights and inputs, and `floats`, in which only the framework computes.
+    """
     types = {tensor.data_type for tensor in model.graph.initializer}
     types |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
-    return max((limit for kind, limit in _ROUNDING.items() if kind in types), default=0.0)
+    names = {onnx.TensorProto.DataType.Name(kind) for kind in types} | {name.upper() for name in floats}
+    return max((limit for name, limit in _ROUNDING.items() if name in names), default=0.0)
 
 
 def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:

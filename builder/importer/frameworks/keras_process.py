@@ -30,6 +30,15 @@ _SAVE: Final = (
 )
 
 
+def beside(name: str) -> Any:
+    """Import a file of this folder, which is not in the path of modules: its `keras.py` would hide Keras."""
+    spec = importlib.util.spec_from_file_location(f"_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 class _RefusalError(Exception):
     """The model cannot be taken; the arguments are the reply's `error`, `hint` and `obstacles`."""
 
@@ -95,11 +104,18 @@ class Conversion:
         if keras.backend.backend() == "tensorflow":
             import tensorflow as tf
 
-            _write_tflite(tf, lambda *t: keras.tree.flatten(call(*t)), self._names, fixed, dtypes)
+            floats = _write_tflite(tf, lambda *t: keras.tree.flatten(call(*t)), self._names, fixed, dtypes)
             name = f"{name} on TensorFlow {tf.__version__}"
         else:
             self._export_onnx(model, structure, fixed, dtypes)
-        return {"framework": name, "inputs": self._names, "outputs": outputs, "notes": notes}
+            floats = []
+        return {
+            "framework": name,
+            "inputs": self._names,
+            "outputs": outputs,
+            "notes": notes + _note(floats),
+            "floats": floats,
+        }
 
     def _export_onnx(
         self, model: Any, structure: Any, fixed: Sequence[tuple[int, ...]], dtypes: Sequence[str]
@@ -141,9 +157,10 @@ class Conversion:
             return [found[name] for name in results]
 
         self._compute = lambda *arrays: [
-            tensor.numpy() for tensor in call(*[tf.constant(array) for array in arrays])
+            tensor.numpy()
+            for tensor in call(*[tf.cast(array, kind) for array, kind in zip(arrays, dtypes)])  # noqa: B905
         ]
-        _write_tflite(tf, call, self._names, fixed, dtypes)
+        floats = _write_tflite(tf, call, self._names, fixed, dtypes)
         if len(signatures) > 1:
             notes.append(f"of the signatures {', '.join(sorted(signatures))}, {key} is taken")
         self._kept = loaded  # a signature does not keep its variables alive
@@ -151,7 +168,8 @@ class Conversion:
             "framework": f"TensorFlow {tf.__version__}",
             "inputs": self._names,
             "outputs": results if len(results) > 1 else ["output"],
-            "notes": notes,
+            "notes": notes + _note(floats),
+            "floats": floats,
         }
 
     def _run(self) -> dict[str, Any]:
@@ -162,6 +180,9 @@ class Conversion:
             arrays = [np.array(given[name]) for name in self._names]
         outputs = self._compute(*arrays)
         named: dict[str, Any] = {f"output_{at}": np.asarray(out) for at, out in enumerate(outputs)}
+        for name, array in named.items():
+            if array.dtype.name == "bfloat16":  # which NumPy cannot write
+                named[name] = array.astype(np.float32)
         np.savez("outputs.npz", **named)
         return {"outputs": len(outputs)}
 
@@ -201,8 +222,11 @@ def _write_tflite(
     names: Sequence[str],
     shapes: Sequence[tuple[int, ...]],
     dtypes: Sequence[str],
-) -> None:
-    """Write a function as `model.tflite`, with its variables as constants."""
+) -> list[str]:
+    """Write a function as `model.tflite`, with its variables as constants.
+
+    Return the floating-point types that it computes in and the file does not.
+    """
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     specs = [
@@ -211,7 +235,7 @@ def _write_tflite(
     ]
     concrete = tf.function(call, autograph=False).get_concrete_function(*specs)
     try:
-        frozen = convert_variables_to_constants_v2(concrete)
+        frozen = convert_variables_to_constants_v2(concrete, lower_control_flow=False)
     except ValueError as error:  # a generator's state is a variable that the model writes
         if any("Random" in operator for operator in _operators(concrete)):
             raise _RefusalError(
@@ -221,9 +245,12 @@ def _write_tflite(
                 else "save it without these layers",
             ) from error
         raise
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([frozen])
+    floats = beside("keras_floats")
+    others: list[str] = floats.other_floats(frozen.graph.as_graph_def())
+    if others == ["float64"] and _is_converted(tf, frozen):  # it may only move such numbers
+        return []
     try:
-        Path("model.tflite").write_bytes(converter.convert())
+        _convert(tf, floats.in_float32(tf, frozen) if others else frozen)
     except Exception as error:
         if "TensorListReserve" in str(error):
             raise _RefusalError(
@@ -238,6 +265,26 @@ def _write_tflite(
             "write it with other operators of TensorFlow, or do it before or after the model",
             obstacles,
         ) from error
+    return others
+
+
+def _convert(tf: Any, function: Any) -> None:
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([function])
+    Path("model.tflite").write_bytes(converter.convert())
+
+
+def _is_converted(tf: Any, function: Any) -> bool:
+    try:
+        _convert(tf, function)
+    except Exception:  # noqa: BLE001 - the converter has no type of errors that it means
+        return False
+    return True
+
+
+def _note(floats: Sequence[str]) -> list[str]:
+    if not floats:
+        return []
+    return [f"it computes in {', '.join(floats)}, and is imported in float32, TensorFlow Lite's only type"]
 
 
 def _operators(concrete: Any) -> set[str]:

@@ -25,11 +25,11 @@ REPLY = {
 }
 
 
-def keras(tmp_path: Path, outputs: object) -> str:
+def keras(tmp_path: Path, outputs: object, **reply: object) -> str:
     vectors = tmp_path / "vectors"
     vectors.mkdir()
     (vectors / "model.onnx").write_bytes(b"")
-    (vectors / "reply.json").write_text(json.dumps(REPLY))
+    (vectors / "reply.json").write_text(json.dumps({**REPLY, **reply}))
     (vectors / "model.tflite").write_bytes(write(network()))
     np.savez(vectors / "examples.npz", none=np.zeros(1))
     np.savez(vectors / "outputs.npz", output_0=np.asarray(outputs))
@@ -52,6 +52,21 @@ def test_a_model_is_imported_as_its_tflite_file(tmp_path: Path, kind: str) -> No
     assert model.reference is not None
     with pytest.raises(ParityError, match="against Keras 3"):  # it did not compute zeros
         check_import(model)
+
+
+@pytest.mark.parametrize(
+    ("floats", "limit"),
+    [((), 0.0), (["float64"], 0.0), (["float16"], 1e-2), (["float16", "bfloat16"], 5e-2), (["float1"], 0.0)],
+)
+def test_the_limit_is_that_of_the_type_that_keras_computes_in(
+    tmp_path: Path, floats: list[str], limit: float
+) -> None:
+    """The file in float32 does not show it."""
+    path = tmp_path / "m.keras"
+    path.write_bytes(b"PK\x03\x04")
+    model = load(path, python=keras(tmp_path, np.zeros((1, 5), np.float32), floats=floats))
+    assert model.reference is not None
+    assert model.reference.rounding == limit
 
 
 def test_another_file_with_the_suffix_is_refused(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from builder.importer.frameworks import keras_process
+from builder.importer.frameworks.keras_floats import other_floats
 from builder.importer.frameworks.keras_process import (
     _fixed,
     _output_names,
@@ -56,6 +58,38 @@ def test_names_of_outputs() -> None:
 def test_operators_that_tensorflow_lite_lacks() -> None:
     text = "Some ops are not supported ...\nTF Select ops: Erfc, SelfAdjointEigV2\nDetails: ..."
     assert [entry["operator"] for entry in _unknown_operators(text)] == ["tf.Erfc", "tf.SelfAdjointEigV2"]
+
+
+def graph(*nodes: tuple[str, dict[str, int]], inner: tuple[tuple[str, dict[str, int]], ...] = ()) -> Any:
+    """Return a graph as TensorFlow has it, with one function; each node an operator and its types."""
+
+    def made(operator: str, types: dict[str, int]) -> Any:
+        empty = SimpleNamespace(type=[])
+        return SimpleNamespace(
+            op=operator, attr={name: SimpleNamespace(type=t, list=empty) for name, t in types.items()}
+        )
+
+    functions = [SimpleNamespace(node_def=[made(*node) for node in inner])]
+    return SimpleNamespace(node=[made(*node) for node in nodes], library=SimpleNamespace(function=functions))
+
+
+FLOAT32, FLOAT64, INT32, UINT8, BFLOAT16, FLOAT16 = 1, 2, 3, 4, 14, 19
+
+
+def test_types_that_a_graph_computes_in() -> None:
+    assert other_floats(graph(("Mul", {"T": FLOAT32}), ("Cast", {"SrcT": INT32, "DstT": FLOAT32}))) == []
+    assert other_floats(graph(("Mul", {"T": FLOAT16}), inner=(("Add", {"T": BFLOAT16}),))) == [
+        "float16",
+        "bfloat16",
+    ]
+    assert other_floats(graph(("Cast", {"SrcT": UINT8, "DstT": FLOAT64}))) == ["float64"]
+    assert other_floats(graph(("Cast", {"SrcT": INT32, "DstT": FLOAT16}))) == ["float16"]
+
+
+def test_what_float32_would_change_by_more_than_rounding_stays() -> None:
+    """An integer that float32 cannot hold, such as a time in seconds, and bits of a number."""
+    assert other_floats(graph(("Mul", {"T": FLOAT64}), ("Cast", {"SrcT": INT32, "DstT": FLOAT64}))) == []
+    assert other_floats(graph(("Bitcast", {"T": FLOAT16, "type": 5}))) == []
 
 
 @pytest.mark.parametrize(
