@@ -154,6 +154,7 @@ def _exported(
             f"what it exported, got {len(graph.input)} and {len(graph.output)}",
             hint=f"report it to {framework.name}: its exporter gives other tensors than its model",
         )
+    outputs = tuple(f"{name}_out" if name in inputs else name for name in outputs)  # a name is one tensor's
     wanted = dict(zip([value.name for value in graph.input], inputs, strict=True))
     wanted |= dict(zip([value.name for value in graph.output], outputs, strict=True))
     rename(graph, wanted)

@@ -25,14 +25,14 @@ REPLY = {
 }
 
 
-def keras(tmp_path: Path, outputs: object, **reply: object) -> str:
+def keras(tmp_path: Path, computed: object, **reply: object) -> str:
     vectors = tmp_path / "vectors"
     vectors.mkdir()
     (vectors / "model.onnx").write_bytes(b"")
     (vectors / "reply.json").write_text(json.dumps({**REPLY, **reply}))
     (vectors / "model.tflite").write_bytes(write(network()))
     np.savez(vectors / "examples.npz", none=np.zeros(1))
-    np.savez(vectors / "outputs.npz", output_0=np.asarray(outputs))
+    np.savez(vectors / "outputs.npz", output_0=np.asarray(computed))
     copy = f"shutil.copyfile({str(vectors / 'model.tflite')!r}, 'model.tflite')"
     return stand_in(tmp_path, vectors, before=copy)
 
@@ -67,6 +67,14 @@ def test_the_limit_is_that_of_the_type_that_keras_computes_in(
     model = load(path, python=keras(tmp_path, np.zeros((1, 5), np.float32), floats=floats))
     assert model.reference is not None
     assert model.reference.rounding == limit
+
+
+def test_an_output_with_an_inputs_name_gets_another(tmp_path: Path) -> None:
+    """A signature of TensorFlow has names of arguments and of results, which may be the same."""
+    (tmp_path / "m.h5").write_bytes(b"\x89HDF\r\n\x1a\n")
+    python = keras(tmp_path, np.zeros((1, 5), np.float32), outputs=["image"])
+    model = load(tmp_path / "m.h5", python=python)
+    assert [spec.name for spec in (*model.inputs, *model.outputs)] == ["image", "image_out"]
 
 
 def test_another_file_with_the_suffix_is_refused(tmp_path: Path) -> None:
