@@ -19,7 +19,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -113,6 +112,8 @@ class _Parser(argparse.ArgumentParser):
 
     def fail(self, message: str, word: str, known: Sequence[str]) -> NoReturn:
         """Print an error with the known word that is most like `word`, and exit."""
+        from difflib import get_close_matches  # 0.2 MiB that a running agent need not keep
+
         close = get_close_matches(word[:_LONGEST_WORD], known, n=1)
         meant = f"did you mean {close[0]}? Otherwise see" if close else "see"
         _say("error", message)
