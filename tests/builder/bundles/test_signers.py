@@ -117,7 +117,7 @@ def test_signature_that_its_public_key_does_not_verify_is_refused(
         ("exec:", "expected a program behind exec:, got nothing"),
         ("exec:  ", "expected a program behind exec:, got nothing"),
         ("exec:sign 'it", "exec:sign 'it: expected words as a shell reads them: No closing quotation"),
-        ("exec:no-such-program", "no-such-program public-key: cannot be run: No such file or directory"),
+        ("exec:./no-such-program", "./no-such-program public-key: cannot be run: No such file or directory"),
         ("exec:/", "/ public-key: cannot be run: Permission denied"),
         ("exec:a\0b", "a\0b public-key: cannot be run: embedded null byte"),
         ("exec:true", "true public-key: expected a public key in PEM"),
