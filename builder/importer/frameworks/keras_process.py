@@ -16,10 +16,12 @@ import json
 import os
 import re
 import resource
+import runpy
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 MEMORY_BYTES: Final = 24 << 30
@@ -32,11 +34,7 @@ _SAVE: Final = (
 
 def beside(name: str) -> Any:
     """Import a file of this folder, which is not in the path of modules: its `keras.py` would hide Keras."""
-    spec = importlib.util.spec_from_file_location(f"_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name(f"{name}.py"))))
 
 
 class _RefusalError(Exception):

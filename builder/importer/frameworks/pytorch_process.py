@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import json
 import os
 import pickle
 import re
 import resource
+import runpy
 import sys
 import warnings
 import zipfile
@@ -55,11 +55,7 @@ _DEFAULTS: Final = {kind.__name__: kind for kind in (bool, dict, float, int, lis
 
 def beside(name: str) -> Any:
     """Import a file of this folder, which is not in the path of modules: its `keras.py` would hide Keras."""
-    spec = importlib.util.spec_from_file_location(f"_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name(f"{name}.py"))))
 
 
 class _RefusalError(Exception):
