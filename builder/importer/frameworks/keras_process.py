@@ -272,9 +272,11 @@ def _convert(tf: Any, function: Any) -> None:
 
 
 def _is_converted(tf: Any, function: Any) -> bool:
+    from tensorflow.lite.python.convert_phase import ConverterError
+
     try:
         _convert(tf, function)
-    except Exception:  # noqa: BLE001 - the converter has no type of errors that it means
+    except ConverterError:
         return False
     return True
 
