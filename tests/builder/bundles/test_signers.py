@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from builder.bundles.package import Package
 from builder.bundles.signers import open_signer
 from builder.errors import KeyFileError
 from tests.bundles import FILES, make_manifest
+from tests.needs import needed
 
 PAGE = Path(__file__).parents[3] / "docs" / "signing.md"
 _PROGRAM = """
@@ -129,8 +129,8 @@ def test_what_is_no_program_is_one_line(name: str, message: str) -> None:
     assert str(caught.value) == message
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_script_of_the_page_signs(tmp_path: Path) -> None:
+    needed("openssl")
     pair = key_files.generate(tmp_path / "keys")
     (text,) = re.findall(r"```sh\n(#!/bin/sh\n.*?)```", PAGE.read_text(), re.DOTALL)
     script = tmp_path / "sign-with-openssl"
