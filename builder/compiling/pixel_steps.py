@@ -6,9 +6,8 @@ preset that makes the numbers of an input. Leaves the arithmetic to the device's
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -28,6 +27,7 @@ _MOST_CUT_OFF: Final = 0.25
 _BYTES: Final = ("UINT8", "INT8")
 # Of a quantised input: ends this near are those of a picture's bytes, whatever a preset's last decimal.
 _SAME_STEPS: Final = 2
+_PLAIN: Final = Preprocess("", "RGB", None, "stretch", "bilinear", None, 1.0, (0.0,), (1.0,), "NCHW")
 
 
 def on_scale(declared: Preprocess, spec: TensorSpec, scales: EdgeScales, text: str) -> Preprocess:
@@ -84,29 +84,31 @@ def preset_for(spec: TensorSpec, quantised: Quantised | None, usual: str) -> str
         return "raw"
     low, high = _held(spec, quantised)
 
-    def distance(name: str) -> float:
-        made = _made(name)
-        return max(abs(made[0] - low), abs(made[1] - high)) / (made[1] - made[0])
+    def apart(name: str) -> float:
+        """How far the ends of what a preset makes are from those of what the input holds."""
+        least, greatest = _ends(_arithmetic(name))
+        return max(abs(least - low), abs(greatest - high)) / (greatest - least)
 
-    nearest = min(filter(None, (usual, "symmetric", "unit", "raw", "imagenet")), key=distance)
-    made = _made(nearest)
-    is_same = max(abs(made[0] - low), abs(made[1] - high)) <= _SAME_STEPS * quantised.scale
-    return "raw" if is_same and len(_fields(nearest)["mean"]) == 1 else nearest
-
-
-def _fields(name: str) -> Mapping[str, Any]:
-    return {"scale": 1.0, "mean": [0.0], "std": [1.0], **PICTURES[name.partition(",")[0]]}
+    nearest = min(filter(None, (usual, "symmetric", "unit", "raw", "imagenet")), key=apart)
+    declared = _arithmetic(nearest)
+    least, greatest = _ends(declared)
+    is_same = apart(nearest) * (greatest - least) <= _SAME_STEPS * quantised.scale
+    return "raw" if is_same and len(declared.mean) == 1 else nearest
 
 
-def _made(name: str) -> tuple[float, float]:
-    """Return the least and the greatest number that a preset makes of a pixel."""
-    fields = _fields(name)
-    ends = [
-        (pixel * fields["scale"] - mean) / std
-        for pixel in (0, 255)
-        for mean, std in zip(fields["mean"], fields["std"] * len(fields["mean"]), strict=False)
-    ]
-    return min(ends), max(ends)
+def _arithmetic(name: str) -> Preprocess:
+    """Return what a preset makes of pixels, without the rest of it."""
+    fields = PICTURES[name.partition(",")[0]]
+    mean, std = (
+        tuple(fields.get(key, default)) for key, default in (("mean", _PLAIN.mean), ("std", _PLAIN.std))
+    )
+    return replace(_PLAIN, scale=fields.get("scale", 1.0), mean=mean, std=std)
+
+
+def _ends(declared: Preprocess) -> tuple[float, float]:
+    """Return the least and the greatest number that a preprocess makes of a pixel."""
+    made = np.concatenate(channel_values(declared))
+    return float(made.min()), float(made.max())
 
 
 def _held(spec: TensorSpec, quantised: Quantised) -> tuple[float, float]:
@@ -132,10 +134,9 @@ def _check_levels(declared: Preprocess, spec: TensorSpec, quantised: Quantised |
 
 
 def _ranges(declared: Preprocess, spec: TensorSpec, quantised: Quantised | None) -> str:
-    made = np.concatenate(channel_values(declared))
+    least, greatest = _ends(declared)
     low, high = _held(spec, quantised or Quantised(spec.name, 1.0, 0))
     what = "whole numbers from " if quantised is None else ""
     return (
-        f"the preprocess makes {made.min():.3g} to {made.max():.3g}, "
-        f"the input holds {what}{low:.3g} to {high:.3g}"
+        f"the preprocess makes {least:.3g} to {greatest:.3g}, the input holds {what}{low:.3g} to {high:.3g}"
     )
