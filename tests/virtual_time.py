@@ -29,8 +29,11 @@ class _Selector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         events: list[tuple[selectors.SelectorKey, int]] = super().select(0)
-        while not events and calls_under_way():
-            events = super().select(0.001)
+        is_busy = not events
+        while is_busy and not events:
+            # Asked before the last look: a call wakes the loop before it is over.
+            is_busy = calls_under_way() > 0
+            events = super().select(0.001 if is_busy else 0)
         if events:
             return events
         if timeout is None:
