@@ -28,10 +28,10 @@ class _Selector(selectors.DefaultSelector):
         self.skipped_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        events: list[tuple[selectors.SelectorKey, int]] = super().select(0)
-        is_busy = not events
+        events: list[tuple[selectors.SelectorKey, int]] = []
+        is_busy = True
         while is_busy and not events:
-            # Asked before the last look: a call wakes the loop before it is over.
+            # Asked before looking: a call wakes the loop before it is over.
             is_busy = calls_under_way() > 0
             events = super().select(0.001 if is_busy else 0)
         if events:
